@@ -1,0 +1,12 @@
+"""Settings and fixtures that every test shares."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded source of randomness, new for every test."""
+    return torch.Generator().manual_seed(20251)
