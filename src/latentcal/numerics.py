@@ -1,0 +1,158 @@
+"""Log-space helpers, monotone inversion, gradients by implicit slopes, broadcasting of x against y."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOG_HALF = -math.log(2.0)
+
+
+def log1mexp(v: Tensor) -> Tensor:
+    """``log(1 - exp(v))`` for v <= 0, accurate at both ends; (...) -> (...).
+
+    Examples:
+        >>> log1mexp(torch.tensor([-1e-20, -40.0], dtype=torch.float64))
+        tensor([-4.6052e+01, -4.2484e-18], dtype=torch.float64)
+    """
+    # Near v = 0 the difference 1 - exp(v) cancels, so expm1; elsewhere exp(v) is small, so log1p.
+    near_zero = torch.log(-torch.expm1(torch.clamp(v, min=LOG_HALF)))
+    far = torch.log1p(-torch.exp(torch.clamp(v, max=LOG_HALF)))
+    return torch.where(v > LOG_HALF, near_zero, far)
+
+
+class _WithSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(point)
+        ctx.slope = slope
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (point,) = ctx.saved_tensors
+        (grad,) = grads
+        product = grad * ctx.slope(point)
+        # A point that does not matter (grad 0) stays without influence where the slope is infinite.
+        return torch.where(grad == 0, torch.zeros_like(product), product), None, None
+
+
+def with_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
+    """``value`` as an element-wise function of ``point`` whose derivative is ``slope(point)``.
+
+    For numbers that come out of an iteration (quantiles, incomplete gamma functions) and whose derivative is
+    known in closed form. The slope is evaluated only in the backward pass, by differentiable operations, so
+    higher derivatives work as well.
+
+    Args:
+        point: (...) argument.
+        value: (...) the function's value there; its own graph is ignored.
+        slope: (...) -> (...), the derivative at ``point``.
+    """
+    if not (torch.is_grad_enabled() and point.requires_grad):
+        return value
+    return _WithSlope.apply(point, value.detach(), slope)
+
+
+def with_own_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Like ``with_slope`` where the derivative is ``slope(point, value)``: it depends on the value as well.
+
+    So it does for quantiles (1 / density at the quantile) and for logs of probabilities (density over
+    probability). Inside of ``slope`` the value is a function of the point again, so second derivatives are
+    right, and it is not computed anew.
+    """
+    return with_slope(point, value, lambda point: slope(point, with_own_slope(point, value, slope)))
+
+
+def solve_increasing(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+    target: Tensor,
+    start: Tensor,
+    *,
+    step: float = 1.0,
+    resolution: float = 0.0,
+    max_iterations: int = 200,
+) -> Tensor:
+    """Point at which an increasing function reaches ``target``, (n,) -> (n,), by bracketed Newton steps.
+
+    Each point has a bracket of its own; a Newton step that would leave it, or that makes no progress, is
+    replaced by bisection, so the iteration cannot fail. It ends where a further step would change nothing that float64 can hold.
+
+    Args:
+        function: maps (m,) points and returns (m,) values, (m,) slopes f' and, if it knows them, (m,) bends
+            f'' / f' for Halley's steps, which are longer where Newton's fall short; it must cross the target.
+        target: (n,) finite values.
+        start: (n,) first guesses.
+        step: first step of the search for a bracket, doubled until the target is enclosed.
+        resolution: differences between points that do not matter, on top of the rounding of float64.
+        max_iterations: a bound that only a function that is not increasing can reach.
+
+    Raises:
+        RuntimeError: where no bracket or no solution is found.
+    """
+    eps = torch.finfo(start.dtype).eps
+    point = start.clone()
+    low = torch.full_like(point, -math.inf)
+    high = torch.full_like(point, math.inf)
+    width = torch.full_like(point, step)
+    last_move = torch.full_like(point, math.nan)  # of Newton's; NaN after a step of another kind
+    active = torch.arange(point.numel(), device=point.device)
+    for iteration in range(max_iterations):
+        if active.numel() == 0:
+            return point
+        here, goal = point[active], target[active]
+        value, slope, *bend = function(here)
+        gap = goal - value
+        step_to = gap / slope
+        for curvature in bend:
+            step_to = step_to / (1 + 0.5 * step_to * curvature).clamp(0.5, 2)
+        lo = torch.where(gap > 0, here, low[active])
+        hi = torch.where(gap < 0, here, high[active])
+        newton = here + step_to
+        move = (newton - here).abs()
+        open_end = torch.isinf(lo) | torch.isinf(hi)
+        # Without a bracket a Newton step is trusted up to the current search width, which then doubles.
+        reach = width[active]
+        by_newton = torch.where(open_end, move <= reach, (newton > lo) & (newton < hi))
+        last = last_move[active]
+        by_newton &= ~(move >= 0.5 * last)  # moves that do not shrink might never arrive
+        finest = 2 * eps * here.abs() + resolution
+        # Newton's error after moves m, m' is about m' (m' / m)^2, so the last move needs no confirmation.
+        converged = by_newton & (move * (move / last) ** 2 <= finest / 4)
+        # A tiny move is an arrival, unless it comes right after a step of the search for a bracket.
+        converged |= (move <= finest) & (~open_end | (by_newton & (~torch.isnan(last) | (iteration == 0))))
+        done = converged | (gap.abs() <= 2 * eps * goal.abs()) | (hi - lo <= finest)
+        fallback = torch.where(open_end, here + torch.sign(gap) * reach, lo + (hi - lo) / 2)
+        point[active] = torch.where(by_newton, newton, torch.where(done, here, fallback))
+        low[active], high[active] = lo, hi
+        last_move[active] = torch.where(by_newton, move, math.nan)
+        width[active] = torch.where(open_end, 2 * reach, reach)
+        active = active[~done]
+    if active.numel() == 0:
+        return point
+    raise RuntimeError(
+        f"{active.numel()} of {target.numel()} values could not be inverted in {max_iterations} steps "
+        f"(first target: {float(target[active[0]])}). The function is not increasing or never gets there."
+    )
+
+
+def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """x (..., p) and y (..., d) with their leading dims broadcast against each other.
+
+    Examples:
+        >>> x, y = broadcast_leading(torch.zeros(7, 3), torch.zeros(100, 7, 2))
+        >>> x.shape, y.shape
+        (torch.Size([100, 7, 3]), torch.Size([100, 7, 2]))
+    """
+    try:
+        leading = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
+            "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."
+        ) from None
+    return x.expand(*leading, x.shape[-1]), y.expand(*leading, y.shape[-1])

@@ -1,0 +1,91 @@
+"""The step function of the calibration norms: the law behind conformal regions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .law import RadiusLaw, as_float64, check_radii
+
+
+class EmpiricalRadius(RadiusLaw):
+    r"""Empirical law of n calibration norms and one more at infinity.
+
+    .. math:: F(l) = \frac{\#\{L_i \le l\}}{n + 1}, \qquad F^{-1}(q) = L_{(\lceil q (n + 1) \rceil)},
+
+    with :math:`F^{-1}(0) = 0` and infinity beyond the largest norm. The region
+    :math:`\{l \le F^{-1}(q)\}` is the split-conformal set of CONTRA and L-CP at coverage q. A step function
+    has no density, so ``log_prob`` and ``sample`` raise.
+
+    Args:
+        radii: (n,) calibration norms in any order.
+
+    Examples:
+        >>> law = EmpiricalRadius.fit(torch.arange(1.0, 100.0))
+        >>> law.icdf(torch.tensor([0.55, 0.999], dtype=torch.float64))
+        tensor([55., inf], dtype=torch.float64)
+    """
+
+    radii: Tensor
+
+    def __init__(self, radii: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("radii", torch.sort(check_radii(radii)[0]).values)
+
+    @classmethod
+    def fit(
+        cls,
+        radii: Tensor,
+        *,
+        reference: RadiusLaw | None = None,
+        x: Tensor | None = None,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> EmpiricalRadius:
+        """The empirical law of the radii, (n,); reference, x and generator are not needed."""
+        if weights is not None:
+            raise ValueError(
+                "EmpiricalRadius counts order statistics and takes no weights. "
+                "Fit StackedRadius or GammaKDE to weighted radii."
+            )
+        return cls(radii)
+
+    def cdf(self, r: Tensor) -> Tensor:
+        at_most = torch.searchsorted(self.radii, as_float64(r).contiguous(), right=True)
+        return at_most / (self.radii.numel() + 1.0)
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        return torch.log(self.cdf(r))
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        return torch.log1p(-self.cdf(r))
+
+    def icdf(self, u: Tensor) -> Tensor:
+        u = as_float64(u)
+        if not bool(((u >= 0) & (u <= 1)).all()):
+            raise ValueError("icdf takes probabilities in [0, 1].")
+        n = self.radii.numel()
+        # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
+        rank = torch.ceil(u * (n + 1) * (1 - 1e-14) - 1e-9).long()
+        padded = torch.cat([self.radii.new_zeros(1), self.radii, self.radii.new_full((1,), torch.inf)])
+        return padded[rank.clamp(0, n + 1)]
+
+    def icdf_log_cdf(self, v: Tensor) -> Tensor:
+        return self.icdf(torch.exp(as_float64(v)))
+
+    def icdf_log_sf(self, v: Tensor) -> Tensor:
+        return self.icdf(-torch.expm1(as_float64(v)))
+
+    def log_prob(self, r: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "EmpiricalRadius is a step function and has no density. "
+            "Use it for conformal regions; for log_prob recalibrate with StackedRadius.fit or GammaKDE.fit."
+        )
+
+    def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        raise NotImplementedError(
+            "EmpiricalRadius puts mass 1/(n + 1) at infinity and cannot be sampled. "
+            "Recalibrate with StackedRadius.fit or GammaKDE.fit to draw samples."
+        )
+
+    rsample = sample

@@ -1,0 +1,249 @@
+"""Coverage that holds for finite calibration sets: how far a law is from it, and laws that are held to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..numerics import solve_increasing
+from ..splines import UnitSpline, monotone_slopes
+from .law import RadiusLaw, as_float64, check_radii
+
+_FIRST_KNOTS = 1000
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    r"""What n calibration norms say about the coverage of the sets :math:`\{F(l) \le \alpha\}`.
+
+    Averaged over calibration sets, coverage is within :math:`\epsilon = (1 + \lambda) / (n + 1)` of
+    :math:`\alpha`, *if* :math:`\lambda` was bounded before the data were seen (``tighten``). Read off the
+    data, as here, it is a diagnostic. ``coverage_interval`` speaks of this one calibration set.
+
+    Attributes:
+        n: number of calibration norms.
+        lambda_: :math:`(n + 1) \max_i |F(L_{(i)}) - i / (n + 1)|`.
+    """
+
+    n: int
+    lambda_: float
+
+    @property
+    def epsilon(self) -> float:
+        """(1 + lambda) / (n + 1)."""
+        return (1 + self.lambda_) / (self.n + 1)
+
+    def coverage_interval(self, coverage: float = 0.9, confidence: float = 0.95) -> tuple[float, float]:
+        r"""Interval that holds the true coverage of :math:`\{l \le L_{(k)}\}`, k = ceil(coverage (n + 1)).
+
+        Given the calibration set, that coverage is a number; over calibration sets it follows
+        :math:`\mathrm{Beta}(k, n + 1 - k)`. Beyond the largest norm the set is everything: (1, 1).
+        """
+        from scipy.stats import beta
+
+        _check_probability("coverage", coverage)
+        _check_probability("confidence", confidence)
+        rank = math.ceil(coverage * (self.n + 1) - 1e-9)
+        if rank > self.n:
+            return 1.0, 1.0
+        tail = (1 - confidence) / 2
+        law = beta(rank, self.n + 1 - rank)
+        return float(law.ppf(tail)), float(law.ppf(1 - tail))
+
+    def __str__(self) -> str:
+        low, high = self.coverage_interval()
+        return (
+            f"n = {self.n}, lambda = {self.lambda_:.3g}, epsilon = {self.epsilon:.3g}; a 90 % region of this "
+            f"calibration set covers {low:.1%} to {high:.1%} (95 % of calibration sets)"
+        )
+
+
+def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
+    """How closely a law follows the order statistics of the calibration norms (n,) that it was fitted to.
+
+    Examples:
+        >>> from latentcal.radius import EmpiricalRadius
+        >>> radii = torch.arange(1.0, 100.0)
+        >>> guarantee(EmpiricalRadius(radii), radii).epsilon
+        0.01
+    """
+    radii = torch.sort(check_radii(radii)[0]).values
+    with torch.no_grad():
+        return Guarantee(radii.numel(), _lambda(law.cdf(radii)))
+
+
+def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
+    """Calibration points after which the coverage of this one set is within ``precision`` of the wanted one.
+
+    Examples:
+        >>> points_needed(0.05), points_needed(0.01)
+        (136, 3523)
+    """
+    _check_probability("precision", precision)
+
+    def precise(n: int) -> bool:
+        low, high = Guarantee(n, 0.0).coverage_interval(coverage, confidence)
+        return coverage - low <= precision and high - coverage <= precision and low < 1
+
+    enough = 2
+    while not precise(enough):
+        enough *= 2
+    low, high = enough // 2, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if precise(middle) else (middle, high)
+    return high
+
+
+class TightenedRadius(RadiusLaw):
+    r"""A smooth law pulled towards the order statistics of the calibration norms.
+
+    .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{law}
+
+    with G an increasing rational-quadratic spline of [0, 1] through chosen points
+    :math:`(F_\text{law}(L_{(i)}),\, i / (n + 1))`.
+
+    Args:
+        law: the smooth law.
+        widths, heights: (b,) positive bin sizes of G.
+        pull: w in [0, 1].
+    """
+
+    widths: Tensor
+    heights: Tensor
+
+    def __init__(self, law: RadiusLaw, widths: Tensor, heights: Tensor, pull: float) -> None:
+        super().__init__()
+        if not 0 <= pull <= 1:
+            raise ValueError(f"pull must lie in [0, 1], got {pull}.")
+        self.law, self.pull, self.upper = law, float(pull), law.upper
+        self.register_buffer("widths", as_float64(widths).detach())
+        self.register_buffer("heights", as_float64(heights).detach())
+        self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
+
+    def log_prob(self, r: Tensor) -> Tensor:
+        return self.law.log_prob(r) + self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        return self._map(self.law.log_cdf(r), self.law.log_sf(r))[0]
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        return self._map(self.law.log_cdf(r), self.law.log_sf(r))[1]
+
+    def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
+        log_slope = self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
+        return self.law.log_radial_density(r, dim) + log_slope
+
+    def _map(self, log_u: Tensor, log_complement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log F, log(1 - F) and the log slope of the map, from log u and log(1 - u)."""
+        shape = log_u.shape
+        log_u, log_complement = log_u.reshape(-1), log_complement.reshape(-1)
+        u, complement = torch.exp(log_u), torch.exp(log_complement)
+        v, v_complement, log_slope = self._spline(u, complement)
+        slope = (1 - self.pull) + self.pull * torch.exp(log_slope)
+        # Ratios to u carry on where u itself underflows: the spline is a straight line there.
+        below = torch.where(u > 1e-290, v / u.clamp(min=1e-300), self._spline.slopes[0])
+        above = torch.where(
+            complement > 1e-290, v_complement / complement.clamp(min=1e-300), self._spline.slopes[-1]
+        )
+        log_cdf = log_u + torch.log((1 - self.pull) + self.pull * below)
+        log_sf = log_complement + torch.log((1 - self.pull) + self.pull * above)
+        return (
+            log_cdf.clamp(max=0.0).reshape(shape),
+            log_sf.clamp(max=0.0).reshape(shape),
+            torch.log(slope).reshape(shape),
+        )
+
+    def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        # Invert the map in log-odds of the law's own probability, where both tails are straight lines.
+        def odds(logit: Tensor) -> tuple[Tensor, Tensor]:
+            low, high = torch.nn.functional.logsigmoid(logit), torch.nn.functional.logsigmoid(-logit)
+            mapped, mapped_high, log_slope = self._map(low, high)
+            return mapped - mapped_high, torch.exp(log_slope + low + high - mapped - mapped_high)
+
+        target = log_cdf - log_sf
+        logit = solve_increasing(odds, target, target.clone())
+        return self.law._quantile(
+            torch.nn.functional.logsigmoid(logit), torch.nn.functional.logsigmoid(-logit)
+        )
+
+    def _apply(self, fn, recurse: bool = True) -> RadiusLaw:  # type: ignore[no-untyped-def]
+        super()._apply(fn, recurse)
+        self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
+        return self
+
+
+def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
+    r"""A smooth law whose lambda on the calibration norms (n,) is at most ``max_lambda``, by the least pull.
+
+    Since the bound is fixed before the data are seen, coverage of every set :math:`\{F(l) \le \alpha\}`, averaged
+    over calibration sets, is within :math:`(1 + \lambda_\text{max}) / (n + 1)` of :math:`\alpha`.
+
+    Args:
+        law: the smooth law to start from; returned as it is where it is close enough already.
+        radii: (n,) the calibration norms.
+        max_lambda: the bound, in units of one order statistic.
+
+    Raises:
+        ValueError: where tied radii make the bound impossible: a continuous F has one value for m tied
+            norms, and the best it can do is (m - 1) / 2.
+    """
+    radii = torch.sort(check_radii(radii, upper=law.upper)[0]).values
+    n = radii.numel()
+    values, counts = torch.unique_consecutive(radii, return_counts=True)
+    counts = counts.to(torch.float64)
+    floor = (float(counts.max()) - 1) / 2
+    if max_lambda < floor or max_lambda < 0:
+        raise ValueError(
+            f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and a "
+            f"continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
+        )
+    with torch.no_grad():
+        smooth = law.cdf(radii)
+        if _lambda(smooth) <= max_lambda:
+            return law
+        levels = (torch.cumsum(counts, 0) - (counts - 1) / 2) / (n + 1)
+        knots = min(values.numel(), _FIRST_KNOTS)
+        while True:
+            chosen = torch.linspace(0, values.numel() - 1, knots, device=radii.device).round().long().unique()
+            tightened = _pulled(law, values[chosen], levels[chosen], pull=1.0)
+            if _lambda(tightened.cdf(radii)) <= max_lambda + 1e-6:  # of an order statistic: rounding
+                break
+            if knots == values.numel():
+                raise ValueError(
+                    f"max_lambda = {max_lambda:g} cannot be reached: neighbouring radii differ by less than the "
+                    f"law's distribution function can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
+                )
+            knots = min(4 * knots, values.numel())
+        low, high = 0.0, 1.0  # lambda is convex in the pull: the least one that suffices, by halving
+        for _ in range(40):
+            middle = (low + high) / 2
+            candidate = _pulled(law, values[chosen], levels[chosen], pull=middle)
+            enough = _lambda(candidate.cdf(radii)) <= max_lambda
+            low, high = (low, middle) if enough else (middle, high)
+        return _pulled(law, values[chosen], levels[chosen], pull=high)
+
+
+def _pulled(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
+    """The law pulled towards the given levels (b,) at radii (b,)."""
+    below, above = torch.exp(law.log_cdf(radii)), torch.exp(law.log_sf(radii))
+    # Differences between neighbours from the tail in which they are exact; no bin of width 0.
+    widths = torch.where(below[1:] < 0.5, below[1:] - below[:-1], above[:-1] - above[1:])
+    widths = torch.cat([below[:1], widths, above[-1:]]).clamp(min=1e-300)
+    heights = torch.cat([levels[:1], levels[1:] - levels[:-1], 1 - levels[-1:]])
+    return TightenedRadius(law, widths, heights, pull)
+
+
+def _lambda(cdf: Tensor) -> float:
+    """lambda of an ascending (n,) of values of F at the order statistics."""
+    n = cdf.numel()
+    ranks = torch.arange(1, n + 1, dtype=cdf.dtype, device=cdf.device)
+    return float(((n + 1) * cdf - ranks).abs().max())
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value}.")

@@ -1,0 +1,277 @@
+"""What a law of a latent norm is: density, distribution function and quantiles, in log space and float64."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..numerics import LOG_HALF, log1mexp, solve_increasing, with_own_slope
+
+# Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
+_BLOCK = 2**16
+
+
+class DiscreteOutputWarning(UserWarning):
+    """Many latent norms are tied: the outputs are probably discrete and have no density."""
+
+
+class RadiusLaw(nn.Module):
+    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; immutable, float64 inside.
+
+    A subclass gives ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow, and may
+    be overridden where a closed form exists. Constructor arguments are the whole state and are kept as
+    attributes of the same names, so a law can be saved and made again from them. Tensors are buffers, and
+    they stay float64 when the model around them is cast.
+
+    Every method takes radii of any shape and floating dtype and answers in float64.
+    """
+
+    upper: float = math.inf
+    """End of the support: infinity, or 1 on a ball, a cube or an interval."""
+
+    def log_prob(self, r: Tensor) -> Tensor:
+        """Log density at radii ``r``, (...) -> (...); -inf outside the support."""
+        raise NotImplementedError
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        """Log probability of a radius of at most ``r``, (...) -> (...), accurate in the lower tail."""
+        raise NotImplementedError
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        """Log probability of a radius above ``r``, (...) -> (...), accurate in the upper tail."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """``log_cdf`` and ``log_sf`` at once, (...) -> (...), (...), without a graph."""
+        return self.log_cdf(r), self.log_sf(r)
+
+    def cdf(self, r: Tensor) -> Tensor:
+        """Probability of a radius of at most ``r``, (...) -> (...)."""
+        return torch.exp(self.log_cdf(r))
+
+    def icdf(self, u: Tensor) -> Tensor:
+        """Radius below which a share ``u`` lies, (...) -> (...); at u = 0 and 1 the ends of the support."""
+        u = as_float64(u)
+        if not bool(((u >= 0) & (u <= 1)).all()):
+            raise ValueError(f"icdf takes probabilities in [0, 1], got values in {_range_of(u)}.")
+        return self._differentiable_quantile(
+            u, torch.log(u), torch.log1p(-u), lambda r, _: torch.exp(-self.log_prob(r))
+        )
+
+    def icdf_log_cdf(self, v: Tensor) -> Tensor:
+        """Radius whose ``log_cdf`` is ``v`` <= 0, (...) -> (...): the way to address the far lower tail."""
+        v = _check_log_probability(as_float64(v), "icdf_log_cdf")
+        return self._differentiable_quantile(v, v, log1mexp(v), lambda r, v: torch.exp(v - self.log_prob(r)))
+
+    def icdf_log_sf(self, v: Tensor) -> Tensor:
+        """Radius whose ``log_sf`` is ``v`` <= 0, (...) -> (...): the way to address the far upper tail."""
+        v = _check_log_probability(as_float64(v), "icdf_log_sf")
+        return self._differentiable_quantile(v, log1mexp(v), v, lambda r, v: -torch.exp(v - self.log_prob(r)))
+
+    @torch.no_grad()
+    def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        """Radius of given ``log_cdf`` and ``log_sf``, (...), (...) -> (...), without a graph.
+
+        Each is read where it is small, so both tails are addressed at once. All other quantiles come from
+        here: a law with parameters of the shape of its radii (at given x) overrides this one method.
+        """
+        flat_cdf, flat_sf = as_float64(log_cdf).reshape(-1), as_float64(log_sf).reshape(-1)
+        r = torch.where(torch.isneginf(flat_cdf), 0.0, self.upper).to(flat_cdf)
+        inner = ~torch.isneginf(flat_cdf) & ~torch.isneginf(flat_sf)
+        if bool(inner.any()):
+            blocks = zip(flat_cdf[inner].split(_BLOCK), flat_sf[inner].split(_BLOCK), strict=True)
+            r[inner] = torch.cat([self._quantile(*block) for block in blocks])
+        return r.reshape(log_cdf.shape)
+
+    def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Radii drawn from the law, of the given shape."""
+        with torch.no_grad():
+            return self.icdf(self._uniform(shape, generator))
+
+    def rsample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        r"""Radii whose derivative by the law's own parameters is right, by implicit differentiation.
+
+        .. math:: F_\theta(r) = u \;\Rightarrow\; \partial_\theta r = -\partial_\theta F_\theta / f_\theta(r)
+        """
+        u = self._uniform(shape, generator)
+        with torch.no_grad():
+            r = self.icdf(u)
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            return r
+        excess = self.cdf(r)
+        return r - (excess - excess.detach()) * torch.exp(-self.log_prob(r)).detach()
+
+    def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
+        r"""``log f(r) - (dim - 1) log r``, (...) -> (...): the log density of z up to the norm's constant.
+
+        Laws that know their limit at r = 0 override this; the others are evaluated no closer to the origin
+        than :math:`10^{-100}`, so that the answer is large or small but never NaN.
+        """
+        r = as_float64(r).clamp(min=1e-100)
+        return self.log_prob(r) - (dim - 1) * torch.log(r)
+
+    def given(self, x: Tensor | None) -> RadiusLaw:
+        """The law at features x, (..., p): itself, unless the law depends on x."""
+        return self
+
+    def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        """Radii (n,) from both log probabilities (n,), each accurate where it is small; none at an end."""
+        lower_half = log_cdf <= LOG_HALF
+        log_r = torch.empty_like(log_cdf)
+        for half, target, sign, tail in (
+            (lower_half, log_cdf, 1.0, self.log_cdf),
+            (~lower_half, -log_sf, -1.0, self.log_sf),
+        ):
+            if bool(half.any()):
+                wanted = target[half]
+                log_r[half] = solve_increasing(
+                    self._tail_in_log_r(tail, sign),
+                    wanted,
+                    self._log_start(wanted, sign > 0),
+                    step=0.5,
+                    resolution=4e-16,
+                )
+        return torch.exp(log_r).clamp(max=self.upper)
+
+    def _tail_in_log_r(
+        self, tail: Callable[[Tensor], Tensor], sign: float
+    ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        # In log r the lower tail log F ~ a log r is a straight line, so Newton needs few steps.
+        def value_and_slope(log_r: Tensor) -> tuple[Tensor, ...]:
+            r = torch.exp(log_r)
+            value = tail(r)
+            slope = torch.exp(self.log_prob(r) - value + log_r)
+            elasticity = self._elasticity(r)
+            if elasticity is None:
+                return sign * value, slope
+            return sign * value, slope, 1 + elasticity - sign * slope
+
+        return value_and_slope
+
+    def _elasticity(self, r: Tensor) -> Tensor | None:
+        """``r (log f)'(r)``, (n,) -> (n,), where the law knows it: it shortens the search for quantiles."""
+        return None
+
+    def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
+        """First guesses of log r for the search of quantiles."""
+        return torch.zeros_like(target) if math.isinf(self.upper) else torch.full_like(target, -1e-3)
+
+    def _differentiable_quantile(
+        self,
+        argument: Tensor,
+        log_cdf: Tensor,
+        log_sf: Tensor,
+        slope: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        r = self.icdf_log_tails(log_cdf, log_sf)
+        return with_own_slope(argument, r, lambda point, r: slope(r, point))
+
+    def _uniform(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        device = generator.device if generator is not None else self._device()
+        return torch.rand(shape, dtype=torch.float64, generator=generator, device=device).to(self._device())
+
+    def _device(self) -> torch.device:
+        for tensor in (*self.buffers(), *self.parameters()):
+            return tensor.device
+        return torch.device("cpu")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RadiusLaw:
+        # model.float() or model.half() must not round the law: follow the device, keep float64.
+        def keep_float64(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype != tensor.dtype else moved
+
+        super()._apply(keep_float64, recurse)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")
+
+
+def as_float64(values: Tensor) -> Tensor:
+    """``values`` as a float64 tensor, (...) -> (...); numbers and numpy arrays are taken as well."""
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def check_radii(
+    radii: Tensor, weights: Tensor | None = None, *, upper: float = math.inf
+) -> tuple[Tensor, Tensor]:
+    """Radii (n,) and weights (n,) of mean 1 that a law can be fitted to, as float64 without a graph.
+
+    Raises:
+        ValueError: where a radius is NaN, infinite, negative or beyond the support, where none is positive,
+            or where the weights are not finite, not negative and not all zero.
+    """
+    radii = as_float64(radii).detach().reshape(-1)
+    if radii.numel() == 0:
+        raise ValueError("No radii to fit a law to: the calibration set is empty.")
+    for bad, what, hint in (
+        (
+            torch.isnan(radii),
+            "NaN",
+            "The flow's encode does not give numbers there; look at those rows of y.",
+        ),
+        (torch.isinf(radii), "infinite", "The flow's encode overflows there; drop or clip those rows of y."),
+        (radii < 0, "negative", "A radius is a norm and cannot be negative."),
+        (radii > upper * (1 + 1e-6), f"beyond {upper:g}", "The base law ends there: is it the right one?"),
+    ):
+        if bool(bad.any()):
+            raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
+    if not bool((radii > 0).any()):
+        raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
+    if weights is None:
+        return radii.clamp(max=upper), torch.ones_like(radii)
+    weights = as_float64(weights).detach().reshape(-1).to(radii.device)
+    if weights.numel() != radii.numel():
+        raise ValueError(f"{weights.numel()} weights for {radii.numel()} radii; give one weight a radius.")
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
+        raise ValueError("Weights must be finite, not negative and not all 0.")
+    return radii.clamp(max=upper), weights / weights.mean()
+
+
+def normalized(weights: Tensor) -> Tensor:
+    """Weights (k,) that sum to 1; those that do so already stay as they are to the last bit."""
+    total = weights.sum()
+    return weights if abs(float(total) - 1) < 1e-12 else weights / total
+
+
+def tied_share(radii: Tensor) -> float:
+    """Share of the radii (n,) that equal another one; 0 for a continuous output.
+
+    Examples:
+        >>> tied_share(torch.tensor([1.0, 2.0, 2.0, 3.0]))
+        0.5
+    """
+    _, counts = torch.unique(radii, return_counts=True)
+    return float(counts[counts > 1].sum()) / max(radii.numel(), 1)
+
+
+def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
+    """Warn where more than ``limit`` of the radii are tied."""
+    share = tied_share(radii)
+    if share > limit:
+        warnings.warn(
+            f"{share:.0%} of the {radii.numel()} latent norms are tied. The outputs are probably discrete: "
+            "densities then depend on how sharply a law may peak. Dequantise y (add uniform noise of one "
+            "step) or use EmpiricalRadius, which needs no density.",
+            DiscreteOutputWarning,
+            stacklevel=3,
+        )
+
+
+def _check_log_probability(v: Tensor, name: str) -> Tensor:
+    if not bool((v <= 0).all()):
+        raise ValueError(f"{name} takes log-probabilities <= 0, got values in {_range_of(v)}.")
+    return v
+
+
+def _range_of(values: Tensor) -> str:
+    if bool(torch.isnan(values).any()):
+        return f"{int(torch.isnan(values).sum())} NaN of {values.numel()} values"
+    return f"[{float(values.min())}, {float(values.max())}]"

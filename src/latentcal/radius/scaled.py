@@ -1,0 +1,185 @@
+"""The reference law under r -> a r^b: two numbers, for calibration sets of a few dozen points."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
+
+_OUTLIER_SHARE = 0.01
+_LARGEST_LOG_POWER = math.log(20.0)
+
+
+class ScaledRadius(RadiusLaw):
+    r"""Law of :math:`a R^b` for R from the reference law.
+
+    .. math:: F(r) = F_\text{ref}\big((r / a)^{1/b}\big), \qquad
+              f(r) = f_\text{ref}(s)\, \frac{s}{b\, r}, \quad s = (r / a)^{1/b}.
+
+    With b = 1 this only stretches the radius and the latent density at the origin stays finite. With another
+    power it does not: f(r) / r^(d-1) is 0 or infinite there.
+
+    Args:
+        reference: law of R. On a bounded support only a = 1 keeps the support.
+        scale: a > 0.
+        power: b > 0.
+    """
+
+    def __init__(self, reference: RadiusLaw, scale: float = 1.0, power: float = 1.0) -> None:
+        super().__init__()
+        for name, value in (("scale", scale), ("power", power)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}.")
+        if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
+            raise ValueError(
+                f"A law on [0, {reference.upper:g}] keeps its support only under r -> r^b on [0, 1]; "
+                f"got scale {scale}."
+            )
+        self.reference, self.scale, self.power = reference, float(scale), float(power)
+        self.upper = reference.upper
+
+    @classmethod
+    def fit(
+        cls,
+        radii: Tensor,
+        *,
+        reference: RadiusLaw | None = None,
+        x: Tensor | None = None,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        power: bool = True,
+    ) -> ScaledRadius:
+        r"""Robust maximum likelihood for radii (n,).
+
+        :math:`\log r` follows a location-scale family, fitted with one per cent of the points allowed to come
+        from a wide Cauchy law instead: one outlier does not move the fit. A normal prior on log b (deviation 1)
+        and the bounds 1/20 <= b <= 20 keep n = 2 or equal radii from collapsing to a point.
+
+        Args:
+            radii: (n,) calibration norms.
+            reference: law to scale.
+            x: not needed.
+            weights: (n,) of the radii.
+            generator: not needed.
+            power: whether b is fitted; else it is 1.
+        """
+        if reference is None:
+            raise ValueError("ScaledRadius.fit needs the law to scale: reference=flow.base.radius.")
+        radii, weights = check_radii(radii, weights, upper=reference.upper)
+        warn_if_tied(radii)
+        scale, exponent = fit_scale_power(radii, weights[None, :], reference, power=power)
+        return cls(reference, float(scale[0]), float(exponent[0]))
+
+    def log_prob(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        if self.power == 1:
+            return self.reference.log_prob(r / self.scale) - math.log(self.scale)
+        log_r = torch.log(r.clamp(min=1e-300))
+        log_s = (log_r - math.log(self.scale)) / self.power
+        log_density = self.reference.log_prob(torch.exp(log_s)) + log_s - log_r - math.log(self.power)
+        return log_density.masked_fill((r < 0) | torch.isinf(r), -math.inf)
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        return self.reference.log_cdf(self._unscaled(r))
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        return self.reference.log_sf(self._unscaled(r))
+
+    def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self.reference.log_tails(self._unscaled(r))
+
+    def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
+        if self.power == 1:
+            inner = self.reference.log_radial_density(as_float64(r) / self.scale, dim)
+            return inner - dim * math.log(self.scale)
+        return super().log_radial_density(r, dim)
+
+    def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        return self.scale * self.reference._quantile(log_cdf, log_sf) ** self.power
+
+    def _unscaled(self, r: Tensor) -> Tensor:
+        return (as_float64(r).clamp(min=0) / self.scale) ** (1 / self.power)
+
+
+def fit_scale_power(
+    radii: Tensor, weights: Tensor, reference: RadiusLaw, *, power: bool
+) -> tuple[Tensor, Tensor]:
+    """Robust scales a (f,) and powers b (f,) for radii (k,) under several sets of weights (f, k)."""
+    sets = weights.shape[0]
+    if math.isfinite(reference.upper) and not power:
+        return radii.new_ones(sets), radii.new_ones(sets)
+    smallest = radii[radii > 0].min()
+    y = torch.log(torch.where(radii > 0, radii, 1e-3 * smallest))
+    quartiles = reference.icdf(y.new_tensor([0.25, 0.5, 0.75])).log()
+    center, spread = _weighted_quartiles(y, weights.sum(0))
+    wide = 5 * max(spread, float(quartiles[2] - quartiles[0]))
+    log_outlier = math.log(_OUTLIER_SHARE / (math.pi * wide)) - torch.log1p(((y - center) / wide) ** 2)
+    lowest = float(reference.icdf_log_cdf(y.new_tensor(-500.0)).log())
+    highest = float(reference.icdf_log_sf(y.new_tensor(-500.0)).log())
+
+    def likelihood(theta: Tensor) -> Tensor:
+        location, log_power = theta[:, :1], theta[:, 1:]
+        # Beyond the ends the outlier law has taken over; the clamp keeps exp(u) and its slope finite.
+        u = ((y - location) * torch.exp(-log_power)).clamp(lowest, highest)
+        inlier = reference.log_prob(torch.exp(u)) + u - log_power + math.log1p(-_OUTLIER_SHARE)
+        return (weights * torch.logaddexp(inlier, log_outlier)).sum(1) - 0.5 * log_power[:, 0] ** 2
+
+    start = torch.zeros(sets, 2, dtype=torch.float64, device=y.device)
+    bounded = math.isfinite(reference.upper)
+    if power:
+        ratio = spread / float(quartiles[2] - quartiles[0])
+        start[:, 1] = math.log(min(max(ratio, 0.1), 10.0))
+    if not bounded:
+        start[:, 0] = center - torch.exp(start[:, 1]) * float(quartiles[1])
+    theta = _ascend(likelihood, start, free=torch.tensor([not bounded, power], device=y.device))
+    return torch.exp(theta[:, 0]), torch.exp(theta[:, 1])
+
+
+def _ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    """Maxima (f, 2) of f functions at once, by Newton steps damped until each goes uphill."""
+    damping = torch.full_like(theta[:, 0], 1e-3)
+    value, gradient, hessian = _derivatives(likelihood, theta, free)
+    for _ in range(60):
+        scale = hessian.diagonal(dim1=1, dim2=2).abs().clamp(min=1e-8)
+        # Levenberg's damping: with an indefinite Hessian it grows until the step is a short way uphill.
+        system = -hessian + torch.diag_embed(damping[:, None] * scale)
+        eigenvalues, vectors = torch.linalg.eigh(system)
+        eigenvalues = eigenvalues.clamp(min=1e-6 * scale.amax(1, keepdim=True))
+        step = (vectors @ ((vectors.mT @ gradient[..., None]) / eigenvalues[..., None]))[..., 0] * free
+        candidate = theta + step.clamp(-2, 2)
+        candidate[:, 1] = candidate[:, 1].clamp(-_LARGEST_LOG_POWER, _LARGEST_LOG_POWER)
+        new_value, new_gradient, new_hessian = _derivatives(likelihood, candidate, free)
+        better = new_value >= value
+        moved = (candidate - theta).abs().amax(1)
+        theta = torch.where(better[:, None], candidate, theta)
+        gradient = torch.where(better[:, None], new_gradient, gradient)
+        hessian = torch.where(better[:, None, None], new_hessian, hessian)
+        value = torch.where(better, new_value, value)
+        damping = torch.where(better, damping / 5, damping * 10).clamp(1e-9, 1e9)
+        if bool(((moved < 1e-9) | (damping >= 1e8)).all()):
+            break
+    return theta
+
+
+def _derivatives(likelihood, theta: Tensor, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_()
+        value = likelihood(theta)
+        (gradient,) = torch.autograd.grad(value.sum(), theta, create_graph=True)
+        rows = [torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0] for i in range(2)]
+    hessian = torch.stack(rows, 1) * free[:, None] * free
+    fixed = torch.diag((~free).to(theta))
+    return value.detach(), gradient.detach() * free, hessian.detach() - fixed
+
+
+def _weighted_quartiles(y: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Median and interquartile range of y (k,) under weights (k,)."""
+    y, order = torch.sort(y)
+    mass = (torch.cumsum(weights[order], 0) - weights[order] / 2) / weights.sum()
+    low, middle, high = (
+        float(y[int((mass < level).sum().clamp(max=y.numel() - 1))]) for level in (0.25, 0.5, 0.75)
+    )
+    return middle, high - low

@@ -1,0 +1,187 @@
+"""The default law: a mixture that contains the model's own law, so that recalibration does no harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..numerics import solve_increasing
+from .folds import FoldedRadii, effective_size
+from .gamma_kde import MAX_KERNELS, GammaKDE, choose_rate, cube_roots
+from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
+from .scaled import ScaledRadius, fit_scale_power
+from .tabulated import TabulatedLaw
+
+_MAX_NODES = 512
+_LARGEST_CORE = 2.0  # times the level
+
+
+class StackedRadius(TabulatedLaw):
+    r"""Mixture of laws, with the shape of one of them in the core around the origin.
+
+    .. math:: f(r) \propto \begin{cases} \sum_k w_k f_k(r) & r \ge r_0 \\
+              c\, f_\text{core}(r) & r < r_0 \end{cases}
+              \qquad \sum_k w_k F_k(r_0) = \text{level},
+
+    with c such that the density is continuous at :math:`r_0`. Near the origin data are silent and the latent
+    density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there, a power map a pole; only a law
+    with the reference's own behaviour is right.
+
+    Args:
+        parts: the laws :math:`f_k`, all on the same support.
+        weights: (k,) not negative; they are divided by their sum.
+        core: law whose shape holds below :math:`r_0`.
+        level: probability of the mixture below :math:`r_0`.
+    """
+
+    weights: Tensor
+
+    def __init__(self, parts: Sequence[RadiusLaw], weights: Tensor, core: RadiusLaw, level: float) -> None:
+        super().__init__()
+        weights = as_float64(weights).detach().reshape(-1)
+        if len(parts) == 0 or len(parts) != weights.numel():
+            raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
+        if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
+            raise ValueError("weights must not be negative and not all 0.")
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level}.")
+        self.parts, self.core, self.level = nn.ModuleList(parts), core, float(level)
+        self.upper = core.upper
+        self.register_buffer("weights", normalized(weights))
+
+    @classmethod
+    def fit(
+        cls,
+        radii: Tensor,
+        *,
+        reference: RadiusLaw | None = None,
+        x: Tensor | None = None,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> StackedRadius:
+        r"""Stack of {reference, scaled, scaled with power, gamma KDE} for radii (n,).
+
+        The weights maximise the ten-fold held-out likelihood and are then drawn towards equality so far that
+        each is at least 1 / (K (n + 1)): no point can lose more than log(K (n + 1)) against the reference. The
+        core below the 1 / (n + 1) quantile has the shape of the scaled reference.
+
+        Args:
+            radii: (n,) calibration norms.
+            reference: the law that the model assumes.
+            x: not needed.
+            weights: (n,) of the radii.
+            generator: not needed.
+        """
+        if reference is None:
+            raise ValueError("StackedRadius.fit needs the law that the model assumes: reference=flow.base.radius.")
+        radii, weights = check_radii(radii, weights, upper=reference.upper)
+        warn_if_tied(radii)
+        t = cube_roots(radii)
+        folded = FoldedRadii.of(t, weights, max_nodes=_MAX_NODES)
+        rate, kde = choose_rate(folded, extend=True, upper=reference.upper)
+        nodes = folded.nodes**3
+        # Folds first, then all radii: one batch of fits.
+        training = torch.cat([folded.training, folded.total[None]])
+        held_out, scaled = [reference.log_prob(nodes).expand_as(folded.weights)], []
+        for power in (False, True):
+            scales, powers = fit_scale_power(nodes, training, reference, power=power)
+            laws = [ScaledRadius(reference, float(a), float(b)) for a, b in zip(scales, powers, strict=True)]
+            held_out.append(torch.stack([law.log_prob(nodes) for law in laws[:-1]]))
+            scaled.append(laws[-1])
+        held_out.append(kde - torch.log(3 * folded.nodes**2))
+        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
+        parts = [reference, *scaled, GammaKDE(kernels.nodes, rate, kernels.total, reference.upper)]
+        n = effective_size(weights)
+        best = mixture_weights(torch.stack(held_out), folded.weights)
+        return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=1 / (n + 1))
+
+    def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
+        r = as_float64(r)
+        radius, log_factor = self._core_end()
+        inner = self.core.log_radial_density(r, dim) + log_factor - self.table.log_total
+        return torch.where(r < radius, inner, super().log_radial_density(r.clamp(min=radius), dim))
+
+    def _log_density(self, t: Tensor) -> Tensor:
+        r = t**3
+        radius, log_factor = self._core_end()
+        log_density = torch.where(r < radius, self.core.log_prob(r) + log_factor, self._mixture("log_prob", r))
+        return log_density + math.log(3) + 2 * torch.log(t)
+
+    def _log_mass_below(self, t: Tensor) -> Tensor:
+        return self.core.log_cdf(t**3) + self._core_end()[1]
+
+    def _log_mass_above(self, t: Tensor) -> Tensor:
+        return self._mixture("log_sf", t**3)
+
+    def _span(self) -> tuple[float, float]:
+        far = self._scalar(-65.0)
+        ends = [
+            part.table.high if isinstance(part, TabulatedLaw) else float(part.icdf_log_sf(far)) ** (1 / 3)
+            for part in self.parts
+        ]
+        return self._core_end()[0] ** (1 / 3), max(ends)
+
+    def _mixture(self, name: str, r: Tensor) -> Tensor:
+        values = torch.stack([getattr(part, name)(r) for part in self.parts])
+        return torch.logsumexp(values + torch.log(self.weights)[:, None], 0)
+
+    def _core_end(self) -> tuple[float, float]:
+        """The core's end r_0 and log c."""
+        if self._core is None:
+            with torch.no_grad():
+                self._core = self._find_core_end()
+        return self._core
+
+    _core: tuple[float, float] | None = None
+
+    def _find_core_end(self) -> tuple[float, float]:
+        level = self._scalar(math.log(self.level))
+
+        def mixture_in_log_r(log_r: Tensor) -> tuple[Tensor, Tensor]:
+            value = self._mixture("log_cdf", torch.exp(log_r))
+            return value, torch.exp(self._mixture("log_prob", torch.exp(log_r)) - value + log_r)
+
+        quantiles = [float(part.icdf_log_cdf(level)) for part in self.parts]
+        start = self._scalar(math.log(max(quantiles)))
+        end = torch.exp(solve_increasing(mixture_in_log_r, level, start, step=0.1))
+        end = self._retreat(end, float(level) + math.log(_LARGEST_CORE))
+        return float(end), float(self._mixture("log_prob", end) - self.core.log_prob(end))
+
+    def _retreat(self, end: Tensor, log_limit: float) -> Tensor:
+        """The largest radius up to ``end`` at which the glued core has at most this log mass, (1,) -> (1,)."""
+
+        def too_heavy(r: Tensor) -> Tensor:
+            return self._mixture("log_prob", r) - self.core.log_prob(r) + self.core.log_cdf(r) > log_limit
+
+        low = end
+        if bool(too_heavy(end)):
+            high, low = end, end * math.exp(-50)
+            for _ in range(8):
+                r = torch.exp(torch.linspace(float(high.log()), float(low.log()), 50).to(end))
+                heavy = too_heavy(r)
+                first = int(torch.cummin(heavy.long(), 0).values.sum().clamp(1, r.numel() - 1))
+                high, low = r[first - 1 : first], r[first : first + 1]
+        return low
+
+
+def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
+    """Weights (k,) of the mixture with the highest likelihood, for log densities (k, ...) and counts (...).
+
+    By EM: each step raises the likelihood, which is concave in the weights.
+    """
+    kept = counts.reshape(-1) > 0
+    logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]
+    counts = counts.reshape(-1)[kept]
+    density = torch.exp(logs - logs.amax(0))
+    weights = density.new_full((density.shape[0],), 1 / density.shape[0])
+    share = counts / counts.sum()
+    for _ in range(steps):
+        # density / mixture averaged over the points is the gradient; at the optimum it is at most 1 everywhere.
+        gradient = density @ (share / (weights @ density))
+        if float(gradient.max()) < 1 + 1e-6:
+            break
+        weights = weights * gradient
+    return weights / weights.sum()

@@ -1,0 +1,177 @@
+import math
+
+import pytest
+import torch
+
+from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaKDE, ScaledRadius, StudentRadius
+from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots
+
+SHAPES = {
+    "chi": lambda n, g: Chi(2).sample((n,), g),
+    "scaled": lambda n, g: 1.3 * Chi(16).sample((n,), g),
+    "heavy-tailed": lambda n, g: StudentRadius(2, 3.0).sample((n,), g),
+    "bimodal": lambda n, g: torch.where(
+        torch.rand(n, generator=g) < 0.5, 0.5 * Chi(4).sample((n,), g), 3 * Chi(4).sample((n,), g)
+    ),
+}
+
+
+def kernel_densities(t: torch.Tensor, centers: torch.Tensor, rate: float) -> torch.Tensor:
+    """Log densities (m, k) straight from torch's gamma law: the definition, without any rearrangement."""
+    return torch.distributions.Gamma(centers * rate, torch.full_like(centers, rate)).log_prob(t[:, None])
+
+
+def rate_by_definition(radii: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The grid rate of the highest ten-fold likelihood, every pair of points, every rate; and all scores."""
+    t = radii.pow(1 / 3)
+    n = t.numel()
+    fold = torch.repeat_interleave(
+        torch.arange(10), torch.tensor([n // 10 + (i < n % 10) for i in range(10)])
+    )
+    own = fold[:, None] == fold
+    trained_on = n - torch.bincount(fold)[fold]
+    scores = []
+    for rate in PAPER_GRID:
+        logs = kernel_densities(t, t, rate).masked_fill(own, -math.inf)
+        scores.append(float((torch.logsumexp(logs, 1) - torch.log(trained_on)).sum()))
+    best = max(range(100), key=scores.__getitem__)
+    return PAPER_GRID[best], torch.tensor(scores, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [20, 97, 256])
+def test_up_to_256_radii_the_rate_is_that_of_the_definition(shape, n, generator):
+    radii = SHAPES[shape](n, generator)
+    assert GammaKDE.fit(radii, rates="paper").rate == rate_by_definition(radii)[0]
+
+
+def held_out_gap(n: int, seeds: range) -> tuple[float, float]:
+    """Share of seeds with the definition's rate and the largest loss of held-out likelihood in nats."""
+    same, worst = [], 0.0
+    for seed in seeds:
+        draw = SHAPES[list(SHAPES)[seed % 4]]
+        generator = torch.Generator().manual_seed(seed)
+        radii, fresh = draw(n, generator), draw(5000, generator)
+        exact_rate, _ = rate_by_definition(radii)
+        law = GammaKDE.fit(radii, rates="paper")
+        same.append(law.rate == exact_rate)
+        exact = GammaKDE(cube_roots(radii), exact_rate)
+        worst = max(worst, abs(float((law.log_prob(fresh) - exact.log_prob(fresh)).mean())))
+    return sum(same) / len(same), worst
+
+
+def test_binned_radii_choose_the_rate_of_the_definition():
+    share, worst = held_out_gap(300, range(40))
+    assert share >= 0.95
+    assert worst < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1000, 2000])
+def test_many_binned_radii_choose_the_rate_of_the_definition(n):
+    share, worst = held_out_gap(n, range(40))
+    assert share >= 0.95
+    assert worst < 1e-3
+
+
+def test_the_law_is_the_weighted_mixture_that_it_says_it_is(generator):
+    centers = 0.5 + torch.rand(30, generator=generator, dtype=torch.float64)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64)
+    law = GammaKDE(centers, rate=400.0, weights=weights)
+    r = torch.linspace(0.05, 5, 300, dtype=torch.float64)
+    t = r.pow(1 / 3)
+    log_mixture = torch.logsumexp(kernel_densities(t, centers, 400.0) + torch.log(weights / weights.sum()), 1)
+    expected = log_mixture - math.log(3) - 2 * torch.log(t)
+    torch.testing.assert_close(law.log_prob(r), expected, rtol=0, atol=1e-9)
+    cdf = torch.special.gammainc(centers * 400, 400 * t[:, None]) @ (weights / weights.sum())
+    torch.testing.assert_close(law.cdf(r), cdf, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_norms_like_those_of_large_images_get_the_best_rate_beyond_the_grid(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def norms(n: int) -> torch.Tensor:
+        return 443 + 0.7 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+    radii, fresh = norms(1000), norms(20000)
+    law = GammaKDE.fit(radii)
+    centers = cube_roots(radii)
+    losses = {
+        rate: -float(GammaKDE(centers, rate).log_prob(fresh).mean())
+        for rate in torch.logspace(5, 9, 25).tolist()
+    }
+    assert -float(law.log_prob(fresh).mean()) < min(losses.values()) + 0.02
+    paper = GammaKDE.fit(radii, rates="paper")
+    assert paper.rate == PAPER_GRID[-1]
+    assert (
+        -float(paper.log_prob(fresh).mean()) > min(losses.values()) + 0.3
+    )  # control: the grid's end is far off
+
+
+def test_one_radius_gets_a_kernel_around_it():
+    law = GammaKDE.fit(torch.tensor([8.0]))
+    assert law.centers.tolist() == [2.0]
+    assert law.rate * 2.0 == 10.0
+
+
+def test_radii_of_zero_are_moved_off_the_origin():
+    law = GammaKDE.fit(torch.tensor([0.0, 1.0, 2.0, 1.5, 0.7]))
+    assert torch.isfinite(law.log_prob(torch.tensor([1e-6, 1.0, 1e6]))).all()
+    assert not torch.isnan(law.log_prob(torch.tensor([0.0])))
+
+
+def test_constant_radii_end_at_a_narrow_kernel_and_warn():
+    with pytest.warns(DiscreteOutputWarning, match="100% of the 50 latent norms are tied"):
+        law = GammaKDE.fit(torch.full((50,), 3.0))
+    low, high = law.icdf(torch.tensor([1e-6, 1 - 1e-6])).tolist()
+    assert 2.99 < low < 3 < high < 3.01
+
+
+def test_weights_count_like_repeated_radii(generator):
+    radii = Chi(3).sample((60,), generator)
+    law = GammaKDE.fit(radii, weights=torch.arange(60) % 3 + 1.0)
+    assert law.weights[torch.argsort(radii).argsort()].reshape(-1, 3).std(0).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("radii", "message"),
+    [
+        (torch.tensor([1.0, math.nan]), "1 of 2 radii are NaN"),
+        (torch.tensor([1.0, math.inf]), "1 of 2 radii are infinite"),
+        (torch.tensor([1.0, -1.0]), "1 of 2 radii are negative"),
+        (torch.zeros(3), "All 3 radii are 0"),
+        (torch.empty(0), "calibration set is empty"),
+    ],
+)
+def test_radii_that_are_no_norms_are_refused(radii, message):
+    with pytest.raises(ValueError, match=message):
+        GammaKDE.fit(radii)
+
+
+def test_radii_beyond_the_support_are_refused():
+    with pytest.raises(ValueError, match="1 of 2 radii are beyond 1"):
+        GammaKDE.fit(torch.tensor([0.5, 1.5]), reference=BallRadius(2))
+
+
+def test_on_a_ball_the_kernels_end_at_the_surface(generator):
+    law = GammaKDE.fit(BallRadius(3).sample((100,), generator), reference=BallRadius(3))
+    assert law.upper == 1
+    assert law.log_prob(torch.tensor([1.01])) == -math.inf
+    assert law.cdf(torch.tensor([1.0])) == 1
+    assert law.sample((1000,), generator).max() <= 1
+
+
+def test_a_far_outlier_costs_neither_memory_nor_accuracy(generator):
+    radii = ScaledRadius(Chi(2), 1.0).sample((500,), generator)
+    radii[7] = 1e12
+    law = GammaKDE(cube_roots(radii), rate=1e4)
+    assert law.table.edges.numel() < 2000
+    t = torch.tensor([1.0, 100.0, 1e4], dtype=torch.float64)
+    exact = (
+        torch.logsumexp(kernel_densities(t, law.centers, 1e4), 1)
+        - math.log(500)
+        - math.log(3)
+        - 2 * torch.log(t)
+    )
+    torch.testing.assert_close(law.log_prob(t**3), exact, rtol=1e-9, atol=1e-6)
