@@ -1,0 +1,143 @@
+"""Base laws of a flow that are radial in a norm: a law of the radius times a uniform direction."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
+from .radius.empirical import EmpiricalRadius
+from .radius.law import RadiusLaw
+from .radius.reference import BallRadius, Chi, GammaRadius, StudentRadius
+
+
+class RadialBase(nn.Module):
+    r"""The law of :math:`z = r \cdot \omega` with a radius r of any law and a direction uniform in the norm.
+
+    .. math:: \log f_Z(z) = \log f_R(\rho(z)) - (d - 1) \log \rho(z) - \log(d \, \mathrm{vol}(B_\rho)).
+
+    N(0, I) is the case of a chi radius and the Euclidean norm. Recalibration exchanges the law of the radius
+    and keeps the rest. (A chi radius in another norm is a law of its own, not N(0, I).)
+
+    Args:
+        radius: law of the norm.
+        dim: latent dimension d.
+        norm: the norm in which the law is radial.
+    """
+
+    radius: RadiusLaw
+
+    def __init__(self, radius: RadiusLaw, dim: int, norm: Norm | None = None) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}.")
+        if not isinstance(radius, RadiusLaw):
+            raise TypeError(f"radius must be a RadiusLaw, got {type(radius).__name__}.")
+        self.radius = radius
+        self.dim = dim
+        self.norm = Euclidean() if norm is None else norm
+        self._log_surface = self.norm.log_surface(dim)
+
+    def norm_of(self, z: Tensor) -> Tensor:
+        """Float64 norms, (..., d) -> (...); one that left a bounded support by rounding alone is put back."""
+        if z.shape[-1] != self.dim:
+            raise ValueError(f"z has {z.shape[-1]} coordinates, the base has {self.dim} ({tuple(z.shape)}).")
+        r = self.norm(z)
+        upper = self.radius.upper
+        if math.isinf(upper):
+            return r
+        slack = 8 * torch.finfo(z.dtype).eps * upper
+        return torch.where(
+            (r < 0) & (r >= -slack), 0.0, torch.where((r > upper) & (r <= upper + slack), upper, r)
+        )
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log density, (..., d) -> (...), in the dtype of z; -inf outside the support."""
+        return self.log_prob_at_norm(self.norm_of(z)).to(z.dtype)
+
+    def log_prob_at_norm(self, r: Tensor) -> Tensor:
+        """Float64 log density of the latent points of norm ``r``, (...) -> (...)."""
+        value = self.radius.log_radial_density(r, self.dim) - self._log_surface
+        return value.masked_fill((r < 0) | (r > self.radius.upper), -math.inf)
+
+    def sample(
+        self,
+        shape: tuple[int, ...] = (),
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """Latent draws (*shape, d). Where the law depends on x, ``shape`` ends in the leading dims of x."""
+        with torch.no_grad():
+            return self._compose(self.radius.sample(tuple(shape), generator), generator, dtype)
+
+    def rsample(
+        self,
+        shape: tuple[int, ...] = (),
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """As ``sample``, differentiable by the parameters of the radius law."""
+        return self._compose(self.radius.rsample(tuple(shape), generator), generator, dtype)
+
+    def given(self, x: Tensor | None) -> RadialBase:
+        """The base at features x, (..., p): itself, unless the law of the radius depends on x."""
+        law = self.radius.given(x)
+        return self if law is self.radius else self.with_radius(law)
+
+    def with_radius(self, radius: RadiusLaw) -> RadialBase:
+        """The same direction with another law of the radius."""
+        # A step function is never decoded: it keeps its mass at infinity, as conformal sets need it.
+        beyond = isinstance(radius, RadiusLaw) and radius.upper > self.radius.upper
+        if beyond and not isinstance(radius, EmpiricalRadius):
+            raise ValueError(
+                f"The law of the radius reaches up to {radius.upper}, the base only to {self.radius.upper}: "
+                "decode would be asked for points that do not exist. Fit it with reference=base.radius."
+            )
+        return RadialBase(radius, self.dim, self.norm)
+
+    def _compose(self, r: Tensor, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        if not math.isinf(self.radius.upper):
+            # A radius that rounds to the end of the support may decode to infinity.
+            r = r.clamp(max=self.radius.upper * (1 - torch.finfo(dtype).eps))
+        direction = self.norm.sample_direction(tuple(r.shape), self.dim, generator).to(r.device)
+        return (r.unsqueeze(-1) * direction).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, norm={self.norm}"
+
+
+def standard_normal(dim: int) -> RadialBase:
+    """N(0, I) in ``dim`` dimensions: a chi radius in the Euclidean norm.
+
+    Examples:
+        >>> standard_normal(2).log_prob(torch.zeros(2))  # -log(2 pi)
+        tensor(-1.8379)
+    """
+    return RadialBase(Chi(dim), dim)
+
+
+def uniform_ball(dim: int) -> RadialBase:
+    """The uniform law on the Euclidean unit ball."""
+    return RadialBase(BallRadius(dim), dim)
+
+
+def uniform_cube(dim: int) -> RadialBase:
+    """The uniform law on the cube [-1, 1]^d, radial in the max norm."""
+    return RadialBase(BallRadius(dim), dim, MaxNorm())
+
+
+def laplace(dim: int) -> RadialBase:
+    """Independent standard Laplace coordinates, radial in the L1 norm."""
+    return RadialBase(GammaRadius(dim), dim, L1())
+
+
+def student_t(dim: int, degrees_of_freedom: float) -> RadialBase:
+    """The multivariate t law with identity scale, radial in the Euclidean norm."""
+    return RadialBase(StudentRadius(dim, degrees_of_freedom), dim)
+
+
+def uniform_interval() -> RadialBase:
+    """U(0, 1) with the norm of z being z itself: the base of quantile recalibration."""
+    return RadialBase(BallRadius(1), 1, FirstCoordinate())

@@ -1,0 +1,5 @@
+"""Data to try models on."""
+
+from . import toy
+
+__all__ = ["toy"]

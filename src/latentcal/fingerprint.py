@@ -1,0 +1,109 @@
+"""A small sketch of a data set, by which rows that are used a second time are recognised."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+SIZE = 256
+_CHUNK = 1 << 20  # numbers hashed at a time
+_LIMIT = 0.05
+_GOLDEN = 0x9E3779B97F4A7C15
+
+_Hashes = npt.NDArray[np.uint64]
+
+
+class CalibrationReuseWarning(UserWarning):
+    """Rows that a model was recalibrated on are used again for a statement that this voids."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The 256 smallest hashes of the rows of a data set; the order of the rows does not matter.
+
+    The kept rows are in effect a random subset, so the share of them that occurs in other data estimates the
+    share of all, with a standard error of at most 0.03. Rows are compared as float32.
+
+    Args:
+        hashes: ascending 64-bit hashes of distinct rows (x, y).
+
+    Examples:
+        >>> x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10.0)[:, None]
+        >>> Fingerprint.of(x, y).share_of(x[:5], y[:5])
+        0.5
+    """
+
+    hashes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, x: Any, y: Any) -> Fingerprint:
+        """Fingerprint of the rows of x (n, p), or None, and y (n, d)."""
+        return cls()._with(_row_hashes(x, y))
+
+    def merge(self, other: Fingerprint) -> Fingerprint:
+        """Fingerprint of both data sets together."""
+        return self._with(np.array(other.hashes, dtype=np.uint64))
+
+    def matches(self, x: Any, y: Any) -> frozenset[int]:
+        """The kept hashes that occur among the given rows."""
+        own = np.array(self.hashes, dtype=np.uint64)
+        return frozenset(own[np.isin(own, _row_hashes(x, y))].tolist())
+
+    def share_of(self, x: Any, y: Any) -> float:
+        """Estimated share of the fingerprinted rows that occur among the given rows."""
+        return len(self.matches(x, y)) / max(len(self.hashes), 1)
+
+    def _with(self, hashes: _Hashes) -> Fingerprint:
+        own = np.array(self.hashes, dtype=np.uint64)
+        return Fingerprint(tuple(np.unique(np.concatenate([own, hashes]))[:SIZE].tolist()))
+
+
+def warn_of_reuse(share: float, statement: str) -> None:
+    """Warn the caller's caller where more than 5 % of the calibration rows were met again."""
+    if share > _LIMIT:
+        warnings.warn(
+            f"About {share:.0%} of the rows that this model was recalibrated on are used again. {statement} "
+            "Use rows that neither training nor recalibration saw. "
+            "(In discrete data equal rows may be chance.)",
+            CalibrationReuseWarning,
+            stacklevel=3,
+        )
+
+
+def _row_hashes(x: Any, y: Any) -> _Hashes:
+    """64-bit hash of every row (x, y), (n, p), (n, d) -> (n,)."""
+    parts = [_as_rows(values) for values in (x, y) if values is not None]
+    hashes = np.zeros(len(parts[0]), dtype=np.uint64)
+    first_column = 0
+    for rows in parts:
+        columns = np.arange(first_column, first_column + rows.shape[1], dtype=np.uint64)
+        multipliers = _mix(columns + np.uint64(1)) | np.uint64(1)
+        step = max(1, _CHUNK // max(1, rows.shape[1]))
+        for start in range(0, len(rows), step):
+            piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
+            bits = (
+                (piece + np.float32(0)).view(np.uint32).astype(np.uint64)
+            )  # + 0: the two zeros are one number
+            hashes[start : start + step] += (bits * multipliers).sum(axis=1, dtype=np.uint64)
+        first_column += rows.shape[1]
+    return _mix(hashes)
+
+
+def _mix(values: _Hashes) -> _Hashes:
+    """The finaliser of splitmix64, a bijection of 64 bits that leaves no pattern."""
+    values = values + np.uint64(_GOLDEN)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _as_rows(values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().to(device="cpu", dtype=torch.float32).numpy()
+    values = np.asarray(values)
+    return values.reshape(len(values), -1)

@@ -1,0 +1,377 @@
+"""What a conditional flow is, the torch distribution that it predicts, and a flow in the user's own units."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from .base import RadialBase
+
+_Flow = TypeVar("_Flow", bound="ConditionalFlow")
+_MOMENT_CHUNK = 1 << 22  # numbers held at a time
+
+
+class ConditionalFlow(nn.Module):
+    r"""Two maps, :math:`z = \mathrm{encode}(y; x)` and :math:`y = \mathrm{decode}(z; x)`, and a law of z.
+
+    .. math:: \log f(y \mid x) = \log f_Z(z) + \log \left| \det \partial z / \partial y \right|
+
+    A subclass gives ``encode`` and ``decode``. x is (..., p) or None, y and z are (..., d), and their leading
+    dims broadcast: y (s, n, d) goes with x (n, p). Calling the flow gives the predictive distribution.
+
+    Args:
+        base: law of the latent z.
+    """
+
+    base: RadialBase
+    recalibration: Any = None
+    """Record of the recalibration that made this flow; None for a flow as it was trained."""
+
+    def __init__(self, base: RadialBase) -> None:
+        super().__init__()
+        if not isinstance(base, RadialBase):
+            raise TypeError(
+                f"base must be a RadialBase, got {type(base).__name__}. For N(0, I) use standard_normal(d)."
+            )
+        self.base = base
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Latent z and log|det dz/dy|, (..., d), (..., p) -> (..., d), (...)."""
+        raise NotImplementedError
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """The y of a latent z, (..., d), (..., p) -> (..., d)."""
+        raise NotImplementedError
+
+    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        """Latent z alone, (..., d), (..., p) -> (..., d); override where the determinant is what costs."""
+        return self.encode(y, x)[0]
+
+    def forward(self, x: Tensor | None = None) -> FlowDistribution:
+        """Predictive distribution at features x, (..., p)."""
+        return FlowDistribution(self, x)
+
+    def with_base(self: _Flow, base: RadialBase) -> _Flow:
+        """A flow with the same maps, shared and not copied, and another base law."""
+        if base.dim != self.base.dim:
+            raise ValueError(
+                f"The new base has {base.dim} dimensions, the flow's latent has {self.base.dim}."
+            )
+        flow = copy.copy(self)
+        # Parameters and buffers stay in common dicts, so that .to() and training reach both flows alike.
+        flow._modules = dict(self._modules)
+        flow.base = base
+        flow.recalibration = None
+        return flow
+
+
+class FlowDistribution(Distribution):
+    """What a flow predicts at features x: batch shape x.shape[:-1], event shape (d,).
+
+    Samples have their own dims in front, (s, n, d); ``log_prob`` takes y of any leading shape that broadcasts
+    with that of x. Data are cast to the flow's dtype and device, log densities come back in the dtype of y.
+
+    Args:
+        flow: the flow.
+        x: (..., p) features, or None for an unconditional flow.
+        batch_shape: leading shape where x is None.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+    has_rsample = True
+
+    def __init__(
+        self, flow: ConditionalFlow, x: Tensor | None = None, batch_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.flow = flow
+        self.x = None if x is None else torch.as_tensor(x)
+        if self.x is not None:
+            if self.x.dim() == 0:
+                raise ValueError("x is a single number; it must be (..., p), with the features last.")
+            if not bool(torch.isfinite(self.x).all()):
+                raise ValueError(_describe_non_finite("x", self.x))
+            batch_shape = self.x.shape[:-1]
+        self._context = _as_context(flow, self.x)
+        self.base = flow.base.given(self._context)
+        # The checks below are our own: torch's depend on a global that other libraries switch off.
+        super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All of R^d."""
+        return constraints.real_vector
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
+        """The same prediction repeated to a larger batch shape."""
+        batch_shape = torch.Size(batch_shape)
+        if self.x is None:
+            torch.broadcast_to(torch.empty(self.batch_shape), batch_shape)  # raises where it cannot be
+            return FlowDistribution(self.flow, None, batch_shape)
+        return FlowDistribution(self.flow, self.x.expand(*batch_shape, self.x.shape[-1]))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of y, (..., d) -> (...), in the dtype of y."""
+        value = torch.as_tensor(value)
+        r, log_abs_det = self.norm_and_log_abs_det(value)
+        log_latent = self.base.log_prob_at_norm(r)
+        # Density zero stays zero whatever the determinant is: -inf + inf would be NaN.
+        total = torch.where(torch.isneginf(log_latent), log_latent, log_latent + log_abs_det)
+        return total.to(value.dtype if value.is_floating_point() else torch.get_default_dtype())
+
+    def latent_norm(self, y: Tensor) -> Tensor:
+        """Float64 norm of the latent of y, (..., d) -> (...)."""
+        y = self._accept(torch.as_tensor(y))
+        return self._norm_of(self.flow.latent(y, self._context), y)
+
+    def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
+        y = self._accept(torch.as_tensor(y))
+        z, log_abs_det = self.flow.encode(y, self._context)
+        r = self._norm_of(z, y)
+        if log_abs_det.shape != r.shape:
+            raise ValueError(
+                f"encode gave log|det| of shape {tuple(log_abs_det.shape)} for y {tuple(y.shape)}; "
+                f"expected {tuple(r.shape)}, one number a point (sum it over the outputs)."
+            )
+        undefined = torch.isnan(log_abs_det)
+        if bool(undefined.any()):
+            raise ValueError(
+                f"encode gave a NaN log|det| for {int(undefined.sum())} of {undefined.numel()} points, "
+                "although y is finite. Run check_flow(flow, x, y)."
+            )
+        return r, log_abs_det.to(torch.float64)
+
+    def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        """Draws of y, (*sample_shape, ..., d)."""
+        with torch.no_grad():
+            return self._draw(self.base.sample, sample_shape, generator)
+
+    def rsample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        """Draws of y, (*sample_shape, ..., d), differentiable by flow, x and law of the radius."""
+        return self._draw(self.base.rsample, sample_shape, generator)
+
+    def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
+        if samples < 2:
+            raise ValueError(f"A variance needs at least 2 samples, got {samples}.")
+        size = max(1, _MOMENT_CHUNK // max(1, math.prod(self._extended_shape())))
+        mean = square = torch.zeros(())
+        for done in range(0, samples, size):
+            draws = self.sample((min(size, samples - done),), generator).to(torch.float64)
+            total = done + draws.shape[0]
+            # Chan's update: no difference of large squares.
+            shift = draws.mean(0) - mean
+            mean = mean + shift * (draws.shape[0] / total)
+            square = square + draws.var(0, correction=0) * draws.shape[0]
+            square = square + shift**2 * (done * draws.shape[0] / total)
+        dtype = draws.dtype if (own := tensor_options(self.flow)[0]) is None else own
+        return mean.to(dtype), (square / (samples - 1)).to(dtype)
+
+    @property
+    def mean(self) -> Tensor:
+        """Not known in closed form; see ``moments``."""
+        raise NotImplementedError(
+            "The mean of a flow has no closed form. Estimate it: mean, variance = pred.moments(samples=1000)."
+        )
+
+    @property
+    def variance(self) -> Tensor:
+        """Not known in closed form; see ``moments``."""
+        raise NotImplementedError(
+            "The variance of a flow has no closed form. "
+            "Estimate it: mean, variance = pred.moments(samples=1000)."
+        )
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"FlowDistribution({type(self.flow).__name__}, {shapes})"
+
+    def _draw(
+        self,
+        latent: Callable[..., Tensor],
+        sample_shape: Any,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        dtype, device = tensor_options(self.flow)
+        if dtype is None:
+            floating = self.x is not None and self.x.is_floating_point()
+            dtype = self.x.dtype if floating else torch.get_default_dtype()  # type: ignore[union-attr]
+        z = latent(tuple(shape[:-1]), generator, dtype).to(device)
+        y = self.flow.decode(z, self._context)
+        if y.shape != shape:
+            raise ValueError(f"decode gave y of shape {tuple(y.shape)} for z {tuple(z.shape)}.")
+        return y
+
+    def _accept(self, value: Tensor) -> Tensor:
+        """y as the flow wants it, expanded to the batch shape, or a clear error."""
+        dim = self.flow.base.dim
+        if value.dim() == 0 or value.shape[-1] != dim:
+            outputs = value.shape[-1] if value.dim() else "no"
+            x_shape = None if self.x is None else tuple(self.x.shape)
+            raise ValueError(
+                f"y has {outputs} outputs but the flow's latent has {dim} dimensions "
+                f"(y: {tuple(value.shape)}, x: {x_shape}). The outputs come last; were x and y swapped?"
+            )
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(_describe_non_finite("y", value))
+        try:
+            leading = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        except RuntimeError:
+            raise ValueError(
+                f"y {tuple(value.shape)} does not go with predictions of batch shape "
+                f"{tuple(self.batch_shape)}; leading dims must broadcast, samples in front: (s, n, d)."
+            ) from None
+        dtype, device = tensor_options(self.flow)
+        if dtype is None and not value.is_floating_point():
+            dtype = torch.get_default_dtype()
+        return value.to(dtype=dtype, device=device).expand(*leading, dim)
+
+    def _norm_of(self, z: Tensor, y: Tensor) -> Tensor:
+        if z.shape != y.shape:
+            raise ValueError(f"encode gave z of shape {tuple(z.shape)} for y {tuple(y.shape)}.")
+        r = self.base.norm_of(z)
+        undefined = torch.isnan(r)
+        if bool(undefined.any()):
+            raise ValueError(
+                f"encode gave NaN for {int(undefined.sum())} of {undefined.numel()} points, although y is "
+                f"finite (first at {tuple(undefined.nonzero()[0].tolist())}). Run check_flow(flow, x, y)."
+            )
+        return r
+
+
+class Standardized(ConditionalFlow):
+    r"""A flow that was trained on standardised data and answers in the user's own units.
+
+    .. math:: \mathrm{encode}(y; x) = \mathrm{inner}\left(\frac{y - m_y}{s_y}; \frac{x - m_x}{s_x}\right),
+              \qquad \log|\det| = \log|\det|_{inner} - \sum_j \log s_{y,j}
+
+    The standardisation is computed in the dtype of the given tensors, then cast to that of the flow: with
+    float64 means, outputs far from 0 keep their digits although the flow is float32.
+
+    Args:
+        flow: the flow in standardised units; its base becomes that of this flow.
+        y_mean: (d,) subtracted from y.
+        y_scale: (d,) positive divisors of y.
+        x_mean: (p,) subtracted from x; None leaves x as it is.
+        x_scale: (p,) positive divisors of x; 1 for a constant feature.
+    """
+
+    flow: ConditionalFlow
+    y_mean: Tensor
+    y_scale: Tensor
+    x_mean: Tensor | None
+    x_scale: Tensor | None
+
+    def __init__(
+        self,
+        flow: ConditionalFlow,
+        y_mean: Tensor,
+        y_scale: Tensor,
+        x_mean: Tensor | None = None,
+        x_scale: Tensor | None = None,
+    ) -> None:
+        super().__init__(flow.base)
+        if (x_mean is None) != (x_scale is None):
+            raise ValueError("Give both x_mean and x_scale, or neither.")
+        self.flow = flow
+        dim = flow.base.dim
+        self.register_buffer("y_mean", _finite_vector(y_mean, "y_mean", dim))
+        self.register_buffer("y_scale", _finite_vector(y_scale, "y_scale", dim, positive=True))
+        self.register_buffer("x_mean", None if x_mean is None else _finite_vector(x_mean, "x_mean"))
+        self.register_buffer(
+            "x_scale",
+            None if x_scale is None else _finite_vector(x_scale, "x_scale", len(x_mean), positive=True),  # type: ignore[arg-type]
+        )
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        z, log_abs_det = self.flow.encode(self._inner_y(y), self._inner_x(x))
+        return z, log_abs_det.to(self.y_scale.dtype) - torch.log(self.y_scale).sum()
+
+    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        return self.flow.latent(self._inner_y(y), self._inner_x(x))
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        y = self.flow.decode(self._cast(z), self._inner_x(x))
+        return y * self.y_scale + self.y_mean
+
+    def _inner_y(self, y: Tensor) -> Tensor:
+        return self._cast((y - self.y_mean) / self.y_scale)
+
+    def _inner_x(self, x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        if self.x_mean is not None and self.x_scale is not None:
+            x = (x - self.x_mean) / self.x_scale
+        return self._cast(x) if x.is_floating_point() else x
+
+    def _cast(self, values: Tensor) -> Tensor:
+        return values.to(dtype=tensor_options(self.flow)[0])
+
+
+def tensor_options(flow: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
+    """Dtype and device of a flow's maps, not of its base law; None where they hold no tensors."""
+    for tensor in _map_tensors(flow):
+        if tensor.is_floating_point():
+            return tensor.dtype, tensor.device
+    return None, None
+
+
+def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+    for child in module.children():
+        if not isinstance(child, RadialBase):
+            yield from _map_tensors(child)
+
+
+@contextmanager
+def evaluation_mode(flow: nn.Module) -> Iterator[None]:
+    """Every module of the flow in evaluation mode inside the block, each back in its own mode afterwards."""
+    modes = [(module, module.training) for module in flow.modules()]
+    try:
+        flow.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
+    """x in the flow's dtype and device; whole numbers stay as they are, they may be labels."""
+    if x is None:
+        return None
+    dtype, device = tensor_options(flow)
+    return x.to(dtype=dtype, device=device) if x.is_floating_point() else x.to(device=device)
+
+
+def _describe_non_finite(name: str, values: Tensor) -> str:
+    bad = ~torch.isfinite(values).all(-1)
+    first = tuple(bad.nonzero()[0].tolist())
+    return (
+        f"{name} has NaN or infinite values in {int(bad.sum())} of {bad.numel()} points (first at {first}). "
+        "Drop or fill them."
+    )
+
+
+def _finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
+    values = torch.as_tensor(values).detach()
+    if not values.is_floating_point():
+        values = values.to(torch.get_default_dtype())
+    if values.dim() != 1 or (size is not None and values.shape[0] != size):
+        raise ValueError(f"{name} must have shape ({size or 'p'},), got {tuple(values.shape)}.")
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{name} must be finite.")
+    if positive and not bool((values > 0).all()):
+        which = (values <= 0).nonzero().reshape(-1).tolist()
+        raise ValueError(
+            f"{name} must be positive, it is not at {which[:10]}. A constant column needs scale 1."
+        )
+    return values

@@ -1,0 +1,3 @@
+from .linear_gaussian import LinearGaussianFlow
+
+__all__ = ["LinearGaussianFlow"]

@@ -1,0 +1,119 @@
+"""The linear-Gaussian flow: every quantity in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..base import RadialBase, standard_normal
+from ..flow import ConditionalFlow
+
+
+class LinearGaussianFlow(ConditionalFlow):
+    r"""Affine maps with the density of linear regression.
+
+    .. math:: y = W x + b + L z, \qquad z = L^{-1} (y - W x - b), \qquad \log|\det| = -\sum_j \log L_{jj}
+
+    With the base N(0, I) the prediction is :math:`N(W x + b, L L^\top)`.
+
+    Args:
+        weight: W, (d, p); None for a flow that does not look at x.
+        bias: b, (d,).
+        scale_tril: L, (d, d), lower triangular with a positive diagonal.
+        base: law of z; N(0, I) if None.
+
+    Examples:
+        >>> flow = LinearGaussianFlow(torch.tensor([[2.0]]), torch.zeros(1), torch.eye(1))
+        >>> flow(torch.tensor([3.0])).log_prob(torch.tensor([6.0]))  # -log(2 pi) / 2
+        tensor(-0.9189)
+    """
+
+    weight: Tensor | None
+    bias: Tensor
+    scale_tril: Tensor
+
+    def __init__(
+        self, weight: Tensor | None, bias: Tensor, scale_tril: Tensor, base: RadialBase | None = None
+    ) -> None:
+        if bias.dim() != 1:
+            raise ValueError(f"bias must be (d,), got {tuple(bias.shape)}.")
+        dim = bias.shape[0]
+        if scale_tril.shape != (dim, dim):
+            raise ValueError(
+                f"scale_tril must be ({dim}, {dim}) like the bias, got {tuple(scale_tril.shape)}."
+            )
+        if not bool((scale_tril == scale_tril.tril()).all()) or not bool((scale_tril.diagonal() > 0).all()):
+            raise ValueError("scale_tril must be lower triangular with a positive diagonal.")
+        if weight is not None and (weight.dim() != 2 or weight.shape[0] != dim):
+            raise ValueError(f"weight must be ({dim}, p) like the bias, got {tuple(weight.shape)}.")
+        super().__init__(standard_normal(dim) if base is None else base)
+        if self.base.dim != dim:
+            raise ValueError(f"The base has {self.base.dim} dimensions, the bias {dim}.")
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.register_buffer("scale_tril", scale_tril)
+
+    @classmethod
+    def fit(cls, x: Tensor | None, y: Tensor, *, base: RadialBase | None = None) -> LinearGaussianFlow:
+        """Least squares with intercept, and the unbiased covariance of the residuals.
+
+        Args:
+            x: (n, p) features, or None.
+            y: (n, d) outputs; n must be at least p + d + 1.
+            base: law of z; N(0, I) if None.
+        """
+        x, y = None if x is None else torch.as_tensor(x), torch.as_tensor(y)
+        if y.dim() != 2 or (x is not None and (x.dim() != 2 or len(x) != len(y))):
+            shapes = f"x: {None if x is None else tuple(x.shape)}, y: {tuple(y.shape)}"
+            raise ValueError(f"x must be (n, p) and y (n, d) with the same n ({shapes}).")
+        (n, dim), features = y.shape, 0 if x is None else x.shape[1]
+        if n < features + dim + 1:
+            raise ValueError(
+                f"{n} points are too few for {features} features and {dim} outputs: "
+                f"at least p + d + 1 = {features + dim + 1} are needed."
+            )
+        y64 = y.to(torch.float64)
+        bias = y64.mean(0)
+        residuals = y64 - bias
+        weight = None
+        if x is not None:
+            x64 = x.to(torch.float64)
+            x_mean = x64.mean(0)
+            weight = torch.linalg.lstsq(x64 - x_mean, residuals).solution.T
+            residuals = residuals - (x64 - x_mean) @ weight.T
+            bias = bias - weight @ x_mean
+        covariance = residuals.T @ residuals / (n - features - 1)
+        # A residual that is zero up to rounding would pass as a very certain prediction.
+        exact = covariance.diagonal() <= 1e-24 * (y64**2).mean(0)
+        scale_tril, failed = torch.linalg.cholesky_ex(covariance)
+        if bool(exact.any()) or int(failed) or not bool(torch.isfinite(scale_tril).all()):
+            raise ValueError(
+                "The residuals have no invertible covariance: an output is constant, a linear function of x "
+                "or of the other outputs, or not finite. Remove it."
+            )
+        dtype = y.dtype if y.is_floating_point() else torch.get_default_dtype()
+        return cls(None if weight is None else weight.to(dtype), bias.to(dtype), scale_tril.to(dtype), base)
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        residual = y - self._mean(x)
+        flat = residual.reshape(-1, residual.shape[-1])
+        z = torch.linalg.solve_triangular(self.scale_tril.T, flat, upper=True, left=False)
+        log_abs_det = -torch.log(self.scale_tril.diagonal()).sum()
+        return z.reshape(residual.shape), log_abs_det.expand(residual.shape[:-1])
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        return self._mean(x) + z @ self.scale_tril.T
+
+    def _mean(self, x: Tensor | None) -> Tensor:
+        if self.weight is None:
+            return self.bias
+        if x is None:
+            raise ValueError(
+                f"This flow is conditional: x of shape (..., {self.weight.shape[1]}) is missing."
+            )
+        if x.shape[-1] != self.weight.shape[1]:
+            raise ValueError(
+                f"x has {x.shape[-1]} features, the flow has weights for {self.weight.shape[1]} "
+                f"(x: {tuple(x.shape)})."
+            )
+        return x.to(self.weight.dtype) @ self.weight.T + self.bias

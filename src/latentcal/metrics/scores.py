@@ -1,0 +1,165 @@
+"""Scores of predictive samples and of log-likelihoods; lower is better."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+
+# Numbers an intermediate result may hold. Samples and observations are worked through in parts of this size.
+_CHUNK_BUDGET = 2**22
+
+
+def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+    r"""Energy score of each observation against its predictive samples; lower is better.
+
+    .. math:: \tfrac1s \sum_i \lVert y_i' - y \rVert
+              - \tfrac{1}{2 s (s-1)} \sum_{i \ne j} \lVert y_i' - y_j' \rVert
+
+    The second sum leaves out i = j, so the estimate is unbiased in s. With a second, independent set of
+    samples :math:`y_j''` the spread is taken between the two sets, which is unbiased as well:
+
+    .. math:: \tfrac1s \sum_i \lVert y_i' - y \rVert
+              - \tfrac{1}{2 s s'} \sum_{i, j} \lVert y_i' - y_j'' \rVert
+
+    For d = 1 this is the continuous ranked probability score. Beyond its input it needs memory for a fixed
+    number of distances, whatever s and n (unless gradients are recorded).
+
+    Args:
+        samples: (s, ..., d) draws from the predictive distribution, s >= 2 (s >= 1 with ``other``).
+        y: (..., d) observations.
+        other: (s', ..., d) draws independent of ``samples``.
+
+    Returns:
+        (...) scores.
+
+    Examples:
+        >>> energy_score(torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.])
+    """
+    samples, y = _matched(samples, y, "samples")
+    if other is not None:
+        other = _matched(other, y, "other")[0].to(samples)
+    elif samples.shape[0] < 2:
+        raise ValueError("The energy score needs at least 2 samples, or a second set in `other`; got 1.")
+    batch, d = y.shape[:-1], y.shape[-1]
+    s, s_other = samples.shape[0], (samples if other is None else other).shape[0]
+    pairs = s * (s - 1) if other is None else s * s_other
+    y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
+    other = samples if other is None else other.reshape(s_other, -1, d)
+    width = max(1, _CHUNK_BUDGET // ((s + s_other) * d + s * s_other))
+    height = max(1, _CHUNK_BUDGET // (width * s_other))
+    scores = []
+    for here, left, right in zip(
+        y.split(width), samples.split(width, dim=1), other.split(width, dim=1), strict=True
+    ):
+        left, right = left.transpose(0, 1), right.transpose(0, 1)
+        misfit = _distances(left, here[:, None]).mean((1, 2))
+        spread = sum(_distances(rows, right).sum((1, 2)) for rows in left.split(height, dim=1))
+        scores.append(misfit - spread / (2 * pairs))
+    return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
+
+
+def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Tensor | None = None) -> Tensor:
+    r"""Variogram score of each observation against its predictive samples; lower is better.
+
+    .. math:: \sum_{i, j} w_{ij} \Big( |y_i - y_j|^q - \tfrac1s \sum_k |y_{ki}' - y_{kj}'|^q \Big)^2
+
+    It looks at differences between outputs only: sensitive to correlation, blind to a common shift, and 0 for
+    d = 1. The double sum counts each pair of outputs twice. The mean over samples sits inside the square, so
+    the score is biased upward by a term of order 1/s.
+
+    Args:
+        samples: (s, ..., d) draws from the predictive distribution.
+        y: (..., d) observations.
+        order: the power q > 0; 0.5 is the usual choice.
+        weights: (d, d) non-negative weights of the pairs; 1 by default.
+
+    Returns:
+        (...) scores.
+
+    References:
+        Scheuerer and Hamill, Variogram-based proper scoring rules for probabilistic forecasts of multivariate
+        quantities, Monthly Weather Review 143 (2015).
+
+    Examples:
+        >>> variogram_score(torch.tensor([[[0.0, 1.0]], [[0.0, 4.0]]]), torch.tensor([[1.0, 1.0]]))
+        tensor([4.5000])
+    """
+    samples, y = _matched(samples, y, "samples")
+    if not order > 0:
+        raise ValueError(f"order must be positive, got {order}.")
+    batch, s, d = y.shape[:-1], samples.shape[0], y.shape[-1]
+    weights = y.new_ones(d, d) if weights is None else torch.as_tensor(weights).to(y)
+    if weights.shape != (d, d):
+        raise ValueError(
+            f"weights must be ({d}, {d}), one for each pair of outputs, got {tuple(weights.shape)}."
+        )
+    y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
+    width = max(1, _CHUNK_BUDGET // (s * d))
+    scores = []
+    for seen, drawn in zip(y.split(width), samples.split(width, dim=1), strict=True):
+        score = torch.zeros_like(seen[:, 0])
+        # One output against those after it: no pair twice, and never |0|^q, whose slope is infinite.
+        for i in range(d - 1):
+            observed = (seen[:, i + 1 :] - seen[:, i : i + 1]).abs() ** order
+            expected = ((drawn[..., i + 1 :] - drawn[..., i : i + 1]).abs() ** order).mean(0)
+            score = score + (observed - expected) ** 2 @ (weights[i, i + 1 :] + weights[i + 1 :, i])
+        scores.append(score)
+    return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
+
+
+def bits_per_dim(nll: Number, dim: int, scale: float = 128.0) -> Number:
+    r"""Negative log-likelihood in bits a dimension, in units of the original pixels.
+
+    .. math:: (\mathrm{NLL} / d + \log \mathrm{scale}) / \log 2
+
+    Args:
+        nll: negative log-likelihood in nats of the scaled data, a number or a tensor.
+        dim: number of outputs d, for an image channels x height x width.
+        scale: original units in one unit of the model; 128 where pixels 0 ... 255 became [-1, 1],
+            256 where they became [0, 1], 1 for no scaling.
+
+    Examples:
+        >>> bits_per_dim(0.0, dim=784)
+        7.0
+    """
+    return (nll / dim + math.log(scale)) / math.log(2)
+
+
+def relative_score(score: Number, base: Number) -> Number:
+    r"""Change of a score relative to a baseline, :math:`(s - b) / |b|`; negative where it improved.
+
+    Args:
+        score: score of the model, a number or a tensor.
+        base: score of the baseline, not 0.
+
+    Examples:
+        >>> relative_score(-2.5, -2.0)
+        -0.25
+    """
+    if bool(torch.as_tensor(base == 0).any()):
+        raise ValueError("A score relative to a baseline of 0 is not defined; compare differences instead.")
+    return (score - base) / abs(base)
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean distances (n, s, d), (n, t, d) -> (n, s, t)."""
+    # The matrix-product form |a|^2 + |b|^2 - 2ab loses the small distances to rounding.
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _matched(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one floating dtype, after a check that samples (s, ..., d) go with y (..., d)."""
+    samples, y = torch.as_tensor(samples), torch.as_tensor(y)
+    if y.ndim == 0 or samples.ndim != y.ndim + 1 or samples.shape[1:] != y.shape or samples.shape[0] == 0:
+        raise ValueError(
+            f"{name} must be (s, ..., d) with s >= 1 and y (..., d), got {tuple(samples.shape)} and "
+            f"{tuple(y.shape)}. Samples come first: pred.sample((s,)) has the right shape."
+        )
+    dtype = torch.promote_types(torch.promote_types(samples.dtype, y.dtype), torch.float32)
+    return samples.to(dtype), y.to(dtype)

@@ -1,0 +1,139 @@
+"""Pictures of calibration: each function draws arrays on axes and returns the axes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .metrics import ReliabilityCurve, pit_density, reliability_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_BAND, _INNER, _LINE = "#D4D4D4", "#EDEDED", "#7A7A7A"
+
+
+def reliability_diagram(
+    curve_or_u: ReliabilityCurve | Tensor, *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Observed frequency against nominal level, with the bands in which a calibrated model lies.
+
+    Grey is the simultaneous band, its light core the pointwise one. Call it again with the same axes to
+    compare models: each gets the next colour, and bands that are there already are not drawn twice.
+
+    Args:
+        curve_or_u: a curve from :func:`latentcal.metrics.reliability_curve`, or PIT values.
+        label: name of the model in the legend.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    curve = curve_or_u if isinstance(curve_or_u, ReliabilityCurve) else reliability_curve(curve_or_u)
+    ax = _axes(ax)
+    levels = curve.levels.cpu().numpy()
+    band = f"band-{curve.n}-{curve.confidence}"
+    if not _has(ax, band):
+        percent = f"{100 * curve.confidence:g} %"
+        for lower, upper, colour, name, order in (
+            (curve.simultaneous_lower, curve.simultaneous_upper, _BAND, "simultaneous", 0.5),
+            (curve.pointwise_lower, curve.pointwise_upper, _INNER, "pointwise", 0.6),
+        ):
+            ax.fill_between(
+                levels,
+                lower.cpu().numpy(),
+                upper.cpu().numpy(),
+                color=colour,
+                linewidth=0,
+                zorder=order,
+                label=f"{percent} {name} (n = {curve.n:,})",
+                gid=band,
+            )
+    if not _has(ax, "diagonal"):
+        ax.plot([0, 1], [0, 1], color=_LINE, linewidth=1, linestyle=(0, (4, 3)), zorder=1, gid="diagonal")
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="Nominal probability", ylabel="Observed frequency")
+        ax.set_aspect("equal")
+        _tidy(ax)
+    ax.plot(
+        levels, curve.frequency.cpu().numpy(), color=_next_colour(ax), linewidth=2, label=label, gid="model"
+    )
+    _legend(ax, loc="upper left")
+    return ax
+
+
+def pit_histogram(u: Tensor, *, bins: int = 20, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """Histogram of PIT values as a density, with the band that holds all bins of a calibrated model (95 %).
+
+    Call it again with the same axes to compare models.
+
+    Args:
+        u: PIT values in [0, 1].
+        bins: number of bins.
+        label: name of the model in the legend.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    histogram = pit_density(u, bins)
+    ax = _axes(ax)
+    band = f"band-{histogram.n}-{bins}"
+    if not _has(ax, band):
+        ax.axhspan(
+            histogram.lower,
+            histogram.upper,
+            color=_BAND,
+            linewidth=0,
+            zorder=0.5,
+            label=f"{100 * histogram.confidence:g} % of calibrated (n = {histogram.n:,})",
+            gid=band,
+        )
+    if not _has(ax, "diagonal"):
+        ax.axhline(1, color=_LINE, linewidth=1, linestyle=(0, (4, 3)), zorder=1, gid="diagonal")
+        ax.set(xlim=(0, 1), xlabel="PIT value", ylabel="Density")
+        _tidy(ax)
+    colour = _next_colour(ax)
+    edges, density = histogram.edges.cpu().numpy(), histogram.density.cpu().numpy()
+    ax.stairs(density, edges, baseline=None, color=colour, linewidth=2, label=label, zorder=3, gid="model")
+    ax.set_ylim(0, max(ax.get_ylim()[1], 1.25 * max(float(density.max()), histogram.upper)))
+    _legend(ax, loc="upper center")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install 'latentcal[plots]'.") from error
+    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1] if ax is None else ax
+
+
+def _has(ax: Axes, gid: str) -> bool:
+    return any(artist.get_gid() == gid for artist in ax.get_children())
+
+
+def _next_colour(ax: Axes) -> str:
+    drawn = sum(artist.get_gid() == "model" for artist in ax.get_children())
+    return COLOURS[drawn % len(COLOURS)]
+
+
+def _tidy(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(length=3)
+
+
+def _legend(ax: Axes, **options: Any) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        models_first = sorted(range(len(handles)), key=lambda i: handles[i].get_gid() != "model")
+        ax.legend(
+            [handles[i] for i in models_first],
+            [labels[i] for i in models_first],
+            frameon=False,
+            fontsize="small",
+            handlelength=1.6,
+            **options,
+        )

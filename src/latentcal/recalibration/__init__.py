@@ -1,0 +1,17 @@
+from .latent import (
+    CalibrationReuseWarning,
+    NLLTerms,
+    Recalibration,
+    latent_norms,
+    nll_decomposition,
+    recalibrate,
+)
+
+__all__ = [
+    "CalibrationReuseWarning",
+    "NLLTerms",
+    "Recalibration",
+    "latent_norms",
+    "nll_decomposition",
+    "recalibrate",
+]

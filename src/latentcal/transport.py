@@ -1,0 +1,118 @@
+"""The explicit radial map between two base laws that share norm and dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import RadialBase
+from .numerics import with_slope
+from .radius.law import as_float64
+
+
+class RadialTransport(nn.Module):
+    r"""The map that turns draws of one radial base into draws of another and keeps the direction.
+
+    .. math:: R(z) = \frac{r(l)}{l} z, \qquad l = \rho(z), \qquad r = F_{to}^{-1} \circ F_{from},
+
+    .. math:: \log |\det \nabla R(z)| = (d - 1) \log \frac{r(l)}{l} + \log f_{from}(l) - \log f_{to}(r(l)).
+
+    Both hold for every norm. At the origin R(0) = 0, with the limits of the ratio and of the determinant.
+    Everything is differentiable in z.
+
+    Args:
+        from_base: law of z.
+        to_base: law of R(z); same dimension and norm.
+    """
+
+    def __init__(self, from_base: RadialBase, to_base: RadialBase) -> None:
+        super().__init__()
+        if (from_base.dim, from_base.norm) != (to_base.dim, to_base.norm):
+            raise ValueError(
+                "A radial map needs two bases of the same dimension and norm, got "
+                f"d = {from_base.dim} with {from_base.norm} and d = {to_base.dim} with {to_base.norm}."
+            )
+        self.from_base = from_base
+        self.to_base = to_base
+
+    def radius(self, r: Tensor) -> Tensor:
+        """The radius that a norm r is moved to, (...) -> (...), float64."""
+        return _move(r, self.from_base, self.to_base)
+
+    def inverse_radius(self, r: Tensor) -> Tensor:
+        """The norm that is moved to a radius r, (...) -> (...), float64."""
+        return _move(r, self.to_base, self.from_base)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """R(z), (..., d) -> (..., d)."""
+        return _rescale(z, self.from_base, self.to_base)
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """The point that R moves to z, (..., d) -> (..., d)."""
+        return _rescale(z, self.to_base, self.from_base)
+
+    def log_abs_det(self, z: Tensor) -> Tensor:
+        """Float64 log determinant of R at z, (..., d) -> (...)."""
+        return self.log_abs_det_at_norm(self.from_base.norm_of(z))
+
+    def log_abs_det_at_norm(self, r: Tensor) -> Tensor:
+        """Float64 log determinant of R at the points of norm r, (...) -> (...)."""
+        # log f(r) = log_radial_density(r) + (d - 1) log r on both sides, so (d - 1) log(r(l) / l) cancels.
+        dim = self.from_base.dim
+        before = self.from_base.radius.log_radial_density(r, dim)
+        return before - self.to_base.radius.log_radial_density(self.radius(r), dim)
+
+
+def radial_transport(from_base: RadialBase, to_base: RadialBase) -> RadialTransport:
+    """The radial map R with R(z) ~ ``to_base`` for z ~ ``from_base``; see :class:`RadialTransport`.
+
+    Examples:
+        >>> from latentcal.base import uniform_ball
+        >>> from latentcal.radius.reference import BallRadius
+        >>> disc = uniform_ball(2)  # its radius is sqrt(u); in the other base it is u
+        >>> transport = radial_transport(disc, disc.with_radius(BallRadius(1)))
+        >>> transport(torch.tensor([0.5, 0.0]))
+        tensor([0.2500, 0.0000])
+    """
+    return RadialTransport(from_base, to_base)
+
+
+def _move(r: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
+    r = as_float64(r)
+    with torch.no_grad():
+        moved = target.radius.icdf_log_tails(*source.radius.log_tails(r))
+
+    def slope(point: Tensor) -> Tensor:
+        # Only a second derivative needs the moved radius as a function of the point.
+        there = _move(point, source, target) if torch.is_grad_enabled() else moved
+        log_slope = (
+            source.radius.log_radial_density(point, source.dim)
+            - target.radius.log_radial_density(there, source.dim)
+            - (source.dim - 1) * _log_ratio(point, there, source, target)
+        )
+        return torch.exp(log_slope)
+
+    return with_slope(r, moved, slope)
+
+
+def _log_ratio(r: Tensor, moved: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
+    """``log(moved / r)`` with its limit at r = 0, (...) -> (...)."""
+    at_origin = (r == 0) | (moved == 0)
+    if not bool(at_origin.any()):
+        return torch.log(moved / r)
+    # F(r) ~ c r^d / d near 0 on both sides, hence moved / r -> (c_source / c_target)^(1/d).
+    origin = torch.zeros_like(r)
+    limit = source.radius.log_radial_density(origin, source.dim) - target.radius.log_radial_density(
+        origin, source.dim
+    )
+    # Bounded, so that a law with a hole or a pole at the origin gives 0 times a number, not 0 times infinity.
+    limit = (limit / source.dim).clamp(-300, 300)
+    return torch.where(
+        at_origin, limit, torch.log(moved.masked_fill(at_origin, 1.0) / r.masked_fill(at_origin, 1.0))
+    )
+
+
+def _rescale(z: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
+    r = source.norm_of(z)
+    ratio = torch.exp(_log_ratio(r, _move(r, source, target), source, target))
+    return (z * ratio.unsqueeze(-1)).to(z.dtype)

@@ -1,0 +1,92 @@
+"""What holds for the package as a whole: light to import, layered, every public name documented."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import latentcal as lc
+
+PACKAGE = Path(lc.__file__).parent
+OPTIONAL = ["zuko", "torchdiffeq", "sklearn", "pandas", "matplotlib", "click", "rich", "pyarrow", "pooch", "dask", "optuna"]
+
+# Lower layers first; a module imports only from layers below its own. metrics and data import nothing of ours.
+LAYERS = [
+    {"_version", "numerics", "special", "splines", "metrics", "data"},
+    {"plots", "norms", "radius"},
+    {"base"},
+    {"transport"},
+    {"fingerprint", "flow"},
+    {"pit", "checks", "flows", "adapters"},
+    {"recalibration", "conformal", "regions"},
+    {"persistence"},
+    {"diagnostics", "estimator"},
+    {"experiments"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+ISOLATED = {"metrics", "data"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """First-level modules of latentcal that a file imports."""
+    package = ["latentcal", *path.relative_to(PACKAGE).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            full = [*start, *(node.module.split(".") if node.module else [])]
+            names = [full] if len(full) > 1 else [[*full, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        else:
+            continue
+        found |= {name[1] for name in names if name[0] == "latentcal" and len(name) > 1}
+    return found
+
+
+def violations(files: dict[str, set[str]]) -> list[str]:
+    wrong = []
+    for module, imports in files.items():
+        for other in imports - {module}:
+            if module in ISOLATED or LEVEL[other] > LEVEL[module]:
+                wrong.append(f"{module} imports {other}")
+    return wrong
+
+
+def test_imports_go_one_way_through_the_layers():
+    files: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if top != "__init__":
+            files.setdefault(top, set()).update(imported_modules(path))
+    assert set(files) <= set(LEVEL), "a new module needs its layer"
+    assert violations(files) == []
+
+
+def test_the_layer_check_sees_a_wrong_import():
+    assert violations({"numerics": {"flow"}}) == ["numerics imports flow"]
+    assert violations({"metrics": {"numerics"}}) == ["metrics imports numerics"]
+
+
+def test_importing_loads_nothing_optional_and_changes_no_global():
+    script = f"""
+import sys, warnings, torch
+def settings():
+    return (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.initial_seed(),
+            torch.distributions.Distribution._validate_args, torch.get_rng_state().sum().item(),
+            torch.are_deterministic_algorithms_enabled(), len(warnings.filters))
+before = settings()
+import latentcal
+assert settings() == before, (before, settings())
+loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", [name for name in lc.__all__ if not name.startswith("__")])
+def test_every_public_name_exists_and_is_documented(name):
+    assert getattr(lc, name).__doc__

@@ -1,0 +1,120 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import Independent, Normal, Poisson
+
+from latentcal.base import standard_normal
+from latentcal.fingerprint import CalibrationReuseWarning
+from latentcal.pit import latent_pit, marginal_pit
+from latentcal.radius.empirical import EmpiricalRadius
+from latentcal.radius.reference import Chi
+from latentcal.recalibration import recalibrate
+from toys import ScaleFromX, SinhFlow, scaled_gaussian
+from uniformity import distance_to_uniform, uniform_limit
+
+
+def test_the_latent_pit_is_uniform_under_the_model(generator):
+    n, flow = 3000, SinhFlow(3)
+    pred = flow(torch.randn(n, 3, generator=generator).double())
+    y = pred.sample(generator=generator)
+    assert distance_to_uniform(latent_pit(pred, y)) < uniform_limit(n)
+    assert distance_to_uniform(latent_pit(pred, 1.2 * y)) > uniform_limit(n)  # control
+
+
+def test_the_latent_pit_is_the_chi_probability_of_the_norm(generator):
+    y = torch.randn(4, 6, 5, generator=generator)
+    pred = scaled_gaussian(5, 2.0, torch.float32)()
+    u = latent_pit(pred, y)
+    assert u.dtype == torch.float64
+    assert u.shape == (4, 6)
+    torch.testing.assert_close(u, Chi(5).cdf(torch.linalg.vector_norm(y / 2, dim=-1)))
+
+
+def test_the_latent_pit_follows_a_law_that_depends_on_x(generator):
+    n = 3000
+    flow = scaled_gaussian(2, 1.0).with_base(standard_normal(2).with_radius(ScaleFromX(Chi(2))))
+    pred = flow(torch.randn(n, 1, generator=generator).double())
+    y = pred.sample(generator=generator)
+    assert distance_to_uniform(latent_pit(pred, y)) < uniform_limit(n)
+    assert distance_to_uniform(latent_pit(scaled_gaussian(2, 1.0)(pred.x), y)) > uniform_limit(n)  # control
+
+
+def test_the_latent_pit_needs_a_latent():
+    with pytest.raises(TypeError, match=r"flow\(x\); Normal has no latent norm.*marginal_pit"):
+        latent_pit(Normal(0, 1), torch.zeros(3, 1))
+
+
+def test_the_latent_pit_warns_on_the_rows_of_the_recalibration(generator):
+    x = torch.randn(300, 2, generator=generator).double()
+    flow = SinhFlow(2)
+    y = flow(x).sample(generator=generator)
+    model = recalibrate(flow, x[:200], y[:200], fit=EmpiricalRadius.fit)
+    latent_pit(model(x[200:]), y[200:])  # new rows: silent
+    latent_pit(flow(x), y)  # the flow itself was not recalibrated
+    with pytest.warns(CalibrationReuseWarning, match=r"About 100% .*uniform by construction"):
+        latent_pit(model(x), y)
+    with pytest.warns(CalibrationReuseWarning) as caught:
+        latent_pit(model(x[150:]), y[150:])
+    assert caught[0].filename == __file__
+
+
+def test_the_latent_pit_of_other_shapes_is_not_compared_with_the_calibration_rows(generator):
+    y = torch.randn(50, 2, generator=generator).double()
+    model = recalibrate(scaled_gaussian(2, 1.0), None, y, fit=EmpiricalRadius.fit)
+    latent_pit(model(), y.expand(3, 50, 2))
+    with pytest.warns(CalibrationReuseWarning):
+        latent_pit(model(), y)
+    conditional = recalibrate(SinhFlow(2), y, y, fit=EmpiricalRadius.fit)
+    assert latent_pit(conditional(y), y.expand(3, 50, 2)).shape == (3, 50)
+
+
+def test_the_marginal_pit_is_uniform_under_the_model_for_any_number_of_samples(generator):
+    n, flow = 3000, SinhFlow(2)
+    x = torch.randn(n, 2, generator=generator).double()
+    y = flow(x).sample(generator=generator)
+    for samples in (1, 7, 100):
+        u = marginal_pit(flow(x), y, samples=samples, generator=generator)
+        assert u.shape == (n, 2)
+        assert u.dtype == torch.float64
+        for j in range(2):
+            assert distance_to_uniform(u[:, j]) < uniform_limit(n)
+    u = marginal_pit(flow(x), y + 0.5, generator=generator)
+    assert distance_to_uniform(u[:, 0]) > uniform_limit(n)  # control
+
+
+def test_the_marginal_pit_of_a_discrete_prediction_is_uniform():
+    torch.manual_seed(0)
+    pred = Independent(Poisson(torch.full((4000, 1), 2.0)), 1)
+    assert distance_to_uniform(marginal_pit(pred, pred.sample(), samples=10)) < uniform_limit(4000)
+
+
+def test_the_marginal_pit_tends_to_the_distribution_function(generator):
+    y = torch.tensor([[-1.0], [0.0], [2.0]]).double()
+    u = marginal_pit(scaled_gaussian(1, 1.0)().expand((3,)), y, samples=40_000, generator=generator)
+    # Five binomial standard errors and the width of one rank.
+    torch.testing.assert_close(u, Normal(0.0, 1.0).cdf(y), rtol=0, atol=5 * 0.5 / 200 + 1e-4)
+
+
+def test_the_marginal_pit_is_computed_in_pieces(generator, monkeypatch):
+    monkeypatch.setattr("latentcal.pit._CHUNK", 30)
+    pred, shapes = scaled_gaussian(2, 1.0)().expand((10,)), []
+    draw = pred.sample
+    monkeypatch.setattr(pred, "sample", lambda shape, **kwargs: shapes.append(shape) or draw(shape, **kwargs))
+    u = marginal_pit(pred, torch.full((10, 2), 10.0), samples=5, generator=generator)
+    assert shapes == [(1,)] * 5
+    assert (u > 5 / 6).all()
+
+
+def test_the_marginal_pit_says_what_is_wrong(generator):
+    pred = scaled_gaussian(2, 1.0)().expand((3,))
+    with pytest.raises(ValueError, match=r"y \(4, 2\) is not of the shape \(3, 2\) of the predictions"):
+        marginal_pit(pred, torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="y has 1 NaN or infinite values"):
+        marginal_pit(pred, torch.tensor([[0.0, 0], [0, math.nan], [0, 0]]))
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        marginal_pit(pred, torch.zeros(3, 2), samples=0)
+    with pytest.raises(ValueError, match="sampled values are NaN"):
+        marginal_pit(
+            Independent(Normal(torch.full((3, 2), math.nan), 1.0, validate_args=False), 1), torch.zeros(3, 2)
+        )

@@ -1,0 +1,87 @@
+"""Plots draw the arrays they are given."""
+
+import builtins
+
+import pytest
+import torch
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+from latentcal.metrics import pit_density, reliability_curve  # noqa: E402
+from latentcal.plots import COLOURS, pit_histogram, reliability_diagram  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def u(generator):
+    return torch.rand(300, dtype=torch.float64, generator=generator)
+
+
+def artists(ax, gid):
+    return [artist for artist in ax.get_children() if (artist.get_gid() or "").startswith(gid)]
+
+
+def test_a_reliability_diagram_shows_the_curve_its_bands_and_the_diagonal(u):
+    curve = reliability_curve(u)
+    ax = reliability_diagram(curve, label="model")
+    (line,) = artists(ax, "model")
+    assert line.get_xdata().tolist() == curve.levels.tolist()
+    assert line.get_ydata().tolist() == curve.frequency.tolist()
+    assert len(artists(ax, "diagonal")) == 1
+    bands = artists(ax, "band")
+    for band, upper in zip(bands, (curve.simultaneous_upper, curve.pointwise_upper), strict=True):
+        drawn = band.get_paths()[0].vertices[:, 1]
+        assert set(upper.tolist()) <= set(drawn.tolist())
+
+
+def test_pit_values_can_be_given_in_place_of_a_curve(u):
+    (line,) = artists(reliability_diagram(u), "model")
+    assert line.get_ydata().tolist() == reliability_curve(u).frequency.tolist()
+
+
+@pytest.mark.parametrize(("draw", "bands"), [(reliability_diagram, 2), (pit_histogram, 1)])
+def test_models_on_one_axes_differ_in_colour_and_share_a_band(draw, bands, u):
+    ax = draw(u, label="before")
+    assert draw(u**2, label="after", ax=ax) is ax
+    assert len(artists(ax, "model")) == 2
+    assert len(artists(ax, "band")) == bands
+    assert len(artists(ax, "diagonal")) == 1
+    assert [text.get_text() for text in ax.get_legend().get_texts()][:2] == ["before", "after"]
+    colour_of = "get_edgecolor" if draw is pit_histogram else "get_color"
+    colours = [getattr(artist, colour_of)() for artist in artists(ax, "model")]
+    assert [matplotlib.colors.to_hex(colour).upper() for colour in colours] == list(COLOURS[:2])
+    draw(u[:100], ax=ax)  # another n has another band
+    assert len(artists(ax, "band")) == 2 * bands
+
+
+def test_a_pit_histogram_shows_the_density_and_everything_fits(u):
+    histogram = pit_density(u**3, bins=10)
+    ax = pit_histogram(u**3, bins=10)
+    (steps,) = artists(ax, "model")
+    assert steps.get_data().values.tolist() == histogram.density.tolist()
+    assert ax.get_ylim()[1] > 1.2 * float(histogram.density.max())  # room for the legend
+    (band,) = artists(ax, "band")
+    drawn = band.get_y(), band.get_y() + band.get_height()
+    assert drawn == pytest.approx((histogram.lower, histogram.upper))
+
+
+def test_a_missing_matplotlib_names_the_extra(u, monkeypatch):
+    real = builtins.__import__
+
+    def without_matplotlib(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    for draw in (reliability_diagram, pit_histogram):
+        with pytest.raises(ImportError, match=r"latentcal\[plots\]"):
+            draw(u)
