@@ -42,7 +42,7 @@ class _Wrong(SinhFlow):
 
     def __init__(self, fault, base=None):
         super().__init__(2, base)
-        self.fault, self.calls, self.cache = fault, 0, (None, None)
+        self.fault, self.calls, self.cache = fault, 0, []
         self.dropout = nn.Dropout()
 
     def encode(self, y, x=None):
@@ -60,6 +60,8 @@ class _Wrong(SinhFlow):
             z = torch.where(torch.arange(len(z))[:, None] == 3, math.nan, z)
         if self.fault == "random":
             z = z + 1e-3 * self.calls
+        if self.fault == "nan_later" and self.calls > 1:
+            log_abs_det = log_abs_det * math.nan
         if self.fault == "batch":
             z = z - 1e-2 * z.mean(0)
         if self.fault == "far":
@@ -69,12 +71,13 @@ class _Wrong(SinhFlow):
             z = z.detach()
         if self.fault == "dropout":
             z = self.dropout(z)
-        self.cache = (z, y)
+        self.cache.append((z, y))
         return z, log_abs_det
 
     def decode(self, z, x=None):
-        if z is self.cache[0]:
-            return self.cache[1]
+        for cached, y in self.cache:
+            if z is cached:
+                return y
         if self.fault == "far":
             z = z / 100
         if self.fault == "overflow":
@@ -88,6 +91,7 @@ class _Wrong(SinhFlow):
         ("log_det", ["log|det| against autograd"]),
         ("inverse", ["round trip of y", "round trip of base draws"]),
         ("random", ["repeats itself"]),
+        ("nan_later", ["repeats itself"]),
         ("batch", ["batch independence"]),
         ("far", ["base law"]),
         ("broadcast", ["extra sample dims"]),

@@ -10,9 +10,21 @@ import pytest
 import latentcal as lc
 
 PACKAGE = Path(lc.__file__).parent
-OPTIONAL = ["zuko", "torchdiffeq", "sklearn", "pandas", "matplotlib", "click", "rich", "pyarrow", "pooch", "dask", "optuna"]
+OPTIONAL = [
+    "zuko",
+    "torchdiffeq",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "click",
+    "rich",
+    "pyarrow",
+    "pooch",
+    "dask",
+    "optuna",
+]
 
-# Lower layers first; a module imports only from layers below its own. metrics and data import nothing of ours.
+# Lower layers first; a module imports only from its own layer or below. metrics and data stand alone.
 LAYERS = [
     {"_version", "numerics", "special", "splines", "metrics", "data"},
     {"plots", "norms", "radius"},

@@ -3,9 +3,9 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 from latentcal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
+from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 
 def _t(value):

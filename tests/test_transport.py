@@ -106,6 +106,8 @@ def test_a_scaled_law_is_transported_by_multiplication(generator):
     z = base.sample((100,), generator)
     torch.testing.assert_close(transport(z), 2 * z, rtol=1e-12, atol=0)
     torch.testing.assert_close(transport.inverse(2 * z), z, rtol=1e-12, atol=0)
+    r = base.norm_of(z)
+    torch.testing.assert_close(transport.inverse_radius(2 * r), r, rtol=1e-12, atol=0)
     torch.testing.assert_close(
         transport.log_abs_det(z), torch.full((100,), 5 * math.log(2.0), dtype=torch.float64)
     )

@@ -1,6 +1,6 @@
-"""Find out whether the probabilities of a conditional density model are true, and repair them after training."""
+"""Find out whether a conditional density model's probabilities are true, and repair them after training."""
 
-from . import data, flows, metrics
+from . import data, flows, metrics, plots
 from ._version import __version__
 from .base import (
     RadialBase,

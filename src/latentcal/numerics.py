@@ -80,7 +80,8 @@ def solve_increasing(
     """Point at which an increasing function reaches ``target``, (n,) -> (n,), by bracketed Newton steps.
 
     Each point has a bracket of its own; a Newton step that would leave it, or that makes no progress, is
-    replaced by bisection, so the iteration cannot fail. It ends where a further step would change nothing that float64 can hold.
+    replaced by bisection, so the iteration cannot fail. It ends where a further step would change nothing
+    that float64 can hold.
 
     Args:
         function: maps (m,) points and returns (m,) values, (m,) slopes f' and, if it knows them, (m,) bends

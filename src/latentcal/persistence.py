@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -52,10 +51,19 @@ def save(model: ConditionalFlow | RadiusLaw, path: str | os.PathLike[str]) -> No
     if not isinstance(model, (ConditionalFlow, RadiusLaw)):
         raise TypeError(f"save takes a flow or a law, got {type(model).__name__}.")
     target = Path(path)
-    if target.exists() and not (target / _STRUCTURE).exists() and (not target.is_dir() or any(target.iterdir())):
+    if (
+        target.exists()
+        and not (target / _STRUCTURE).exists()
+        and (not target.is_dir() or any(target.iterdir()))
+    ):
         raise FileExistsError(f"{target} exists and is not a saved model; choose another folder.")
     writer = _Writer()
-    document = {"format": "latentcal", "schema": SCHEMA, "version": __version__, "model": writer.node(model, "model")}
+    document = {
+        "format": "latentcal",
+        "schema": SCHEMA,
+        "version": __version__,
+        "model": writer.node(model, "model"),
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
         fresh = Path(temporary) / "fresh"
@@ -86,7 +94,9 @@ def load(path: str | os.PathLike[str], *, flow: ConditionalFlow | None = None) -
     try:
         document = json.loads((folder / _STRUCTURE).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{folder / _STRUCTURE} is truncated or not JSON ({error}). Save again.") from None
+        raise ModelFileError(
+            f"{folder / _STRUCTURE} is truncated or not JSON ({error}). Save again."
+        ) from None
     if not isinstance(document, dict) or document.get("format") != "latentcal":
         raise ModelFileError(f"{folder / _STRUCTURE} was not written by latentcal.")
     if not isinstance(document.get("schema"), int) or document["schema"] > SCHEMA:
@@ -97,7 +107,9 @@ def load(path: str | os.PathLike[str], *, flow: ConditionalFlow | None = None) -
     if document.get("sha256") != _document_hash(document):
         raise ModelFileError(f"{folder / _STRUCTURE} was changed after it was saved (checksum differs).")
     if document.get("numbers_sha256") != _sha256((folder / _NUMBERS).read_bytes()):
-        raise ModelFileError(f"{folder / _NUMBERS} is truncated or was changed (checksum differs). Save again.")
+        raise ModelFileError(
+            f"{folder / _NUMBERS} is truncated or was changed (checksum differs). Save again."
+        )
     try:
         tensors = load_file(folder / _NUMBERS)
     except SafetensorError as error:
@@ -186,7 +198,7 @@ class _Reader:
             flow = self._flow.with_base(base)
         else:
             made: ConditionalFlow = self._object(node)
-            missing, unexpected = made.load_state_dict(
+            _, unexpected = made.load_state_dict(
                 {name: self.value(item) for name, item in node["state"].items()}, strict=False
             )
             assert not unexpected
@@ -197,7 +209,7 @@ class _Reader:
     def _class(self, name: str) -> type:
         if name not in self._classes:
             raise ModelFileError(
-                f"The file needs the class {name}, which is not known here. If it is your own, import it first."
+                f"The file needs the class {name}, which is not known here. Import it first if it is yours."
             )
         return self._classes[name]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 class UnitSpline:
     r"""Increasing map of [0, 1] onto itself that is a ratio of quadratics between its knots.
 
-    With :math:`\xi = (x - x_k) / w_k`, :math:`\eta = 1 - \xi`, the bin's mean slope :math:`s = h_k / w_k` and the
-    slopes :math:`d_0, d_1` at its ends,
+    With :math:`\xi = (x - x_k) / w_k`, :math:`\eta = 1 - \xi`, the bin's mean slope :math:`s = h_k / w_k`
+    and the slopes :math:`d_0, d_1` at its ends,
 
     .. math:: y = y_k + \frac{h_k\, \xi\, (s \xi + d_0 \eta)}{s + (d_0 + d_1 - 2 s)\, \xi \eta}, \qquad
               y' = \frac{s^2 (d_1 \xi^2 + 2 s \xi \eta + d_0 \eta^2)}{(s + (d_0 + d_1 - 2 s)\, \xi \eta)^2}.
@@ -52,7 +52,7 @@ class UnitSpline:
         bend = first + last - 2 * mean
         rise = (y - self.y[k]).clamp(min=0)
         fall = (complement - self.y_complement[k + 1]).clamp(min=0)
-        # The same quadratic seen from either end of the bin: each root keeps the digits of the end it starts at.
+        # The same quadratic seen from either end of the bin: each root keeps the digits of its own end.
         xi = _root(rise, mean, first, bend, height)
         eta = _root(fall, mean, last, bend, height)
         return self.x[k] + width * xi, self.x_complement[k + 1] + width * eta

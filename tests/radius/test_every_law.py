@@ -9,6 +9,7 @@ import pytest
 import torch
 from laws import LAWS
 from torch import nn
+
 from uniformity import distance_to_uniform, uniform_limit
 
 EPS = torch.finfo(torch.float64).eps
@@ -91,6 +92,16 @@ def test_quantiles_and_tail_probabilities_invert_each_other(law):
     u = TAIL.exp()
     torch.testing.assert_close(law.icdf(u), law.icdf_log_cdf(TAIL), rtol=1e-10, atol=0)
     torch.testing.assert_close(law.icdf(1 - u[60:]), law.icdf_log_sf(TAIL[60:]), rtol=1e-10, atol=0)
+
+
+@each_law
+def test_both_tails_at_once_are_those_taken_one_by_one(law):
+    r, _ = _radii(law)
+    log_cdf, log_sf = law.log_tails(r)
+    assert torch.equal(log_cdf, law.log_cdf(r))
+    assert torch.equal(log_sf, law.log_sf(r))
+    torch.testing.assert_close(law.icdf_log_tails(log_cdf, log_sf), r, rtol=1e-10, atol=0)
+    assert not law.log_tails(r.requires_grad_())[0].requires_grad
 
 
 @each_law

@@ -3,9 +3,9 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 from latentcal.radius import BallRadius, Chi, GammaRadius, StudentRadius
+from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 DIMS = (1, 2, 16, 1000, 196_608)
 LAWS_OF_DIM = {

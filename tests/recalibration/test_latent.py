@@ -1,5 +1,6 @@
 import fractions
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
-from latentcal.base import student_t, uniform_ball
+from latentcal.base import standard_normal, student_t, uniform_ball
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
@@ -295,16 +296,14 @@ def test_batches_of_an_unconditional_flow_are_y_alone(generator):
 
 
 def test_batches_are_used_one_by_one_and_let_go(generator):
-    import weakref
-
     x, y = _data(generator)
     alive = []
 
     def batches():
         for i in range(0, 60, 10):
-            batch = y[i : i + 10].clone()
-            alive.append(weakref.ref(batch))
-            yield x[i : i + 10], batch
+            batch = y[i : i + 10].numpy().copy()
+            alive.append(weakref.ref(batch))  # lives as long as any tensor that looks at it
+            yield x[i : i + 10], torch.from_numpy(batch)
             del batch
             assert sum(reference() is not None for reference in alive) <= 1
 
@@ -492,8 +491,6 @@ def test_a_subclass_is_all_that_a_user_writes(generator):
             return z + x
 
     x, y = _data(generator)
-    from latentcal.base import standard_normal
-
     model = recalibrate(Shift(standard_normal(2)), x, y)
     assert torch.isfinite(model(x).log_prob(y)).all()
     assert model(x).sample((3,)).shape == (3, 60, 2)

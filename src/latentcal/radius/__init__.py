@@ -1,3 +1,5 @@
+"""Laws of a latent norm, one a file."""
+
 from .empirical import EmpiricalRadius
 from .gamma_kde import GammaKDE
 from .guarantee import Guarantee, TightenedRadius, guarantee, points_needed, tighten

@@ -1,4 +1,4 @@
-"""Calibration radii as weighted nodes, split into cross-validation folds: what a fit costs does not grow with n."""
+"""Calibration radii as weighted nodes in cross-validation folds, so that fits cost the same for every n."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class FoldedRadii:
     r"""Nodes :math:`c_j` of the cube-root radii and how much weight each fold has on each node.
 
     A node is the mean of the points in one small cell, so points that stand alone and ties are represented
-    exactly, and a crowd by its centre of mass. Cells are equal in
-    :math:`\operatorname{asinh}((t - \mathrm{median}) / \mathrm{spread})`: fine in the bulk, wide in the tails,
-    whatever the size of an outlier.
+    exactly, and a crowd by its centre of mass. Cells are equal in :math:`\operatorname{asinh}((t - m) / s)`,
+    with m the median and s the interquartile range: fine in the bulk, wide in the tails, whatever the size
+    of an outlier.
 
     Attributes:
         nodes: (k,) ascending.
@@ -79,9 +79,10 @@ class FoldedRadii:
 
 def _cells(t: Tensor, max_nodes: int) -> Tensor:
     """Index of the cell of each point, (n,) -> (n,), numbered from 0 without gaps, in ascending order."""
-    values, index = torch.unique(t, return_inverse=True) if t.numel() <= max_nodes * 8 else (None, None)
-    if values is not None and values.numel() <= max_nodes:
-        return index
+    if t.numel() <= 8 * max_nodes:
+        values, index = torch.unique(t, return_inverse=True)
+        if values.numel() <= max_nodes:
+            return index
     quartiles = torch.quantile(t[:: max(1, t.numel() // 100_000)], t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
     position = torch.asinh((t - quartiles[1]) / spread)
@@ -104,9 +105,9 @@ def effective_size(weights: Tensor) -> float:
 def spread_limit(folded: FoldedRadii, *, share: float = 0.05) -> float:
     r"""Largest rate of gamma kernels that the nodes can resolve.
 
-    A kernel at c has standard deviation :math:`\sqrt{c / \lambda}`. Where that is less than 2.5 times the spread
-    inside a cell, points of one cell look tied and the likelihood of narrow kernels is overrated. The limit
-    holds for all but a ``share`` of the weight.
+    A kernel at c has standard deviation :math:`\sqrt{c / \lambda}`. Where that is less than 2.5 times the
+    spread inside a cell, points of one cell look tied and the likelihood of narrow kernels is overrated. The
+    limit holds for all but a ``share`` of the weight.
     """
     inside = folded.spread > 1e-12 * folded.nodes
     if not bool(inside.any()):

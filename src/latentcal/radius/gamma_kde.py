@@ -72,9 +72,9 @@ class GammaKDE(TabulatedLaw):
     ) -> GammaKDE:
         r"""The estimate for radii (n,), its rate chosen by ten-fold cross-validated likelihood.
 
-        The folds are contiguous in the given order, the rates :math:`10^{-5 + 10 i / 99}`. Above 256 radii the
-        likelihoods are computed on at most 512 weighted nodes, above 1,000 the law itself has at most 1,000
-        weighted kernels: O(n log n) in all. Radii of exactly 0 have no gamma kernel and are moved to a
+        The folds are contiguous in the given order, the rates :math:`10^{-5 + 10 i / 99}`. Above 256 radii
+        the likelihoods are computed on at most 512 weighted nodes, above 1,000 the law itself has at most
+        1,000 weighted kernels: O(n log n) in all. Radii of exactly 0 have no gamma kernel and are moved to a
         thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
 
         Args:
@@ -92,7 +92,9 @@ class GammaKDE(TabulatedLaw):
         radii, weights = check_radii(radii, weights, upper=upper)
         warn_if_tied(radii)
         t = cube_roots(radii)
-        folded = FoldedRadii.of(t, weights, max_nodes=_EXACT_UP_TO if t.numel() <= _EXACT_UP_TO else _MAX_NODES)
+        folded = FoldedRadii.of(
+            t, weights, max_nodes=_EXACT_UP_TO if t.numel() <= _EXACT_UP_TO else _MAX_NODES
+        )
         rate, _ = choose_rate(folded, extend=rates == "extended", upper=upper)
         kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
         return cls(kernels.nodes, rate, kernels.total, upper)
@@ -126,7 +128,7 @@ def cube_roots(radii: Tensor) -> Tensor:
 
 
 def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
-    r"""Log densities at t (m,) of the gamma kernels with means c (k,), as (..., m, k) for rates (..., k) or one.
+    r"""Log densities (..., m, k) at t (m,) of gamma kernels with means c (k,) and rates (..., k), or one.
 
     .. math:: \log k_c(t) = -\lambda \left[t - c - c \log(t / c)\right] - \log t + \text{const}_c
 
@@ -219,10 +221,10 @@ def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = m
 
 
 def gamma_span(smallest: float, largest: float, rate: float) -> tuple[float, float]:
-    r"""Interval of t outside of which gamma kernels with means in [smallest, largest] have log mass below -60.
+    r"""Interval of t beyond which gamma kernels with means in [smallest, largest] have log mass below -60.
 
-    With :math:`t = c e^s` a kernel falls off like :math:`\exp(-\lambda c\, (e^s - 1 - s))`; s is chosen so that
-    the exponent is at least 65 on either side.
+    With :math:`t = c e^s` a kernel falls off like :math:`\exp(-\lambda c\, (e^s - 1 - s))`; s is chosen so
+    that the exponent is at least 65 on either side.
     """
     fall = 65.0 / (rate * smallest)
     low = smallest * math.exp(-min(math.sqrt(2 * fall) + fall, 100.0))

@@ -179,8 +179,8 @@ class TightenedRadius(RadiusLaw):
 def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     r"""A smooth law whose lambda on the calibration norms (n,) is at most ``max_lambda``, by the least pull.
 
-    Since the bound is fixed before the data are seen, coverage of every set :math:`\{F(l) \le \alpha\}`, averaged
-    over calibration sets, is within :math:`(1 + \lambda_\text{max}) / (n + 1)` of :math:`\alpha`.
+    Since the bound is fixed before the data are seen, coverage of every set :math:`\{F(l) \le \alpha\}`,
+    averaged over calibration sets, is within :math:`(1 + \lambda_\text{max}) / (n + 1)` of :math:`\alpha`.
 
     Args:
         law: the smooth law to start from; returned as it is where it is close enough already.
@@ -198,8 +198,8 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     floor = (float(counts.max()) - 1) / 2
     if max_lambda < floor or max_lambda < 0:
         raise ValueError(
-            f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and a "
-            f"continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
+            f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and "
+            f"a continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
         )
     with torch.no_grad():
         smooth = law.cdf(radii)
@@ -215,7 +215,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
             if knots == values.numel():
                 raise ValueError(
                     f"max_lambda = {max_lambda:g} cannot be reached: neighbouring radii differ by less than the "
-                    f"law's distribution function can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
+                    f"law can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
                 )
             knots = min(4 * knots, values.numel())
         low, high = 0.0, 1.0  # lambda is convex in the pull: the least one that suffices, by halving

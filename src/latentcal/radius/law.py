@@ -194,7 +194,7 @@ class RadiusLaw(nn.Module):
         raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")
 
 
-def as_float64(values: Tensor) -> Tensor:
+def as_float64(values: Tensor | float) -> Tensor:
     """``values`` as a float64 tensor, (...) -> (...); numbers and numpy arrays are taken as well."""
     return torch.as_tensor(values, dtype=torch.float64)
 

@@ -57,14 +57,12 @@ class _ReferenceLaw(RadiusLaw):
 
     def log_cdf(self, r: Tensor) -> Tensor:
         r = as_float64(r)
-        with torch.no_grad():
-            value = self._tails(r.clamp(0, self.upper))[0]
+        value = self.log_tails(r)[0]
         return with_own_slope(r, value, self._share_of_tail)
 
     def log_sf(self, r: Tensor) -> Tensor:
         r = as_float64(r)
-        with torch.no_grad():
-            value = self._tails(r.clamp(0, self.upper))[1]
+        value = self.log_tails(r)[1]
         return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()

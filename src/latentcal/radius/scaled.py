@@ -55,8 +55,8 @@ class ScaledRadius(RadiusLaw):
         r"""Robust maximum likelihood for radii (n,).
 
         :math:`\log r` follows a location-scale family, fitted with one per cent of the points allowed to come
-        from a wide Cauchy law instead: one outlier does not move the fit. A normal prior on log b (deviation 1)
-        and the bounds 1/20 <= b <= 20 keep n = 2 or equal radii from collapsing to a point.
+        from a wide Cauchy law instead: one outlier does not move the fit. A normal prior on log b (deviation
+        1) and the bounds 1/20 <= b <= 20 keep n = 2 or equal radii from collapsing to a point.
 
         Args:
             radii: (n,) calibration norms.

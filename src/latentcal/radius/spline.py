@@ -107,7 +107,11 @@ class SplineRadius(TabulatedLaw):
 
         with torch.enable_grad():
             found = minimize(
-                objective, torch.zeros(3 * bins + 1).numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-9}
+                objective,
+                torch.zeros(3 * bins + 1).numpy(),
+                jac=True,
+                method="L-BFGS-B",
+                options={"maxiter": 300, "ftol": 1e-9},
             )
         spline = _unpack(torch.as_tensor(found.x).to(t), bins)
         return cls(shift, scale, spline.widths, spline.heights, spline.slopes, upper)
@@ -150,7 +154,7 @@ def _unpack(theta: Tensor, bins: int) -> UnitSpline:
 
 
 def _to_gaussian(z: Tensor, spline: UnitSpline) -> tuple[Tensor, Tensor]:
-    """w and log dw/dz; with tanh z = 2 sigmoid(2 z) - 1 the spline acts on [0, 1] and keeps both ends exact."""
+    """w and log dw/dz; since tanh z = 2 sigmoid(2 z) - 1, the spline acts on [0, 1], exact at both ends."""
     log_x, log_x_complement = logsigmoid(2 * z), logsigmoid(-2 * z)
     y, y_complement, log_slope = spline(torch.exp(log_x), torch.exp(log_x_complement))
     log_y, log_y_complement = torch.log(y), torch.log(y_complement)

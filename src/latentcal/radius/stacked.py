@@ -37,6 +37,7 @@ class StackedRadius(TabulatedLaw):
         level: probability of the mixture below :math:`r_0`.
     """
 
+    parts: Sequence[RadiusLaw]
     weights: Tensor
 
     def __init__(self, parts: Sequence[RadiusLaw], weights: Tensor, core: RadiusLaw, level: float) -> None:
@@ -48,7 +49,8 @@ class StackedRadius(TabulatedLaw):
             raise ValueError("weights must not be negative and not all 0.")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}.")
-        self.parts, self.core, self.level = nn.ModuleList(parts), core, float(level)
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
+        self.core, self.level = core, float(level)
         self.upper = core.upper
         self.register_buffer("weights", normalized(weights))
 
@@ -65,8 +67,8 @@ class StackedRadius(TabulatedLaw):
         r"""Stack of {reference, scaled, scaled with power, gamma KDE} for radii (n,).
 
         The weights maximise the ten-fold held-out likelihood and are then drawn towards equality so far that
-        each is at least 1 / (K (n + 1)): no point can lose more than log(K (n + 1)) against the reference. The
-        core below the 1 / (n + 1) quantile has the shape of the scaled reference.
+        each is at least 1 / (K (n + 1)): no point can lose more than log(K (n + 1)) against the reference.
+        The core below the 1 / (n + 1) quantile has the shape of the scaled reference.
 
         Args:
             radii: (n,) calibration norms.
@@ -76,7 +78,9 @@ class StackedRadius(TabulatedLaw):
             generator: not needed.
         """
         if reference is None:
-            raise ValueError("StackedRadius.fit needs the law that the model assumes: reference=flow.base.radius.")
+            raise ValueError(
+                "StackedRadius.fit needs the law that the model assumes: reference=flow.base.radius."
+            )
         radii, weights = check_radii(radii, weights, upper=reference.upper)
         warn_if_tied(radii)
         t = cube_roots(radii)
@@ -107,7 +111,9 @@ class StackedRadius(TabulatedLaw):
     def _log_density(self, t: Tensor) -> Tensor:
         r = t**3
         radius, log_factor = self._core_end()
-        log_density = torch.where(r < radius, self.core.log_prob(r) + log_factor, self._mixture("log_prob", r))
+        log_density = torch.where(
+            r < radius, self.core.log_prob(r) + log_factor, self._mixture("log_prob", r)
+        )
         return log_density + math.log(3) + 2 * torch.log(t)
 
     def _log_mass_below(self, t: Tensor) -> Tensor:
@@ -151,7 +157,7 @@ class StackedRadius(TabulatedLaw):
         return float(end), float(self._mixture("log_prob", end) - self.core.log_prob(end))
 
     def _retreat(self, end: Tensor, log_limit: float) -> Tensor:
-        """The largest radius up to ``end`` at which the glued core has at most this log mass, (1,) -> (1,)."""
+        """The largest radius up to ``end`` at which the core has at most this log mass, (1,) -> (1,)."""
 
         def too_heavy(r: Tensor) -> Tensor:
             return self._mixture("log_prob", r) - self.core.log_prob(r) + self.core.log_cdf(r) > log_limit
@@ -179,7 +185,7 @@ def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000)
     weights = density.new_full((density.shape[0],), 1 / density.shape[0])
     share = counts / counts.sum()
     for _ in range(steps):
-        # density / mixture averaged over the points is the gradient; at the optimum it is at most 1 everywhere.
+        # The gradient: density / mixture, averaged over the points. At the optimum it is at most 1.
         gradient = density @ (share / (weights @ density))
         if float(gradient.max()) < 1 + 1e-6:
             break

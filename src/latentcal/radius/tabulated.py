@@ -334,7 +334,7 @@ def _horner(coefficients: Tensor, local: Tensor) -> Tensor:
 
 
 def _in_chunks(function: Callable[..., Any], *points: Tensor, size: int = _CHUNK) -> Any:
-    """``function`` of (m,) points, some at a time, so that memory stays bounded and data stay in the cache."""
+    """``function`` of (m,) points, some at a time: memory stays bounded, data stay in the cache."""
     if points[0].numel() <= size:
         return function(*points)
     pieces = [function(*block) for block in zip(*(tensor.split(size) for tensor in points), strict=True)]

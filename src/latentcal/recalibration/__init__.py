@@ -1,3 +1,5 @@
+"""Recalibration: the same maps, a truer law."""
+
 from .latent import (
     CalibrationReuseWarning,
     NLLTerms,

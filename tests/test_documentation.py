@@ -1,0 +1,48 @@
+"""Every block of Python in the documents runs, and prints what the block of text after it says."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if path.exists())
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str) -> list[tuple[str, str | None]]:
+    """Python blocks, each with the text block that directly follows it."""
+    found = list(BLOCK.finditer(text))
+    result = []
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        if block[1] == "python":
+            adjacent = following is not None and following[1] == "text"
+            adjacent = adjacent and not text[block.end() : following.start()].strip()
+            result.append((block[2], following[2] if adjacent else None))
+    return result
+
+
+def run(text: str) -> None:
+    names: dict[str, object] = {}
+    for code, expected in blocks(text):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "document", "exec"), names)
+        if expected is not None:
+            assert printed.getvalue().strip() == expected.strip()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_the_code_of_a_document_runs_and_prints_what_it_says(path, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    run(path.read_text())
+    matplotlib.pyplot.close("all")
+
+
+def test_a_document_that_says_something_else_fails():
+    with pytest.raises(AssertionError):
+        run("```python\nprint(1)\n```\n\n```text\n2\n```\n")
