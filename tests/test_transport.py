@@ -142,6 +142,17 @@ def test_the_ends_of_a_bounded_support_stay_ends():
     assert torch.equal(transport.radius(ends), ends)
 
 
+def test_a_radius_too_small_for_a_float_becomes_zero_and_not_nonsense():
+    base = standard_normal(2)
+    # Under the sharp law a norm of 0.1 has log probability -7e4; no float64 radius of the base has that.
+    transport = radial_transport(base, base.with_radius(GammaKDE(torch.tensor([1.0]), rate=1e5)))
+    z = torch.tensor([[0.1, 0.0]], dtype=torch.float64, requires_grad=True)
+    moved = transport.inverse(z)
+    assert torch.equal(moved, torch.zeros_like(moved))
+    (gradient,) = torch.autograd.grad(moved.sum(), z)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 @each_fit
 def test_no_finite_point_becomes_nan(fit):
     transport = radial_transport(*_fitted("normal", fit, 2))

@@ -199,7 +199,7 @@ class _Reader:
         else:
             made: ConditionalFlow = self._object(node)
             _, unexpected = made.load_state_dict(
-                {name: self.value(item) for name, item in node["state"].items()}, strict=False
+                {name: self.value(item) for name, item in node["state"].items()}, strict=False, assign=True
             )
             assert not unexpected
             flow = made.with_base(base)

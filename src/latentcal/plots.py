@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -100,6 +101,38 @@ def pit_histogram(u: Tensor, *, bins: int = 20, label: str | None = None, ax: Ax
     ax.stairs(density, edges, baseline=None, color=colour, linewidth=2, label=label, zorder=3, gid="model")
     ax.set_ylim(0, max(ax.get_ylim()[1], 1.25 * max(float(density.max()), histogram.upper)))
     _legend(ax, loc="upper center")
+    return ax
+
+
+def training_curves(
+    train: Sequence[float], validation: Sequence[float], best: int = -1, *, ax: Axes | None = None
+) -> Axes:
+    """Loss in training and NLL in validation against the epoch, with the best epoch marked.
+
+    Args:
+        train: mean training loss of each epoch.
+        validation: validation NLL after each epoch.
+        best: index of the best epoch; -1 for none.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    for values, label, colour in ((train, "training", _LINE), (validation, "validation", COLOURS[1])):
+        ax.plot(range(1, len(values) + 1), values, color=colour, linewidth=2, label=label, gid="model")
+    if best >= 0:
+        ax.plot(
+            [best + 1],
+            [validation[best]],
+            "o",
+            color=COLOURS[0],
+            label=f"best: {validation[best]:.3f}",
+            gid="model",
+        )
+    ax.set(xlabel="Epoch", ylabel="Negative log-likelihood")
+    _tidy(ax)
+    _legend(ax)
     return ax
 
 

@@ -134,8 +134,7 @@ def log_beta_cdf_sf(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> tuple[Tensor
     ):
         p, q, y, yc = (value[side] if value.dim() else value for value in (p, q, y, yc))
         log_tail = _log_beta_peak(p, q, y, yc) + torch.log(_beta_fraction(p, q, y, yc))
-        near[side] = log_tail.masked_fill(y <= 0, -math.inf)
-        far[side] = torch.log1p(-torch.exp(near[side]))
+        near[side], far[side] = log_tail, torch.log1p(-torch.exp(log_tail))
     return log_cdf.reshape(size), log_sf.reshape(size)
 
 
@@ -179,9 +178,7 @@ def _log_beta_peak(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> Tensor:
 
 
 def _small_shape(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    # x^a exp(-x a / (a + 1)) / Gamma(a + 1) <= P, so where it exceeds 1/2 the smaller one is Q.
-    bound = torch.xlogy(a, x) - x * (a / (a + 1)) - torch.lgamma(a + 1)
-    upper = (x > a) | (bound > -math.log(2))
+    upper = x > a
     small = torch.where(
         upper,
         torch.special.gammaincc(a, torch.where(upper, x, math.inf)),
@@ -205,7 +202,7 @@ def _large_shape(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def _both(
     upper: Tensor, small: Tensor, big: Tensor, far: Tensor, a: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(log P, log Q) from the logs of the smaller and the bigger one, made anew where ``far`` is set."""
+    """(log P, log Q) from the logs of the nearer and the other tail, made anew where ``far`` is set."""
     if bool(far.any()):
         upper_far, small[far] = _tail(a.expand(x.shape)[far], x[far])
         upper[far], big[far] = upper_far, torch.log1p(-torch.exp(small[far]))

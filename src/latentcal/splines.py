@@ -31,11 +31,13 @@ class UnitSpline:
 
     def __call__(self, x: Tensor, complement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y, 1 - y and log y' at x and 1 - x, (m,), (m,) -> (m,), (m,), (m,)."""
-        k = torch.searchsorted(self.x.detach(), x.detach().contiguous(), right=True) - 1
-        k = k.clamp(0, self.widths.numel() - 1)
+        k = _bin(self.x, self.x_complement, x, complement)
         width, height = self.widths[k], self.heights[k]
-        xi = ((x - self.x[k]) / width).clamp(0, 1)
-        eta = ((complement - self.x_complement[k + 1]) / width).clamp(0, 1)
+        # Distances to both ends of the bin, from the end of [0, 1] that is nearer: a bin may be 1e-30 wide.
+        near_0 = x < 0.5
+        xi = torch.where(near_0, x - self.x[k], self.x_complement[k] - complement) / width
+        eta = torch.where(near_0, self.x[k + 1] - x, complement - self.x_complement[k + 1]) / width
+        xi, eta = xi.clamp(0, 1), eta.clamp(0, 1)
         mean, first, last = height / width, self.slopes[k], self.slopes[k + 1]
         denominator = mean + (first + last - 2 * mean) * xi * eta
         y = self.y[k] + height * xi * (mean * xi + first * eta) / denominator
@@ -45,13 +47,13 @@ class UnitSpline:
 
     def inverse(self, y: Tensor, complement: Tensor) -> tuple[Tensor, Tensor]:
         """x and 1 - x at y and 1 - y, (m,), (m,) -> (m,), (m,)."""
-        k = torch.searchsorted(self.y, y.contiguous(), right=True) - 1
-        k = k.clamp(0, self.heights.numel() - 1)
+        k = _bin(self.y, self.y_complement, y, complement)
         width, height = self.widths[k], self.heights[k]
         mean, first, last = height / width, self.slopes[k], self.slopes[k + 1]
         bend = first + last - 2 * mean
-        rise = (y - self.y[k]).clamp(min=0)
-        fall = (complement - self.y_complement[k + 1]).clamp(min=0)
+        near_0 = y < 0.5
+        rise = torch.where(near_0, y - self.y[k], self.y_complement[k] - complement).clamp(min=0)
+        fall = torch.where(near_0, self.y[k + 1] - y, complement - self.y_complement[k + 1]).clamp(min=0)
         # The same quadratic seen from either end of the bin: each root keeps the digits of its own end.
         xi = _root(rise, mean, first, bend, height)
         eta = _root(fall, mean, last, bend, height)
@@ -63,9 +65,18 @@ def monotone_slopes(widths: Tensor, heights: Tensor) -> Tensor:
 
     Inside, the harmonic mean of the neighbouring bins' slopes; at the ends, the bin's own.
     """
-    mean = heights / widths
-    inner = 2 * mean[1:] * mean[:-1] / (mean[1:] + mean[:-1])
-    return torch.cat([mean[:1], inner, mean[-1:]])
+    inverse = widths / heights  # of the bins' slopes, which may be as steep as 1e300
+    return 1 / torch.cat([inverse[:1], (inverse[1:] + inverse[:-1]) / 2, inverse[-1:]])
+
+
+def _bin(knots: Tensor, complements: Tensor, x: Tensor, complement: Tensor) -> Tensor:
+    """Index of the bin of each point, (m,), found among the knots or, near 1, among their complements."""
+    last = knots.numel() - 2
+    from_left = torch.searchsorted(knots.detach(), x.detach().contiguous(), right=True) - 1
+    from_right = (
+        torch.searchsorted(complements.detach().flip(0), complement.detach().contiguous(), right=True) - 1
+    )
+    return torch.where(x < 0.5, from_left, last - from_right).clamp(0, last)
 
 
 def _root(rise: Tensor, mean: Tensor, slope: Tensor, bend: Tensor, height: Tensor) -> Tensor:

@@ -88,31 +88,30 @@ def _move(r: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
         log_slope = (
             source.radius.log_radial_density(point, source.dim)
             - target.radius.log_radial_density(there, source.dim)
-            - (source.dim - 1) * _log_ratio(point, there, source, target)
+            - (source.dim - 1) * torch.log(_ratio(point, there, source, target))
         )
-        return torch.exp(log_slope)
+        # Where the moved radius has underflowed the map is flat.
+        return torch.exp(log_slope).masked_fill((there == 0) & (point > 0), 0.0)
 
     return with_slope(r, moved, slope)
 
 
-def _log_ratio(r: Tensor, moved: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
-    """``log(moved / r)`` with its limit at r = 0, (...) -> (...)."""
-    at_origin = (r == 0) | (moved == 0)
+def _ratio(r: Tensor, moved: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
+    """``moved / r`` with its limit at r = 0, (...) -> (...)."""
+    at_origin = r == 0
     if not bool(at_origin.any()):
-        return torch.log(moved / r)
+        return moved / r
     # F(r) ~ c r^d / d near 0 on both sides, hence moved / r -> (c_source / c_target)^(1/d).
     origin = torch.zeros_like(r)
     limit = source.radius.log_radial_density(origin, source.dim) - target.radius.log_radial_density(
         origin, source.dim
     )
     # Bounded, so that a law with a hole or a pole at the origin gives 0 times a number, not 0 times infinity.
-    limit = (limit / source.dim).clamp(-300, 300)
-    return torch.where(
-        at_origin, limit, torch.log(moved.masked_fill(at_origin, 1.0) / r.masked_fill(at_origin, 1.0))
-    )
+    limit = torch.exp((limit / source.dim).clamp(-300, 300))
+    return torch.where(at_origin, limit, moved / r.masked_fill(at_origin, 1.0))
 
 
 def _rescale(z: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
     r = source.norm_of(z)
-    ratio = torch.exp(_log_ratio(r, _move(r, source, target), source, target))
+    ratio = _ratio(r, _move(r, source, target), source, target)
     return (z * ratio.unsqueeze(-1)).to(z.dtype)

@@ -1,6 +1,34 @@
 """Every law with a density, for the tests that hold for all of them: a new law is one line."""
 
-from latentcal.radius import BallRadius, Chi, GammaRadius, StudentRadius
+from collections.abc import Callable
+
+import torch
+
+from latentcal.radius import (
+    BallRadius,
+    Chi,
+    GammaKDE,
+    GammaRadius,
+    RadiusLaw,
+    ScaledRadius,
+    SplineRadius,
+    StackedRadius,
+    StudentRadius,
+    tighten,
+)
+
+
+def fitted(fit: Callable[..., RadiusLaw], reference: RadiusLaw, *, power: float = 1.2, n: int = 150) -> RadiusLaw:
+    """A law fitted to n radii whose power, relative to the median, is not that of the reference."""
+    median = reference.icdf(torch.tensor(0.5)) if reference.upper > 1 else 1.0
+    radii = median * (reference.sample((n,), torch.Generator().manual_seed(3)) / median) ** power
+    return fit(radii, reference=reference)
+
+
+def tightened(fit: Callable[..., RadiusLaw], reference: RadiusLaw) -> RadiusLaw:
+    """The same, pulled so close to the order statistics of its radii that lambda is 0.3."""
+    return fitted(lambda radii, **kw: tighten(fit(radii, **kw), radii, max_lambda=0.3), reference, n=40)
+
 
 LAWS = {
     "chi 1": Chi(1),
@@ -20,4 +48,36 @@ LAWS = {
     "student 16": StudentRadius(16, degrees_of_freedom=5),
     "student 784": StudentRadius(784, degrees_of_freedom=30),
     "student 196608": StudentRadius(196608, degrees_of_freedom=500),
+    "scaled 2": ScaledRadius(Chi(2), scale=1.4),
+    "scaled 1, power": ScaledRadius(Chi(1), scale=0.7, power=1.3),
+    "scaled 1000, power": fitted(ScaledRadius.fit, Chi(1000)),
+    "scaled 196608, power": fitted(ScaledRadius.fit, Chi(196608), power=0.5),
+    "scaled ball 2": fitted(ScaledRadius.fit, BallRadius(2)),
+    "scaled student 2": fitted(ScaledRadius.fit, StudentRadius(2, degrees_of_freedom=3)),
+    "gamma_kde 1": fitted(GammaKDE.fit, Chi(1)),
+    "gamma_kde 2": fitted(GammaKDE.fit, Chi(2)),
+    "gamma_kde 16": fitted(GammaKDE.fit, Chi(16)),
+    "gamma_kde 196608": fitted(GammaKDE.fit, Chi(196608)),
+    "gamma_kde ball 16": fitted(GammaKDE.fit, BallRadius(16)),
+    "gamma_kde interval": fitted(GammaKDE.fit, BallRadius(1)),
+    "spline 1": fitted(SplineRadius.fit, Chi(1)),
+    "spline 2": fitted(SplineRadius.fit, Chi(2)),
+    "spline 1000": fitted(SplineRadius.fit, Chi(1000)),
+    "spline 196608": fitted(SplineRadius.fit, Chi(196608)),
+    "spline interval": fitted(SplineRadius.fit, BallRadius(1)),
+    "stacked 1": fitted(StackedRadius.fit, Chi(1)),
+    "stacked 2": fitted(StackedRadius.fit, Chi(2)),
+    "stacked 16": fitted(StackedRadius.fit, Chi(16)),
+    "stacked 1000": fitted(StackedRadius.fit, Chi(1000)),
+    "stacked 196608": fitted(StackedRadius.fit, Chi(196608)),
+    "stacked ball 16": fitted(StackedRadius.fit, BallRadius(16)),
+    "stacked interval": fitted(StackedRadius.fit, BallRadius(1)),
+    "stacked gamma 5": fitted(StackedRadius.fit, GammaRadius(5)),
+    "stacked student 2": fitted(StackedRadius.fit, StudentRadius(2, degrees_of_freedom=2.7)),
+    "stacked twice": fitted(StackedRadius.fit, fitted(StackedRadius.fit, Chi(3))),
+    "tightened gamma_kde 2": tightened(GammaKDE.fit, Chi(2)),
+    "tightened spline 16": tightened(SplineRadius.fit, Chi(16)),
+    "tightened stacked 2": tightened(StackedRadius.fit, Chi(2)),
+    "tightened stacked 196608": tightened(StackedRadius.fit, Chi(196608)),
+    "tightened stacked interval": tightened(StackedRadius.fit, BallRadius(1)),
 }

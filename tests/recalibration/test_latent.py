@@ -214,8 +214,8 @@ def test_the_record_says_how_the_model_was_made(generator):
     assert record.fingerprint.share_of(x, y) == 1
     text = str(record)
     assert text.startswith("Recalibrated on 60 points: ScaledRadius in place of Chi\n")
-    assert f"at most {record.epsilon:.4f} on average (lambda = {record.lambda_:.2f}" in text
-    assert "tied norms      0.0%" in text
+    assert f"epsilon     {record.epsilon:.4f} (lambda = {record.lambda_:.2f}; read off the data" in text
+    assert "tied norms  0.0%" in text
 
 
 def test_the_bound_of_a_law_that_depends_on_x_is_that_of_its_pit_values(generator):
@@ -402,6 +402,26 @@ def test_the_terms_of_a_model_recalibrated_twice_start_from_the_trained_base(gen
     twice = recalibrate(once, x[60:], y[60:], fit=_doubled)
     terms = nll_decomposition(twice, x, y)
     torch.testing.assert_close(terms.radial, torch.full((120,), 2 * math.log(4.0), dtype=torch.float64))
+
+
+@each_fit
+@pytest.mark.parametrize("dim", [2, 100])
+def test_the_terms_sum_to_the_likelihood_for_latents_of_any_size(fit, dim, generator):
+    y = 1.3 * torch.randn(100, dim, generator=generator, dtype=torch.float64)
+    model = recalibrate(scaled_gaussian(dim, 1.0), None, y, fit=fit)
+    far = torch.zeros(50, dim, dtype=torch.float64)
+    far[:, 0] = torch.logspace(-12, 2, 50, dtype=torch.float64) * math.sqrt(dim)
+    terms = nll_decomposition(model, None, far)
+    expected = -model().log_prob(far)
+    assert torch.isfinite(expected).all()
+    torch.testing.assert_close(terms.latent + terms.radial + terms.flow, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_point_of_density_zero_has_an_infinite_latent_term_and_no_nan(generator):
+    flow = scaled_gaussian(2, 1.0).with_base(uniform_ball(2))
+    model = recalibrate(flow, None, flow().sample((50,), generator=generator) ** 2, fit=ScaledRadius.fit)
+    terms = nll_decomposition(model, None, torch.tensor([[3.0, 0.0]], dtype=torch.float64))
+    assert (terms.latent.item(), terms.radial.item(), terms.flow.item()) == (math.inf, 0.0, 0.0)
 
 
 # --- what can go wrong

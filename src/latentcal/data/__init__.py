@@ -1,5 +1,22 @@
 """Data to try models on."""
 
 from . import toy
+from .registry import DatasetEntry, list_datasets
+from .splits import Part, Split, group_split, split, time_split
+from .tabular import Dataset, load
 
-__all__ = ["toy"]
+list = list_datasets  # data.list() reads well; nothing in this file needs the builtin
+
+__all__ = [
+    "Dataset",
+    "DatasetEntry",
+    "Part",
+    "Split",
+    "group_split",
+    "list",
+    "list_datasets",
+    "load",
+    "split",
+    "time_split",
+    "toy",
+]

@@ -1,5 +1,14 @@
 """Base flows: models with a latent space, in closed form or trained."""
 
+from .convex_potential import ConvexPotentialFlow
 from .linear_gaussian import LinearGaussianFlow
+from .training import TrainingLog, TrainingWarning, mean_nll, train_flow
 
-__all__ = ["LinearGaussianFlow"]
+__all__ = [
+    "ConvexPotentialFlow",
+    "LinearGaussianFlow",
+    "TrainingLog",
+    "TrainingWarning",
+    "mean_nll",
+    "train_flow",
+]

@@ -66,7 +66,7 @@ class EmpiricalRadius(RadiusLaw):
             raise ValueError("icdf takes probabilities in [0, 1].")
         n = self.radii.numel()
         # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
-        rank = torch.ceil(u * (n + 1) * (1 - 1e-14) - 1e-9).long()
+        rank = torch.ceil(u * (n + 1) * (1 - 1e-14) - 1e-9).long().maximum((u > 0).long())
         padded = torch.cat([self.radii.new_zeros(1), self.radii, self.radii.new_full((1,), torch.inf)])
         return padded[rank.clamp(0, n + 1)]
 

@@ -85,6 +85,8 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
             return index
     quartiles = torch.quantile(t[:: max(1, t.numel() // 100_000)], t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
+    if spread == 0:  # one value, however many points
+        return torch.zeros_like(t, dtype=torch.long)
     position = torch.asinh((t - quartiles[1]) / spread)
     low, high = float(position.min()), float(position.max())
     fine = ((position - low) * ((_CELLS - 1) / (high - low))).long()

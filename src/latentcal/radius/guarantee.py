@@ -46,7 +46,7 @@ class Guarantee:
 
         _check_probability("coverage", coverage)
         _check_probability("confidence", confidence)
-        rank = math.ceil(coverage * (self.n + 1) - 1e-9)
+        rank = max(math.ceil(coverage * (self.n + 1) - 1e-9), 1)
         if rank > self.n:
             return 1.0, 1.0
         tail = (1 - confidence) / 2
@@ -76,25 +76,42 @@ def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
 
 
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
-    """Calibration points after which the coverage of this one set is within ``precision`` of the wanted one.
+    """Smallest n from which on the coverage of one calibration set is within ``precision`` of the wanted one.
+
+    Up to the share ``1 - confidence`` of calibration sets, and for the set that ``coverage_interval`` speaks of.
 
     Examples:
         >>> points_needed(0.05), points_needed(0.01)
-        (136, 3523)
+        (160, 3600)
     """
+    from scipy.stats import beta
+
     _check_probability("precision", precision)
+    _check_probability("coverage", coverage)
+    _check_probability("confidence", confidence)
+    tail = (1 - confidence) / 2
 
     def precise(n: int) -> bool:
         low, high = Guarantee(n, 0.0).coverage_interval(coverage, confidence)
         return coverage - low <= precision and high - coverage <= precision and low < 1
 
-    enough = 2
-    while not precise(enough):
+    def surely_precise(n: int) -> bool:
+        # Whatever rank the rounding gives: unlike ``precise`` this stays true once it is.
+        rank = coverage * (n + 1)
+        if rank >= n:
+            return False
+        low, high = beta(rank, n + 1 - rank).ppf(tail), beta(rank + 1, n - rank).ppf(1 - tail)
+        return bool(coverage - low <= precision and high - coverage <= precision)
+
+    enough = 1
+    while not surely_precise(enough):
         enough *= 2
     low, high = enough // 2, enough
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if precise(middle) else (middle, high)
+        low, high = (low, middle) if surely_precise(middle) else (middle, high)
+    while high > 1 and precise(high - 1):
+        high -= 1
     return high
 
 
@@ -214,8 +231,8 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
                 break
             if knots == values.numel():
                 raise ValueError(
-                    f"max_lambda = {max_lambda:g} cannot be reached: neighbouring radii differ by less than the "
-                    f"law can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
+                    f"max_lambda = {max_lambda:g} cannot be reached: neighbouring radii differ by less "
+                    f"than the law can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
                 )
             knots = min(4 * knots, values.numel())
         low, high = 0.0, 1.0  # lambda is convex in the pull: the least one that suffices, by halving

@@ -113,12 +113,21 @@ class RadiusLaw(nn.Module):
         Laws that know their limit at r = 0 override this; the others are evaluated no closer to the origin
         than :math:`10^{-100}`, so that the answer is large or small but never NaN.
         """
-        r = as_float64(r).clamp(min=1e-100)
-        return self.log_prob(r) - (dim - 1) * torch.log(r)
+        r = as_float64(r)
+        inner = r.clamp(min=1e-100)
+        log_density = self.log_prob(inner) - (dim - 1) * torch.log(inner)
+        return log_density.masked_fill(r < 0, -math.inf)
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         """The law at features x, (..., p): itself, unless the law depends on x."""
         return self
+
+    def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
+        """Density over tail probability; infinite at r = 0 (d / r), 0 outside of the support."""
+        difference = self.log_prob(r) - log_tail
+        defined = ~torch.isnan(difference)
+        share = torch.exp(torch.where(defined, difference, 0.0))
+        return torch.where(defined, share, torch.where(r == 0, math.inf, 0.0).to(r))
 
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         """Radii (n,) from both log probabilities (n,), each accurate where it is small; none at an end."""
@@ -204,6 +213,8 @@ def check_radii(
 ) -> tuple[Tensor, Tensor]:
     """Radii (n,) and weights (n,) of mean 1 that a law can be fitted to, as float64 without a graph.
 
+    Radii whose weight is 0, or lost in the rounding of the others', are left out.
+
     Raises:
         ValueError: where a radius is NaN, infinite, negative or beyond the support, where none is positive,
             or where the weights are not finite, not negative and not all zero.
@@ -223,16 +234,23 @@ def check_radii(
     ):
         if bool(bad.any()):
             raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
+    radii = radii.clamp(max=upper)
+    if weights is None:
+        weights = torch.ones_like(radii)
+    else:
+        weights = as_float64(weights).detach().reshape(-1).to(radii.device)
+        if weights.numel() != radii.numel():
+            raise ValueError(
+                f"{weights.numel()} weights for {radii.numel()} radii; give one weight a radius."
+            )
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
+            raise ValueError("Weights must be finite, not negative and not all 0.")
+        # A fold of points that carry no weight would have nothing to hold out, or nothing to learn from.
+        kept = weights > 1e-12 * weights.max()
+        radii, weights = radii[kept], weights[kept] / weights[kept].mean()
     if not bool((radii > 0).any()):
         raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
-    if weights is None:
-        return radii.clamp(max=upper), torch.ones_like(radii)
-    weights = as_float64(weights).detach().reshape(-1).to(radii.device)
-    if weights.numel() != radii.numel():
-        raise ValueError(f"{weights.numel()} weights for {radii.numel()} radii; give one weight a radius.")
-    if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
-        raise ValueError("Weights must be finite, not negative and not all 0.")
-    return radii.clamp(max=upper), weights / weights.mean()
+    return radii, weights
 
 
 def normalized(weights: Tensor) -> Tensor:

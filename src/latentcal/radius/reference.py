@@ -86,13 +86,6 @@ class _ReferenceLaw(RadiusLaw):
     def _elasticity(self, r: Tensor) -> Tensor:
         return r * self._score(r)
 
-    def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
-        """Density over tail probability; infinite at r = 0 (d / r), 0 outside of the support."""
-        difference = self.log_prob(r) - log_tail
-        defined = ~torch.isnan(difference)
-        share = torch.exp(torch.where(defined, difference, 0.0))
-        return torch.where(defined, share, torch.where(r == 0, math.inf, 0.0).to(r))
-
 
 class Chi(_ReferenceLaw):
     r"""Euclidean norm of a standard normal vector in :math:`\mathbb{R}^d`.

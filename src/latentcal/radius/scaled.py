@@ -95,7 +95,12 @@ class ScaledRadius(RadiusLaw):
         if self.power == 1:
             inner = self.reference.log_radial_density(as_float64(r) / self.scale, dim)
             return inner - dim * math.log(self.scale)
-        return super().log_radial_density(r, dim)
+        r = as_float64(r)
+        log_r = torch.log(r.clamp(min=1e-100))
+        log_s = (log_r - math.log(self.scale)) / self.power
+        # f_ref(s) s / r^d with the powers of s and r taken together: s itself may underflow.
+        log_density = self.reference.log_radial_density(torch.exp(log_s), dim) + dim * (log_s - log_r)
+        return (log_density - math.log(self.power)).masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         return self.scale * self.reference._quantile(log_cdf, log_sf) ** self.power

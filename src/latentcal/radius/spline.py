@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..numerics import log1mexp
 from ..splines import UnitSpline
 from .folds import FoldedRadii
 from .gamma_kde import cube_roots
@@ -108,7 +109,7 @@ class SplineRadius(TabulatedLaw):
         with torch.enable_grad():
             found = minimize(
                 objective,
-                torch.zeros(3 * bins + 1).numpy(),
+                torch.zeros(3 * bins + 1, dtype=torch.float64).numpy(),
                 jac=True,
                 method="L-BFGS-B",
                 options={"maxiter": 300, "ftol": 1e-9},
@@ -120,8 +121,10 @@ class SplineRadius(TabulatedLaw):
         return _log_density((t - self.shift) / self.scale, self._spline()) - math.log(self.scale)
 
     def _log_mass_below(self, t: Tensor) -> Tensor:
-        # Asked only at table ends above 0, and there are none: the table starts at 0 itself.
-        raise AssertionError("the table of a SplineRadius starts at 0")
+        at_0, _ = _to_gaussian(self._scalar(-self.shift / self.scale), self._spline())
+        w, _ = _to_gaussian((t - self.shift) / self.scale, self._spline())
+        log_below = torch.special.log_ndtr(w)
+        return log_below + log1mexp((torch.special.log_ndtr(at_0) - log_below).clamp(max=0.0))
 
     def _log_mass_above(self, t: Tensor) -> Tensor:
         w, _ = _to_gaussian((t - self.shift) / self.scale, self._spline())
@@ -129,8 +132,8 @@ class SplineRadius(TabulatedLaw):
 
     def _span(self) -> tuple[float, float]:
         # Outside the outer bins the map is a shift by half the log of the end slope.
-        reach = 11.0 + 0.5 * float(self.slopes.log().abs().max())
-        return 0.0, max(self.shift, 0.0) + self.scale * reach
+        reach = self.scale * (11.0 + 0.5 * float(self.slopes.log().abs().max()))
+        return max(self.shift - reach, 0.0), max(self.shift, 0.0) + reach
 
     def _breaks(self) -> Tensor:
         knots = self._spline().x[1:-1]
@@ -157,8 +160,8 @@ def _to_gaussian(z: Tensor, spline: UnitSpline) -> tuple[Tensor, Tensor]:
     """w and log dw/dz; since tanh z = 2 sigmoid(2 z) - 1, the spline acts on [0, 1], exact at both ends."""
     log_x, log_x_complement = logsigmoid(2 * z), logsigmoid(-2 * z)
     y, y_complement, log_slope = spline(torch.exp(log_x), torch.exp(log_x_complement))
-    log_y, log_y_complement = torch.log(y), torch.log(y_complement)
     # Where exp underflows the spline is its end slope times x: the logarithms carry on.
+    log_y, log_y_complement = torch.log(y.clamp(min=1e-300)), torch.log(y_complement.clamp(min=1e-300))
     far_low, far_high = log_x < -600, log_x_complement < -600
     log_y = torch.where(far_low, log_x + torch.log(spline.slopes[0]), log_y)
     log_y_complement = torch.where(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..numerics import log1mexp, with_slope
+from ..numerics import log1mexp, with_own_slope
 from .law import RadiusLaw, as_float64
 
 DEGREE = 8
@@ -89,7 +89,7 @@ class TabulatedLaw(RadiusLaw):
     def log_prob(self, r: Tensor) -> Tensor:
         r = as_float64(r)
         flat = r.reshape(-1)
-        table, t = self.table, flat.clamp(0, self.upper).pow(1 / 3).clamp(min=_TINY)
+        table, t = self.table, flat.clamp(_TINY**3, self.upper).pow(1 / 3)
         inside = (t >= table.low) & (t <= table.high)
         if bool(inside.all()):
             log_density = _in_chunks(table.log_density, t)
@@ -104,12 +104,12 @@ class TabulatedLaw(RadiusLaw):
     def log_cdf(self, r: Tensor) -> Tensor:
         r = as_float64(r)
         value = self.log_tails(r)[0]
-        return with_slope(r, value, lambda r: torch.exp(self.log_prob(r) - value))
+        return with_own_slope(r, value, self._share_of_tail)
 
     def log_sf(self, r: Tensor) -> Tensor:
         r = as_float64(r)
         value = self.log_tails(r)[1]
-        return with_slope(r, value, lambda r: -torch.exp(self.log_prob(r) - value))
+        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,274 @@
+"""Train, validation, calibration and test parts of a data set, standardised on the training part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .registry import MAX_ROWS
+from .tabular import Dataset
+
+_FRACTIONS = (0.65, 0.20, 0.15)
+_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
+
+
+class Part(NamedTuple):
+    """Standardised features x (m, p) and targets y (m, d) of one part of a split."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split:
+    r"""Parts of a data set in a flow's units: each column has mean 0 and variance 1 on the training part.
+
+    .. math:: x \mapsto (x - m_x) / s_x, \qquad y \mapsto (y - m_y) / s_y
+
+    The variance is the mean square, as in scikit-learn's ``StandardScaler``; a column that is constant on the
+    training part has scale 1. Parts keep the dtype of the data, means and scales are float64.
+
+    Args:
+        train: fits the flow, and gives means and scales.
+        validation: for early stopping; also calibrates where there is no calibration part.
+        calibration: seen by neither training nor early stopping; None where none was asked for.
+        test: for figures.
+        indices: the rows of the data in each part, by its name.
+        x_mean: (p,).
+        x_scale: (p,).
+        y_mean: (d,).
+        y_scale: (d,).
+    """
+
+    train: Part
+    validation: Part
+    calibration: Part | None
+    test: Part
+    indices: Mapping[str, Tensor]
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+
+    @property
+    def flow_units(self) -> dict[str, Tensor]:
+        """Means and scales by name: ``Standardized(flow, **split.flow_units)`` speaks the data's units."""
+        return {
+            "y_mean": self.y_mean,
+            "y_scale": self.y_scale,
+            "x_mean": self.x_mean,
+            "x_scale": self.x_scale,
+        }
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in self.indices.items())
+        return f"Split({sizes}; {len(self.x_mean)} features, {len(self.y_mean)} targets)"
+
+
+def split(
+    data: Dataset | tuple[Tensor, Tensor],
+    seed: int,
+    fractions: Sequence[float] = _FRACTIONS,
+    max_rows: int | None = MAX_ROWS,
+    calibration: float = 0.0,
+) -> Split:
+    """Parts drawn at random, for rows that are exchangeable.
+
+    The rows are shuffled with the seed, at most ``max_rows`` are kept, and these are cut into train,
+    validation, calibration and test.
+
+    Args:
+        data: a data set, or x (n, p) and y (n, d).
+        seed: of the shuffling; the same seed gives the same parts.
+        fractions: shares of train, validation and test, which sum to 1.
+        max_rows: largest number of rows to use; None for all.
+        calibration: share of all rows that is taken from the training part for a calibration part of its own.
+            The test part stays the same.
+
+    Examples:
+        >>> x, y = torch.rand(200, 3), torch.rand(200, 2)
+        >>> split((x, y), seed=0)
+        Split(train 130, validation 40, test 30; 3 features, 2 targets)
+        >>> split((x, y), seed=0, calibration=0.1)
+        Split(train 110, validation 40, calibration 20, test 30; 3 features, 2 targets)
+    """
+    x, y = _tensors(data)
+    order = _at_most(_shuffled(len(x), seed), max_rows)
+    return _split(x, y, order, np.arange(len(order) + 1), fractions, calibration)
+
+
+def time_split(
+    data: Dataset | tuple[Tensor, Tensor],
+    time: Any = None,
+    fractions: Sequence[float] = _FRACTIONS,
+    calibration: float = 0.0,
+) -> Split:
+    """Parts that follow each other in time: train, validation, calibration, test. Nothing is shuffled.
+
+    Rows of the same time stay together, so that each part is strictly later than the one before.
+
+    Args:
+        data: a data set, or x (n, p) and y (n, d).
+        time: (n,) times of the rows, numbers or numpy dates; None where the rows are in order already.
+        fractions: shares of train, validation and test, which sum to 1.
+        calibration: share of all rows that is taken from the training part for a calibration part. It comes
+            after the validation part: what calibrates is nearest to what is tested.
+    """
+    x, y = _tensors(data)
+    times = np.arange(len(x)) if time is None else _labels(time, len(x), "time")
+    if np.any(times != times):
+        raise ValueError("time has missing values; every row needs its time.")
+    order = np.argsort(times, kind="stable")
+    return _split(x, y, order, _edges(times[order]), fractions, calibration)
+
+
+def group_split(
+    data: Dataset | tuple[Tensor, Tensor],
+    groups: Any,
+    seed: int,
+    fractions: Sequence[float] = _FRACTIONS,
+    max_rows: int | None = MAX_ROWS,
+    calibration: float = 0.0,
+) -> Split:
+    """Parts that share no group: all rows of a patient, a site, a household are in one part.
+
+    The groups are shuffled with the seed and cut where the numbers of rows come nearest to the fractions.
+
+    Args:
+        data: a data set, or x (n, p) and y (n, d).
+        groups: (n,) the group of each row: numbers or strings.
+        seed: of the shuffling; the same seed gives the same parts.
+        fractions: shares of train, validation and test, which sum to 1.
+        max_rows: largest number of rows to use; None for all.
+        calibration: share of all rows that is taken from the training part for a calibration part of its own.
+    """
+    x, y = _tensors(data)
+    names, group = np.unique(_labels(groups, len(x), "groups"), return_inverse=True)
+    place = _shuffled(len(names), seed)[group]
+    order = _at_most(np.argsort(place, kind="stable"), max_rows)
+    return _split(x, y, order, _edges(place[order]), fractions, calibration)
+
+
+def _shuffled(n: int, seed: int) -> np.ndarray:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
+
+
+def _at_most(order: np.ndarray, max_rows: int | None) -> np.ndarray:
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be positive, or None for all rows; got {max_rows}.")
+    return order[:max_rows]
+
+
+def _split(
+    x: Tensor, y: Tensor, order: np.ndarray, edges: np.ndarray, fractions: Sequence[float], calibration: float
+) -> Split:
+    """Cut the rows in the given order, only at the allowed edges, and standardise."""
+    shares = _cumulative(fractions, calibration)
+    cuts = _cuts(edges, {name: share * len(order) for name, share in shares.items()})
+    indices = {
+        name: torch.from_numpy(order[start:end].copy())
+        for name, start, end in zip(shares, [0, *cuts[:-1]], cuts, strict=True)
+    }
+    if tiny := [f"{name} {len(rows)}" for name, rows in indices.items() if len(rows) < _FEWEST_ROWS]:
+        raise ValueError(
+            f"{len(order)} rows are too few to split: {', '.join(tiny)}; "
+            f"each part needs at least {_FEWEST_ROWS}."
+        )
+    x_mean, x_scale = _mean_and_scale(x[indices["train"]])
+    y_mean, y_scale = _mean_and_scale(y[indices["train"]])
+    parts = {
+        name: Part(_standardised(x[rows], x_mean, x_scale), _standardised(y[rows], y_mean, y_scale))
+        for name, rows in indices.items()
+    }
+    return Split(
+        train=parts["train"],
+        validation=parts["validation"],
+        calibration=parts.get("calibration"),
+        test=parts["test"],
+        indices=indices,
+        x_mean=x_mean,
+        x_scale=x_scale,
+        y_mean=y_mean,
+        y_scale=y_scale,
+    )
+
+
+def _cumulative(fractions: Sequence[float], calibration: float) -> dict[str, float]:
+    """Share of the rows up to the end of each part."""
+    if len(fractions) != 3 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise ValueError(
+            "fractions are three positive shares, of train, validation and test, which sum to 1; "
+            f"got {tuple(fractions)}."
+        )
+    train, validation, _ = fractions
+    if not 0 <= calibration < train:
+        raise ValueError(
+            f"calibration is taken from the training part's {train}: "
+            f"it must be at least 0 and less than that, got {calibration}."
+        )
+    ends = {"train": train - calibration, "validation": train + validation - calibration}
+    if calibration:
+        ends["calibration"] = train + validation  # where the test part starts without one
+    return {**ends, "test": 1.0}
+
+
+def _cuts(edges: np.ndarray, wanted: Mapping[str, float]) -> list[int]:
+    """Ends of the parts: the allowed edges nearest to the wanted ones, all different; edges hold 0 and n."""
+    if len(edges) <= len(wanted):
+        raise ValueError(
+            f"{len(wanted)} parts ({', '.join(wanted)}) cannot be made of {len(edges) - 1} rows, "
+            "groups or times, which must stay whole."
+        )
+    cuts: list[int] = []
+    previous = 0
+    for i, end in enumerate(wanted.values()):
+        nearest = int(np.argmin(np.abs(edges - end)))
+        previous = min(max(nearest, previous + 1), len(edges) - len(wanted) + i)
+        cuts.append(int(edges[previous]))
+    return cuts
+
+
+def _edges(labels: np.ndarray) -> np.ndarray:
+    """Places where a run of equal labels starts or the last one ends."""
+    changes = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    return np.concatenate([[0], changes, [len(labels)]])
+
+
+def _mean_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column, in float64: (m, k) -> (k,), (k,)."""
+    values = values.double()
+    mean = values.mean(0)
+    scale = (values - mean).square().mean(0).sqrt()
+    # Asked of the values, not of the scale: rounding in the mean can make that of a constant column 1e-17.
+    constant = (values == values[0]).all(0)
+    return torch.where(constant, values[0], mean), torch.where(constant, 1.0, scale)
+
+
+def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return ((values.double() - mean) / scale).to(values.dtype)
+
+
+def _tensors(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    x, y = (data.x, data.y) if isinstance(data, Dataset) else map(torch.as_tensor, data)
+    if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
+        raise ValueError(
+            "x must be (n, p) and y (n, d) with the same number of rows n, "
+            f"got {tuple(x.shape)} and {tuple(y.shape)}. A single target is y[:, None]."
+        )
+    for name, values in (("x", x), ("y", y)):
+        if not torch.isfinite(values).all():
+            raise ValueError(f"{name} has missing or infinite values; drop those rows first.")
+    x, y = (values if values.is_floating_point() else values.float() for values in (x, y))
+    return x, y
+
+
+def _labels(values: Any, rows: int, name: str) -> np.ndarray:
+    labels = np.asarray(values)
+    if labels.shape != (rows,):
+        raise ValueError(f"{name} must have one entry for each of the {rows} rows, got shape {labels.shape}.")
+    return labels

@@ -1,0 +1,225 @@
+"""Maximum-likelihood training of a flow: early stopping, best weights kept, whatever happens."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
+from ..plots import training_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_EVALUATION_BATCH = 4096
+
+
+class TrainingWarning(UserWarning):
+    """Training ended early for a reason that deserves a look."""
+
+
+@dataclass
+class TrainingLog:
+    """What happened in training, epoch by epoch.
+
+    Attributes:
+        train_loss: mean loss of each epoch's batches, while the weights were changing.
+        validation_nll: mean negative log-likelihood on the validation part after each epoch.
+        best_epoch: index of the lowest validation NLL; -1 if there was none.
+        seconds: duration of training.
+        stopped: why training ended.
+    """
+
+    train_loss: list[float] = field(default_factory=list)
+    validation_nll: list[float] = field(default_factory=list)
+    best_epoch: int = -1
+    seconds: float = 0.0
+    stopped: str = ""
+
+    @property
+    def best_nll(self) -> float:
+        """Lowest validation NLL; infinite if there was none."""
+        return self.validation_nll[self.best_epoch] if self.best_epoch >= 0 else math.inf
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Both curves against the epoch, the best one marked."""
+        return training_curves(self.train_loss, self.validation_nll, self.best_epoch, ax=ax)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.train_loss)} epochs in {self.seconds:.1f} s, best validation NLL {self.best_nll:.4f} "
+            f"after epoch {self.best_epoch + 1}; stopped: {self.stopped}"
+        )
+
+
+def train_flow(
+    flow: ConditionalFlow,
+    x: Tensor | None,
+    y: Tensor,
+    *,
+    validation: tuple[Tensor | None, Tensor],
+    learning_rate: float = 1e-3,
+    batch_size: int = 1024,
+    max_epochs: int = 1000,
+    patience: int = 30,
+    clip: float | None = 10.0,
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+    restore_best: bool = True,
+    seed: int = 0,
+    progress: bool = False,
+) -> TrainingLog:
+    """Train a flow in place by Adam on its loss, until the validation NLL stops falling.
+
+    The flow ends in evaluation mode with the weights of its best epoch, also after an interrupt (Ctrl-C) or
+    a divergence, which are reported in the log. The same seed gives the same weights to the last bit on one
+    machine. A flow with a method ``initialize(x, y)`` is given the first batch before the first step; one
+    with a method ``loss(x, y, generator)`` is trained on that instead of the mean NLL.
+
+    Args:
+        flow: the flow to train.
+        x: (n, p) features, or None.
+        y: (n, d) outputs.
+        validation: pair (x, y) that decides when to stop.
+        learning_rate: of Adam.
+        batch_size: points a step.
+        max_epochs: end of training at the latest; 2 gives a deliberately poor model.
+        patience: epochs without a new best after which training ends.
+        clip: largest norm of the gradient; None for no limit.
+        schedule: makes a learning-rate scheduler of the optimiser; stepped once an epoch.
+        restore_best: whether the weights of the best epoch come back at the end; else the last ones stay.
+        seed: of the order of the points.
+        progress: show a progress bar.
+
+    Returns:
+        The log of the training.
+    """
+    x, y = _as_trainable(flow, x, y, "training")
+    validation = _as_trainable(flow, *validation, "validation")
+    for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    generator = torch.Generator(device=y.device).manual_seed(seed)
+    optimizer = torch.optim.Adam(flow.parameters(), lr=learning_rate)
+    scheduler = None if schedule is None else schedule(optimizer)
+    log, best = TrainingLog(), _snapshot(flow)
+    start = time.perf_counter()
+    initialize = getattr(flow, "initialize", None)
+    if initialize is not None:
+        initialize(None if x is None else x[:batch_size], y[:batch_size])
+    with tqdm(total=max_epochs, desc="training", unit=" epochs", disable=not progress) as bar:
+        try:
+            for epoch in range(max_epochs):
+                log.train_loss.append(_epoch(flow, x, y, optimizer, batch_size, clip, generator))
+                log.validation_nll.append(mean_nll(flow, *validation))
+                if not math.isfinite(log.train_loss[-1] + log.validation_nll[-1]):
+                    log.stopped = f"diverged in epoch {epoch + 1}: {_likely_cause(y, learning_rate)}"
+                    break
+                if log.validation_nll[-1] < log.best_nll:
+                    log.best_epoch, best = epoch, _snapshot(flow)
+                elif epoch - log.best_epoch >= patience:
+                    log.stopped = f"no better for {patience} epochs"
+                    break
+                if scheduler is not None:
+                    scheduler.step()
+                bar.update()
+                bar.set_postfix(
+                    train=f"{log.train_loss[-1]:.4f}",
+                    validation=f"{log.validation_nll[-1]:.4f}",
+                    best=f"{log.best_nll:.4f}",
+                )
+            else:
+                log.stopped = f"reached max_epochs = {max_epochs}"
+        except KeyboardInterrupt:
+            log.stopped = f"interrupted in epoch {len(log.train_loss) + 1}"
+    diverged = log.stopped.startswith("diverged")
+    if restore_best or diverged:
+        flow.load_state_dict(best)
+    flow.eval()
+    log.seconds = time.perf_counter() - start
+    if diverged:
+        warnings.warn(
+            f"Training {log.stopped} The best weights so far are kept.", TrainingWarning, stacklevel=2
+        )
+    return log
+
+
+@torch.no_grad()
+def mean_nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
+    """Mean negative log-likelihood of y (n, d) given x, in evaluation mode and in batches."""
+    with evaluation_mode(flow):
+        total = sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, _EVALUATION_BATCH))
+    return total / len(y)
+
+
+def _epoch(
+    flow: ConditionalFlow,
+    x: Tensor | None,
+    y: Tensor,
+    optimizer: torch.optim.Optimizer,
+    batch_size: int,
+    clip: float | None,
+    generator: torch.Generator,
+) -> float:
+    flow.train()
+    order = torch.randperm(len(y), generator=generator, device=y.device)
+    loss_of = getattr(flow, "loss", None)
+    total = torch.zeros((), device=y.device, dtype=torch.float64)
+    for part_x, part_y in _batches(None if x is None else x[order], y[order], batch_size):
+        loss = loss_of(part_x, part_y, generator) if loss_of else _nll(flow, part_x, part_y).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(flow.parameters(), clip)
+        optimizer.step()
+        total += loss.detach() * len(part_y)
+    return float(total) / len(y)
+
+
+def _nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
+    z, log_abs_det = flow.encode(y, x)
+    return -(flow.base.given(x).log_prob(z) + log_abs_det)
+
+
+def _batches(x: Tensor | None, y: Tensor, size: int) -> Iterator[tuple[Tensor | None, Tensor]]:
+    for start in range(0, len(y), size):
+        yield None if x is None else x[start : start + size], y[start : start + size]
+
+
+def _snapshot(flow: ConditionalFlow) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in flow.state_dict().items()}
+
+
+def _as_trainable(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
+    dtype, device = tensor_options(flow)
+    y = torch.as_tensor(y).to(dtype=dtype, device=device)
+    x = None if x is None else torch.as_tensor(x).to(device=device)
+    if x is not None and x.is_floating_point():
+        x = x.to(dtype=dtype)
+    if y.dim() != 2 or y.shape[1] != flow.base.dim or (x is not None and len(x) != len(y)) or len(y) == 0:
+        raise ValueError(
+            f"The {part} part must be x (n, p) and y (n, {flow.base.dim}) with n >= 1, got "
+            f"x {None if x is None else tuple(x.shape)} and y {tuple(y.shape)}."
+        )
+    for name, values in (("x", x), ("y", y)):
+        if values is not None and not bool(torch.isfinite(values).all()):
+            raise ValueError(
+                f"{name} of the {part} part has NaN or infinite values. Drop or fill those rows."
+            )
+    return x, y
+
+
+def _likely_cause(y: Tensor, learning_rate: float) -> str:
+    largest = float(y.abs().max())
+    if largest > 1e3:
+        return f"y reaches {largest:.1g}; standardise it."
+    if any(len(torch.unique(column)) < len(column) / 2 for column in y.T):
+        return "an output has many equal values, on which a density can grow without bound; add noise to it."
+    return f"the learning rate {learning_rate:g} is probably too high."

@@ -1,0 +1,140 @@
+"""Reading tables: kinds of columns, missing values, both formats, and what is said of a file that is damaged."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from latentcal.data import columns
+from latentcal.data.columns import read_table
+
+ARFF = """% a comment with 'quotes' and a , comma
+@RELATION 'test, with a comma'
+
+@attribute size NUMERIC
+@attribute "'quoted'l1" numeric
+@attribute 'level' {1,2}
+@attribute\tcolour { red , green }
+
+@DATA
+% another comment
+1, 2.5, 1, red
+
+?, 3, 2, 'green'
+3,?,?,red
+"""
+
+
+def write(path, text):
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def csv_column(tmp_path, *cells):
+    """The column that a csv file with these cells has; a second column keeps empty cells from being no row."""
+    text = "".join(f"{cell},1\n" for cell in ("name", *cells))
+    return read_table(write(tmp_path / "t.csv.gz", text))[0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "-2", "+3"], "integer"),
+        (["1", "09"], "integer"),
+        (['"1"', '"2"'], "integer"),
+        (["1", "2.0"], "real"),
+        (["1", "1e5"], "real"),
+        (["1", "", "3"], "real"),
+        (["", "NA"], "real"),
+        (["True", "False"], "boolean"),
+        (["TRUE", "", "FALSE"], "boolean"),
+        (["1", "2", "many"], "text"),
+        (["True", "1"], "text"),
+        (["20141013T000000"], "text"),
+        (["1_000", "2"], "text"),
+    ],
+)
+def test_the_cells_of_a_csv_column_tell_its_kind(tmp_path, cells, kind):
+    assert csv_column(tmp_path, *cells).kind == kind
+
+
+def test_missing_numbers_are_nan_and_missing_texts_are_empty(tmp_path):
+    numbers = csv_column(tmp_path, "1.5", "", "NA", "nan", " 2 ")
+    np.testing.assert_array_equal(numbers.values, [1.5, np.nan, np.nan, np.nan, 2.0])
+    texts = csv_column(tmp_path, "a", "", "NA", "b")
+    np.testing.assert_array_equal(texts.values, ["a", "", "", "b"])
+    booleans = csv_column(tmp_path, "true", "", "false")
+    np.testing.assert_array_equal(booleans.values, [1.0, np.nan, 0.0])
+    for column in (numbers, texts, booleans):
+        assert column.missing[1]
+        assert not column.missing[0]
+
+
+def test_levels_are_sorted_values_without_the_missing_ones(tmp_path):
+    np.testing.assert_array_equal(csv_column(tmp_path, "3", "1", "1.0", "", "3").levels, [1.0, 3.0])
+    np.testing.assert_array_equal(csv_column(tmp_path, "b", "", "a", "b").levels, ["a", "b"])
+
+
+def test_quoted_cells_may_hold_commas_and_line_ends(tmp_path):
+    column = csv_column(tmp_path, '"a, b"', '"c\nd"')
+    np.testing.assert_array_equal(column.values, ["a, b", "c\nd"])
+
+
+def test_a_table_without_header_has_names_that_sort_in_file_order(tmp_path):
+    text = "\n".join(",".join(str(100 * i + j) for j in range(12)) for i in range(3))
+    table = read_table(write(tmp_path / "t.csv.gz", text), header=False)
+    names = [column.name for column in table]
+    assert names[:2] == ["column_000", "column_001"]
+    assert names == sorted(names)
+    np.testing.assert_array_equal(table[11].values, [11, 111, 211])
+
+
+def test_rows_keep_their_order_across_chunks(tmp_path):
+    n = 2 * columns._CHUNK + 3
+    text = "a,b\n" + "".join(f"{i % 7},{i}\n" for i in range(n))
+    a, b = read_table(write(tmp_path / "t.csv.gz", text))
+    np.testing.assert_array_equal(a.values, np.arange(n) % 7)
+    np.testing.assert_array_equal(b.values, np.arange(n))
+
+
+def test_arff_knows_real_numbers_and_text_only(tmp_path):
+    size, quoted, level, colour = read_table(write(tmp_path / "t.arff.gz", ARFF))
+    assert [c.name for c in (size, quoted, level, colour)] == ["size", "quotedl1", "level", "colour"]
+    assert [c.kind for c in (size, quoted, level, colour)] == ["real", "real", "text", "text"]
+    np.testing.assert_array_equal(size.values, [1, np.nan, 3])
+    np.testing.assert_array_equal(quoted.values, [2.5, 3, np.nan])
+    np.testing.assert_array_equal(level.values, ["1", "2", ""])
+    np.testing.assert_array_equal(colour.values, ["red", "green", "red"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv.gz", "", "first line is empty"),
+        ("t.csv.gz", "a,b\n1,2\n3\n", "row 1 of the data has 1 values, but there are 2 columns"),
+        ("t.arff.gz", "@attribute a numeric\n", "no line @data"),
+        ("t.arff.gz", "@attribute a\n@data\n1\n", "'@attribute a' lacks a name or a type"),
+        ("t.arff.gz", "@attribute a numeric\n@data\nmany\n", "numeric column 'a' holds text"),
+        ("t.arff.gz", "@attribute a numeric\n@attribute b numeric\n@data\n{0 1}\n", "has 1 values, but"),
+    ],
+)
+def test_a_file_that_is_no_table_is_an_error_that_says_why(tmp_path, name, text, message):
+    path = write(tmp_path / name, text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_damaged_file_is_an_error_that_says_so(tmp_path):
+    whole = write(tmp_path / "whole.csv.gz", "a,b\n" + "1,2\n" * 1000).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    latin = gzip.compress("a,b\nçà,2\n".encode("latin-1"))
+    for content in (whole[:-12], bytes(flipped), b"a,b\n1,2\n", latin):
+        path = tmp_path / "t.csv.gz"
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"t\.csv\.gz is damaged, or not a text file compressed with gzip"
+        ):
+            read_table(path)

@@ -1,0 +1,150 @@
+import math
+
+import pytest
+import torch
+
+import latentcal as lc
+from latentcal.flows import ConvexPotentialFlow, train_flow
+
+
+def fresh(dim: int, features: int, dtype: torch.dtype, **options) -> ConvexPotentialFlow:
+    torch.manual_seed(0)
+    return ConvexPotentialFlow(dim, features, **options).to(dtype)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[ConvexPotentialFlow, torch.Tensor]:
+    """A flow trained on the heteroscedastic arc until it is curved, and features to ask it about."""
+    generator = torch.Generator().manual_seed(1)
+    toy = lc.data.toy.heteroscedastic_arc()
+    x, y = toy.sample(2000, generator)
+    flow = fresh(2, x.shape[1], torch.float32, hidden=20)
+    train_flow(flow, x, y, validation=toy.sample(500, generator), learning_rate=5e-3, max_epochs=60)
+    return flow, toy.sample(1000, generator)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", [0, 3])
+@pytest.mark.parametrize("dim", [1, 2, 16])
+def test_the_flow_keeps_its_promises(dim, features, dtype, generator):
+    flow = fresh(dim, features, dtype, hidden=10, layers=3)
+    x = torch.randn(50, features, generator=generator, dtype=dtype) if features else None
+    y = 3 + 2 * torch.randn(50, dim, generator=generator, dtype=dtype)
+    flow.initialize(x, y)
+    lc.check_flow(flow, x, y).require()
+
+
+def test_gradient_and_hessian_are_those_of_the_potential(generator):
+    flow = fresh(3, 2, torch.float64, hidden=7, layers=3)
+    x, y = (torch.randn(5, k, generator=generator, dtype=torch.float64) for k in (2, 3))
+    context = flow.potential.context_of(x)
+    gradient, hessian = flow.potential.gradient_and_hessian(y, context)
+    for i in range(5):
+        own = flow.potential.context_of(x[i])
+        potential = lambda point, own=own: flow.potential.value(point, own)  # noqa: E731
+        torch.testing.assert_close(gradient[i], torch.autograd.functional.jacobian(potential, y[i]))
+        torch.testing.assert_close(hessian[i], torch.autograd.functional.hessian(potential, y[i]))
+
+
+def test_the_log_determinant_can_be_trained_by_first_order_autograd(generator):
+    flow = fresh(2, 1, torch.float64, hidden=5)
+    x, y = (torch.randn(20, k, generator=generator, dtype=torch.float64) for k in (1, 2))
+    flow.encode(y, x)[1].sum().backward()
+    weight = flow.potential.direct[0]
+    slope, step = weight.grad[0, 0].clone(), 1e-6
+    with torch.no_grad():
+        values = []
+        for sign in (1, -1):
+            weight[0, 0] += sign * step
+            values.append(float(flow.encode(y, x)[1].sum()))
+            weight[0, 0] -= sign * step
+    assert float(slope) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 1e-4), (torch.float64, 1e-8)])
+def test_a_trained_flow_decodes_ten_thousand_points_far_into_the_tails(trained, generator, dtype, least):
+    flow, x = trained
+    flow = flow.to(dtype)
+    x = x.to(dtype)
+    direction = torch.nn.functional.normalize(
+        torch.randn(10, 1000, 2, generator=generator, dtype=dtype), dim=-1
+    )
+    farthest = 2 * float(lc.Chi(2).icdf(torch.tensor(0.9999)))
+    z = farthest * torch.rand(10, 1000, 1, generator=generator, dtype=dtype) * direction
+    with torch.no_grad():
+        y = flow.decode(z, x)
+        again, _ = flow.encode(y, x)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda y, x: flow.encode(y, x)[0]))(y[0], x)
+    steepest = float(torch.linalg.matrix_norm(jacobian.detach(), 2).max())
+    allowed = least + 8 * torch.finfo(dtype).eps * steepest * float(y.norm(dim=-1).max())
+    assert float((again - z).norm(dim=-1).max()) <= allowed
+
+
+def test_a_sample_does_not_depend_on_its_neighbours(trained, generator):
+    flow, x = trained
+    z = torch.randn(1000, 2, generator=generator)
+    torch.testing.assert_close(flow.decode(z, x)[:7], flow.decode(z[:7], x[:7]), rtol=1e-4, atol=1e-5)
+
+
+def test_the_context_network_runs_once_for_each_x(trained, monkeypatch):
+    flow, x = trained
+    rows = []
+    forward = flow.potential.context.forward
+    monkeypatch.setattr(flow.potential.context, "forward", lambda x: rows.append(len(x)) or forward(x))
+    with torch.no_grad():
+        flow(x[:10]).sample((50,))
+    assert rows == [10]
+
+
+def test_points_that_cannot_be_decoded_are_reported(generator):
+    flow = fresh(2, 0, torch.float32, hidden=5)
+    with torch.no_grad():
+        flow.potential.out.fill_(math.nan)
+    with pytest.raises(RuntimeError, match="4 of 4 points could not be decoded"):
+        flow.decode(torch.randn(4, 2, generator=generator))
+
+
+def test_samples_carry_gradients_to_the_weights(generator):
+    flow = fresh(2, 1, torch.float64, hidden=5)
+    x = torch.randn(3, 1, generator=generator, dtype=torch.float64)
+    z = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    weight, step = flow.potential.direct[1], 1e-6
+    flow.decode(z, x).sum().backward()
+    with torch.no_grad():
+        values = []
+        for sign in (1, -1):
+            weight[0, 0] += sign * step
+            values.append(float(flow.decode(z, x).sum()))
+            weight[0, 0] -= sign * step
+    assert float(weight.grad[0, 0]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
+
+
+def test_training_learns_a_curved_density(trained, generator):
+    flow, _ = trained
+    toy = lc.data.toy.heteroscedastic_arc()
+    x, y = toy.sample(1000, generator)
+    truth = -float(toy.conditional(x).log_prob(y).mean())
+    linear = lc.flows.LinearGaussianFlow.fit(x, y)  # control: what a straight model can do at best
+    nll, control = (-float(model(x).log_prob(y).detach().mean()) for model in (flow, linear))
+    assert truth < nll < truth + 0.5 * (control - truth)
+
+
+def test_a_saved_flow_comes_back_with_its_weights(trained, tmp_path):
+    flow, x = trained
+    lc.save(flow, tmp_path / "flow")
+    y = torch.zeros(len(x), 2)
+    assert torch.equal(lc.load(tmp_path / "flow")(x).log_prob(y), flow(x).log_prob(y))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"dim": 0}, "dim must be at least 1"), ({"hidden": 0}, "hidden must"), ({"layers": 0}, "layers must")],
+)
+def test_sizes_that_make_no_network_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexPotentialFlow(**({"dim": 2, "features": 1} | arguments))
+
+
+def test_missing_features_are_named():
+    with pytest.raises(ValueError, match="looks at 3 features; x is None"):
+        ConvexPotentialFlow(2, 3).encode(torch.zeros(1, 2))

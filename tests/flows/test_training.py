@@ -1,0 +1,160 @@
+import math
+
+import pytest
+import torch
+
+import latentcal as lc
+from latentcal.flows import ConvexPotentialFlow, train_flow
+from latentcal.flows.training import TrainingWarning, mean_nll
+
+
+def data(n: int = 400, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    return lc.data.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
+
+
+def small_flow(seed: int = 0) -> ConvexPotentialFlow:
+    torch.manual_seed(seed)
+    x, y = data(10)
+    return ConvexPotentialFlow(y.shape[1], x.shape[1], hidden=5)
+
+
+def weights(flow: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in flow.parameters()])
+
+
+def test_training_lowers_the_validation_nll_and_keeps_the_best_weights():
+    flow, validation = small_flow(), data(200, seed=1)
+    before = mean_nll(flow, *validation)
+    log = train_flow(flow, *data(), validation=validation, max_epochs=30, learning_rate=1e-2)
+    assert log.best_nll < before - 0.1
+    assert mean_nll(flow, *validation) == log.best_nll == min(log.validation_nll)
+    assert not flow.training
+
+
+def test_the_last_weights_stay_on_request():
+    flow, validation = small_flow(), data(200, seed=1)
+    log = train_flow(
+        flow,
+        *data(50),
+        validation=validation,
+        max_epochs=80,
+        learning_rate=0.05,
+        patience=80,
+        restore_best=False,
+    )
+    assert log.best_epoch < 79  # control: the last epoch was not the best
+    assert mean_nll(flow, *validation) == log.validation_nll[-1] > log.best_nll
+
+
+def test_the_same_seed_gives_the_same_weights_to_the_last_bit():
+    runs = []
+    for seed in (3, 3, 4):
+        flow = small_flow()
+        train_flow(flow, *data(), validation=data(100, seed=1), max_epochs=3, batch_size=64, seed=seed)
+        runs.append(weights(flow))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_training_stops_when_patience_runs_out():
+    log = train_flow(
+        small_flow(), *data(30), validation=data(100, seed=1), learning_rate=0.05, patience=4, max_epochs=500
+    )
+    assert len(log.train_loss) == log.best_epoch + 5
+    assert log.stopped == "no better for 4 epochs"
+
+
+def test_two_epochs_are_two_epochs():
+    log = train_flow(small_flow(), *data(), validation=data(100, seed=1), max_epochs=2)
+    assert len(log.train_loss) == len(log.validation_nll) == 2
+    assert log.stopped == "reached max_epochs = 2"
+
+
+class Bursting(ConvexPotentialFlow):
+    """Loses its head in the third epoch."""
+
+    def encode(self, y, x=None):
+        z, log_abs_det = super().encode(y, x)
+        self.calls = getattr(self, "calls", 0) + 1
+        return z, log_abs_det * (math.nan if self.calls > 4 else 1.0)
+
+
+def test_divergence_stops_names_the_epoch_and_keeps_the_best_weights():
+    torch.manual_seed(0)
+    x, y = data()
+    flow = Bursting(y.shape[1], x.shape[1], hidden=5)
+    with pytest.warns(TrainingWarning, match="diverged in epoch 3: the learning rate 0.001"):
+        log = train_flow(flow, x, y, validation=data(100, seed=1))
+    assert log.best_epoch == 1
+    assert torch.isfinite(weights(flow)).all()
+
+
+@pytest.mark.filterwarnings("ignore::latentcal.flows.training.TrainingWarning")
+def test_the_likely_cause_of_a_divergence_is_looked_for():
+    x, y = data()
+    for outputs, cause in ((1e6 * y, "standardise it"), (y.round(), "many equal values")):
+        flow = Bursting(y.shape[1], x.shape[1], hidden=5)
+        flow.calls = 5
+        assert cause in train_flow(flow, x, outputs, validation=(x, outputs)).stopped
+
+
+class Interrupted(ConvexPotentialFlow):
+    """Somebody presses Ctrl-C in the third epoch."""
+
+    def encode(self, y, x=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 4:
+            raise KeyboardInterrupt
+        return super().encode(y, x)
+
+
+def test_an_interrupt_keeps_the_best_so_far():
+    x, y = data()
+    flow = Interrupted(y.shape[1], x.shape[1], hidden=5)
+    log = train_flow(flow, x, y, validation=(x, y))
+    assert log.stopped == "interrupted in epoch 3"
+    assert len(log.validation_nll) == 2
+
+
+def test_a_schedule_changes_the_learning_rate():
+    seen = []
+
+    def schedule(optimizer):
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        step = scheduler.step
+        scheduler.step = lambda: (step(), seen.append(optimizer.param_groups[0]["lr"]))
+        return scheduler
+
+    train_flow(
+        small_flow(),
+        *data(),
+        validation=data(50, seed=1),
+        max_epochs=2,
+        learning_rate=1e-2,
+        schedule=schedule,
+    )
+    assert seen == [5e-3, 2.5e-3]
+
+
+def test_the_log_prints_and_plots():
+    pytest.importorskip("matplotlib").use("Agg")
+    log = train_flow(small_flow(), *data(), validation=data(100, seed=1), max_epochs=2)
+    assert "2 epochs in" in str(log)
+    ax = log.plot()
+    assert ax.get_xlabel() == "Epoch"
+    import matplotlib.pyplot as plt
+
+    plt.close(ax.figure)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(3, 1), torch.zeros(4, 2), "training part must be"),
+        (torch.zeros(0, 1), torch.zeros(0, 2), "training part must be"),
+        (torch.zeros(3, 1), torch.tensor([[0.0, math.nan]] * 3), "y of the training part has NaN"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_are_refused(x, y, message):
+    with pytest.raises(ValueError, match=message):
+        train_flow(ConvexPotentialFlow(2, 1), x, y, validation=(torch.zeros(3, 1), torch.zeros(3, 2)))
