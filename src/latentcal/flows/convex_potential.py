@@ -34,7 +34,7 @@ class _Potential(nn.Module):
               V = w^\top (g_{K+1}(x) \odot \phi(a_K)) + \tfrac{\alpha}{2} \lVert y \rVert^2
 
     with :math:`W_k, w, g_k \ge 0` and :math:`\phi` the softplus. Let :math:`J_k = \partial a_k / \partial y`,
-    carried forward with :math:`a_k`, and :math:`\sigma_k = \partial V / \partial \phi(a_k)`, carried back. Then
+    carried forward with :math:`a_k`, and :math:`\sigma_k = \partial V / \partial \phi(a_k)`, carried back:
 
     .. math:: \nabla V = \alpha y + J_K^\top (\sigma_K \phi'(a_K)), \qquad
               \nabla^2 V = \alpha I + \sum_k J_k^\top \operatorname{diag}(\sigma_k \phi''(a_k)) J_k.

@@ -1,0 +1,97 @@
+"""Masked autoregressive flows, affine or with rational-quadratic splines, on zuko."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from ..base import RadialBase, standard_normal
+from ..flow import ConditionalFlow
+from ..numerics import broadcast_leading
+
+
+class AutoregressiveFlow(ConditionalFlow):
+    r"""A stack of transforms in which output i is moved monotonically by outputs 1 ... i - 1 and x.
+
+    .. math:: z_i = \tau\big(y_i;\, h_i(y_{<i}, x)\big), \qquad
+              \log|\det| = \sum_i \log \frac{\partial \tau}{\partial y_i}
+
+    with :math:`\tau` affine (MAF, Papamakarios et al. 2017) or a rational-quadratic spline on [-5, 5] that
+    is the identity outside (Durkan et al. 2019), and the order of the outputs reversed from one transform to
+    the next. Encoding is one pass, decoding as many as there are outputs.
+
+    Args:
+        dim: number of outputs d.
+        features: number of features p; 0 for a flow that does not look at x.
+        transform: ``"spline"`` or ``"affine"``.
+        flows: number of stacked transforms.
+        hidden: units of each hidden layer of the masked networks.
+        layers: hidden layers of the masked networks.
+        bins: bins of each spline.
+        base: law of z; N(0, I) if None.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        features: int,
+        *,
+        transform: str = "spline",
+        flows: int = 3,
+        hidden: int = 64,
+        layers: int = 2,
+        bins: int = 8,
+        base: RadialBase | None = None,
+    ) -> None:
+        if transform not in ("spline", "affine"):
+            raise ValueError(f"transform must be 'spline' or 'affine', got {transform!r}.")
+        for name, value, least in (("dim", dim, 1), ("features", features, 0), ("flows", flows, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        super().__init__(standard_normal(dim) if base is None else base)
+        if self.base.dim != dim:
+            raise ValueError(f"The base has {self.base.dim} dimensions, the flow {dim}.")
+        self.dim, self.features, self.transform, self.flows = dim, features, transform, flows
+        self.hidden, self.layers, self.bins = hidden, layers, bins
+        zuko = _import_zuko()
+        sizes = {"transforms": flows, "hidden_features": [hidden] * layers}
+        if transform == "spline":
+            self.network = zuko.flows.NSF(dim, features, bins=bins, **sizes)
+        else:
+            self.network = zuko.flows.MAF(dim, features, **sizes)
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        transform, y = self._transform(x, y)
+        z, log_abs_det = transform.call_and_ladj(y)
+        return z, log_abs_det
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        transform, z = self._transform(x, z)
+        y: Tensor = transform.inv(z)
+        return y
+
+    def _transform(self, x: Tensor | None, points: Tensor) -> tuple[Any, Tensor]:
+        """The map at x, and the points expanded to its leading dims."""
+        if self.features == 0:
+            return self.network().transform, points
+        if x is None or x.shape[-1] != self.features:
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(
+                f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
+            )
+        x = x.to(points.dtype)
+        return self.network(x).transform, broadcast_leading(x, points)[1]
+
+
+def _import_zuko() -> Any:
+    """zuko, without its side effect: it switches off the argument checks of all torch distributions."""
+    checked = Distribution._validate_args
+    try:
+        import zuko
+    except ImportError as error:
+        raise ImportError("Autoregressive flows need zuko: pip install 'latentcal[flows]'.") from error
+    finally:
+        Distribution.set_default_validate_args(checked)
+    return zuko
