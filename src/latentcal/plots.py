@@ -107,11 +107,11 @@ def pit_histogram(u: Tensor, *, bins: int = 20, label: str | None = None, ax: Ax
 def training_curves(
     train: Sequence[float], validation: Sequence[float], best: int = -1, *, ax: Axes | None = None
 ) -> Axes:
-    """Loss in training and NLL in validation against the epoch, with the best epoch marked.
+    """Loss in training and in validation against the epoch, with the best epoch marked.
 
     Args:
         train: mean training loss of each epoch.
-        validation: validation NLL after each epoch.
+        validation: validation loss after each epoch.
         best: index of the best epoch; -1 for none.
         ax: where to draw; new axes by default.
 
@@ -130,7 +130,7 @@ def training_curves(
             label=f"best: {validation[best]:.3f}",
             gid="model",
         )
-    ax.set(xlabel="Epoch", ylabel="Negative log-likelihood")
+    ax.set(xlabel="Epoch", ylabel="Loss")
     _tidy(ax)
     _legend(ax)
     return ax

@@ -22,12 +22,12 @@ def weights(flow: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in flow.parameters()])
 
 
-def test_training_lowers_the_validation_nll_and_keeps_the_best_weights():
+def test_training_lowers_the_validation_loss_and_keeps_the_best_weights():
     flow, validation = small_flow(), data(200, seed=1)
     before = mean_nll(flow, *validation)
     log = train_flow(flow, *data(), validation=validation, max_epochs=30, learning_rate=1e-2)
-    assert log.best_nll < before - 0.1
-    assert mean_nll(flow, *validation) == log.best_nll == min(log.validation_nll)
+    assert log.best_loss < before - 0.1
+    assert mean_nll(flow, *validation) == log.best_loss == min(log.validation_loss)
     assert not flow.training
 
 
@@ -43,7 +43,7 @@ def test_the_last_weights_stay_on_request():
         restore_best=False,
     )
     assert log.best_epoch < 79  # control: the last epoch was not the best
-    assert mean_nll(flow, *validation) == log.validation_nll[-1] > log.best_nll
+    assert mean_nll(flow, *validation) == log.validation_loss[-1] > log.best_loss
 
 
 def test_the_same_seed_gives_the_same_weights_to_the_last_bit():
@@ -66,7 +66,7 @@ def test_training_stops_when_patience_runs_out():
 
 def test_two_epochs_are_two_epochs():
     log = train_flow(small_flow(), *data(), validation=data(100, seed=1), max_epochs=2)
-    assert len(log.train_loss) == len(log.validation_nll) == 2
+    assert len(log.train_loss) == len(log.validation_loss) == 2
     assert log.stopped == "reached max_epochs = 2"
 
 
@@ -113,7 +113,7 @@ def test_an_interrupt_keeps_the_best_so_far():
     flow = Interrupted(y.shape[1], x.shape[1], hidden=5)
     log = train_flow(flow, x, y, validation=(x, y))
     assert log.stopped == "interrupted in epoch 3"
-    assert len(log.validation_nll) == 2
+    assert len(log.validation_loss) == 2
 
 
 def test_a_schedule_changes_the_learning_rate():

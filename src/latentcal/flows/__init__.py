@@ -2,12 +2,14 @@
 
 from .autoregressive import AutoregressiveFlow
 from .convex_potential import ConvexPotentialFlow
+from .flow_matching import FlowMatching
 from .linear_gaussian import LinearGaussianFlow
 from .training import TrainingLog, TrainingWarning, mean_nll, train_flow
 
 __all__ = [
     "AutoregressiveFlow",
     "ConvexPotentialFlow",
+    "FlowMatching",
     "LinearGaussianFlow",
     "TrainingLog",
     "TrainingWarning",

@@ -32,31 +32,32 @@ class TrainingLog:
 
     Attributes:
         train_loss: mean loss of each epoch's batches, while the weights were changing.
-        validation_nll: mean negative log-likelihood on the validation part after each epoch.
-        best_epoch: index of the lowest validation NLL; -1 if there was none.
+        validation_loss: mean negative log-likelihood on the validation part after each epoch (or the flow's
+            own ``validation_loss``).
+        best_epoch: index of the lowest validation loss; -1 if there was none.
         seconds: duration of training.
         stopped: why training ended.
     """
 
     train_loss: list[float] = field(default_factory=list)
-    validation_nll: list[float] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
     best_epoch: int = -1
     seconds: float = 0.0
     stopped: str = ""
 
     @property
-    def best_nll(self) -> float:
-        """Lowest validation NLL; infinite if there was none."""
-        return self.validation_nll[self.best_epoch] if self.best_epoch >= 0 else math.inf
+    def best_loss(self) -> float:
+        """Lowest validation loss; infinite if there was none."""
+        return self.validation_loss[self.best_epoch] if self.best_epoch >= 0 else math.inf
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Both curves against the epoch, the best one marked."""
-        return training_curves(self.train_loss, self.validation_nll, self.best_epoch, ax=ax)
+        return training_curves(self.train_loss, self.validation_loss, self.best_epoch, ax=ax)
 
     def __str__(self) -> str:
         return (
-            f"{len(self.train_loss)} epochs in {self.seconds:.1f} s, best validation NLL {self.best_nll:.4f} "
-            f"after epoch {self.best_epoch + 1}; stopped: {self.stopped}"
+            f"{len(self.train_loss)} epochs in {self.seconds:.1f} s, best validation loss "
+            f"{self.best_loss:.4f} after epoch {self.best_epoch + 1}; stopped: {self.stopped}"
         )
 
 
@@ -81,7 +82,8 @@ def train_flow(
     The flow ends in evaluation mode with the weights of its best epoch, also after an interrupt (Ctrl-C) or
     a divergence, which are reported in the log. The same seed gives the same weights to the last bit on one
     machine. A flow with a method ``initialize(x, y)`` is given the first batch before the first step; one
-    with a method ``loss(x, y, generator)`` is trained on that instead of the mean NLL.
+    with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and stopped on these
+    instead of the mean NLL.
 
     Args:
         flow: the flow to train.
@@ -118,11 +120,11 @@ def train_flow(
         try:
             for epoch in range(max_epochs):
                 log.train_loss.append(_epoch(flow, x, y, optimizer, batch_size, clip, generator))
-                log.validation_nll.append(mean_nll(flow, *validation))
-                if not math.isfinite(log.train_loss[-1] + log.validation_nll[-1]):
+                log.validation_loss.append(_validate(flow, *validation))
+                if not math.isfinite(log.train_loss[-1] + log.validation_loss[-1]):
                     log.stopped = f"diverged in epoch {epoch + 1}: {_likely_cause(y, learning_rate)}"
                     break
-                if log.validation_nll[-1] < log.best_nll:
+                if log.validation_loss[-1] < log.best_loss:
                     log.best_epoch, best = epoch, _snapshot(flow)
                 elif epoch - log.best_epoch >= patience:
                     log.stopped = f"no better for {patience} epochs"
@@ -132,8 +134,8 @@ def train_flow(
                 bar.update()
                 bar.set_postfix(
                     train=f"{log.train_loss[-1]:.4f}",
-                    validation=f"{log.validation_nll[-1]:.4f}",
-                    best=f"{log.best_nll:.4f}",
+                    validation=f"{log.validation_loss[-1]:.4f}",
+                    best=f"{log.best_loss:.4f}",
                 )
             else:
                 log.stopped = f"reached max_epochs = {max_epochs}"
@@ -157,6 +159,15 @@ def mean_nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
     with evaluation_mode(flow):
         total = sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, _EVALUATION_BATCH))
     return total / len(y)
+
+
+@torch.no_grad()
+def _validate(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
+    own = getattr(flow, "validation_loss", None)
+    if own is None:
+        return mean_nll(flow, x, y)
+    with evaluation_mode(flow):
+        return float(own(x, y))
 
 
 def _epoch(
