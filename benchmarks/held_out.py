@@ -130,6 +130,22 @@ def verdict(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def table(rows: list[dict[str, str]], sizes: tuple[int, ...] = (20, 400)) -> str:
+    """The cells of some sizes as Markdown."""
+    lines = [
+        "| norms | d | n | as assumed | gamma KDE | spline | stacked |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for scenario, dim, n in itertools.product(SCENARIOS, DIMENSIONS, sizes):
+        for row in rows:
+            if (row["scenario"], int(row["d"]), int(row["n"])) == (scenario, dim, n):
+                values = {name: float(row[name]) for name in ("base", "gamma_kde", "spline", "stacked")}
+                best = min(values.values())
+                cells = [f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in values.values()]
+                lines.append(f"| {scenario} | {dim} | {n} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=200)
@@ -154,6 +170,7 @@ def main() -> None:
                     writer.writeheader()
                 writer.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
             print(f"{count}/{len(cells)} cells, {time.time() - start:.0f} s: {row}", flush=True)
+    print(table(read(arguments.out)))
     print(verdict(read(arguments.out)))
 
 

@@ -4,6 +4,7 @@ from .autoregressive import AutoregressiveFlow
 from .convex_potential import ConvexPotentialFlow
 from .flow_matching import FlowMatching
 from .linear_gaussian import LinearGaussianFlow
+from .tarflow import TarFlow
 from .training import TrainingLog, TrainingWarning, mean_nll, train_flow
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ConvexPotentialFlow",
     "FlowMatching",
     "LinearGaussianFlow",
+    "TarFlow",
     "TrainingLog",
     "TrainingWarning",
     "mean_nll",

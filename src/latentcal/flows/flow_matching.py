@@ -64,7 +64,7 @@ class FlowMatching(ConditionalFlow):
 
     v is trained on the straight lines :math:`(1 - t) z + t y` between a Gaussian z and the data, whose
     velocity is y - z (Lipman et al. 2022). Up to 32 outputs the trace is exact, from tangents carried forward
-    in the same pass; above that it is Hutchinson's estimate, whose standard error ``log_abs_det_error`` tells.
+    in the same pass; above, it is Hutchinson's estimate, whose standard error ``log_abs_det_error`` tells.
 
     Args:
         dim: number of outputs d.

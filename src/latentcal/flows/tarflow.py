@@ -1,0 +1,237 @@
+"""TarFlow: a transformer that moves an image's patches one after the other, in alternating directions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import fold, scaled_dot_product_attention, unfold
+
+from ..base import RadialBase, standard_normal
+from ..flow import ConditionalFlow
+from ..numerics import broadcast_leading
+
+
+class _Attention(nn.Module):
+    def __init__(self, channels: int, head_dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+        self.heads = channels // head_dim
+
+    def forward(self, h: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Causal attention of tokens (b, t, c) to themselves and to the keys and values of earlier ones."""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm(h)).chunk(3, -1)
+        )
+        if past is not None:  # one new token, which may look at everything
+            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        return self.proj(mixed.transpose(1, 2).flatten(2)), (k, v)
+
+
+class _MLP(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.main = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.main(self.norm(h))
+
+
+class _Layer(nn.Module):
+    def __init__(self, channels: int, head_dim: int) -> None:
+        super().__init__()
+        self.attention = _Attention(channels, head_dim)
+        self.mlp = _MLP(channels)
+
+    def forward(self, h: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        mixed, kept = self.attention(h, past)
+        h = h + mixed
+        return h + self.mlp(h), kept
+
+
+class _Block(nn.Module):
+    r"""One autoregressive affine map of a sequence of patches, :math:`z_t = (x_t - m_t) e^{-a_t}`.
+
+    a and m of patch t come from the patches before it; patch 0 stays as it is.
+    """
+
+    def __init__(
+        self,
+        patches: int,
+        size: int,
+        channels: int,
+        layers: int,
+        classes: int,
+        head_dim: int,
+        backwards: bool,
+    ) -> None:
+        super().__init__()
+        self.backwards = backwards
+        self.proj_in = nn.Linear(size, channels)
+        self.pos_embed = nn.Parameter(0.01 * torch.randn(patches, channels))
+        if classes:
+            self.class_embed = nn.Parameter(0.01 * torch.randn(classes, 1, channels))
+        self.attn_blocks = nn.ModuleList(_Layer(channels, head_dim) for _ in range(layers))
+        self.proj_out = nn.Linear(channels, 2 * size)
+        nn.init.zeros_(self.proj_out.weight)
+
+    def encode(self, x: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Patches (b, t, d) to latents (b, t, d) and their log-determinant (b,), all patches at once."""
+        x = self._turn(x)
+        h = self.proj_in(x) + self._positions() + self._class(label)
+        for layer in self.attn_blocks:
+            h, _ = layer(h, None)
+        out = self.proj_out(h)
+        out = torch.cat([torch.zeros_like(out[:, :1]), out[:, :-1]], 1)
+        log_scale, shift = out.chunk(2, -1)
+        return self._turn((x - shift) * torch.exp(-log_scale)), -log_scale.sum((1, 2))
+
+    def decode(self, z: Tensor, label: Tensor | None) -> Tensor:
+        """Latents (b, t, d) to patches (b, t, d), one patch after the other, with cached keys and values."""
+        z = self._turn(z)
+        positions, of_class = self._positions(), self._class(label)
+        patches = [z[:, 0]]
+        cache: list[tuple[Tensor, Tensor] | None] = [None] * len(self.attn_blocks)
+        for t in range(1, z.shape[1]):
+            h = self.proj_in(patches[-1][:, None]) + positions[t - 1] + of_class
+            for i, layer in enumerate(self.attn_blocks):
+                h, cache[i] = layer(h, cache[i])
+            log_scale, shift = self.proj_out(h)[:, 0].chunk(2, -1)
+            patches.append(z[:, t] * torch.exp(log_scale) + shift)
+        return self._turn(torch.stack(patches, 1))
+
+    def _turn(self, sequence: Tensor) -> Tensor:
+        return sequence.flip(1) if self.backwards else sequence
+
+    def _positions(self) -> Tensor:
+        return self.pos_embed.flip(0) if self.backwards else self.pos_embed
+
+    def _class(self, label: Tensor | None) -> Tensor | float:
+        if label is None:
+            return 0.0
+        known = label >= 0
+        mean = self.class_embed.mean(0)
+        return torch.where(known[:, None, None], self.class_embed[label.clamp(min=0)], mean)
+
+
+class TarFlow(ConditionalFlow):
+    r"""Transformer autoregressive flow on images (Zhai et al., 2024), with the published architecture.
+
+    An image is cut into patches; block b moves them in raster order (b even) or backwards (b odd),
+    :math:`z_t = (x_t - m_t) e^{-a_t}` with :math:`a_t, m_t` from a causal transformer over earlier patches.
+    The log-determinant is the *sum* of all -a. Encoding is parallel, decoding goes patch by patch.
+
+    y is the flattened image, (..., C H W) in the order channel, row, column; x the class index, (..., 1),
+    negative where the class is not known.
+
+    Args:
+        image_shape: (C, H, W).
+        patch_size: side of a patch; it divides H and W.
+        channels: width of the transformer.
+        num_blocks: autoregressive maps.
+        layers_per_block: transformer layers of each.
+        num_classes: classes; 0 for a flow that does not look at x.
+        head_dim: size of an attention head; it divides ``channels``.
+        base: law of z; N(0, I) if None.
+    """
+
+    var: Tensor
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        patch_size: int,
+        channels: int,
+        num_blocks: int,
+        layers_per_block: int,
+        num_classes: int = 0,
+        head_dim: int = 64,
+        base: RadialBase | None = None,
+    ) -> None:
+        colours, height, width = image_shape
+        if height % patch_size or width % patch_size:
+            raise ValueError(f"Patches of side {patch_size} do not tile an image of {height} x {width}.")
+        if channels % head_dim:
+            raise ValueError(f"channels must be a multiple of head_dim = {head_dim}, got {channels}.")
+        dim = colours * height * width
+        super().__init__(standard_normal(dim) if base is None else base)
+        if self.base.dim != dim:
+            raise ValueError(f"The base has {self.base.dim} dimensions, an image {dim}.")
+        self.image_shape, self.patch_size = tuple(image_shape), patch_size
+        self.channels, self.num_blocks, self.layers_per_block = channels, num_blocks, layers_per_block
+        self.num_classes, self.head_dim = num_classes, head_dim
+        patches, size = (height // patch_size) * (width // patch_size), colours * patch_size**2
+        self.register_buffer("var", torch.ones(patches, size))
+        self.blocks = nn.ModuleList(
+            _Block(patches, size, channels, layers_per_block, num_classes, head_dim, backwards=b % 2 == 1)
+            for b in range(num_blocks)
+        )
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        leading, patches, label = self._patches_of(y, x)
+        log_abs_det = -0.5 * torch.log(self.var).sum().expand(patches.shape[0])
+        for block in self._blocks():
+            patches, part = block.encode(patches, label)
+            log_abs_det = log_abs_det + part
+        z = self._image_of(patches / torch.sqrt(self.var))
+        return z.reshape(*leading, -1), log_abs_det.reshape(leading)
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        leading, patches, label = self._patches_of(z, x)
+        patches = patches * torch.sqrt(self.var)
+        for block in reversed(self._blocks()):
+            patches = block.decode(patches, label)
+        return self._image_of(patches).reshape(*leading, -1)
+
+    def load_published(self, state: dict[str, Tensor]) -> None:
+        """Take over the weights of a published checkpoint with this architecture.
+
+        Raises:
+            ValueError: where tensors are missing, unexpected or of another shape; it says which.
+        """
+        given = {name: tensor for name, tensor in state.items() if not name.endswith(".attn_mask")}
+        wanted = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
+        problems = [f"{name} is missing" for name in wanted if name not in given]
+        problems += [f"{name} is not expected" for name in given if name not in wanted]
+        problems += [
+            f"{name} is {tuple(given[name].shape)} instead of {tuple(tensor.shape)}"
+            for name, tensor in wanted.items()
+            if name in given and given[name].shape != tensor.shape
+        ]
+        if problems:
+            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise ValueError(
+                f"The checkpoint does not fit this architecture: {'; '.join(problems[:5])}{more}. "
+                "Compare image_shape, patch_size, channels, num_blocks, layers_per_block and num_classes."
+            )
+        self.load_state_dict(given, strict=False)
+
+    def _blocks(self) -> list[_Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def _patches_of(self, y: Tensor, x: Tensor | None) -> tuple[torch.Size, Tensor, Tensor | None]:
+        """Leading dims, patches (b, t, d) and labels (b,) of flattened images."""
+        label = None
+        if self.num_classes:
+            if x is None or x.shape[-1] != 1:
+                raise ValueError(
+                    f"This flow looks at the class: x must be (..., 1), got "
+                    f"{None if x is None else tuple(x.shape)}."
+                )
+            x, y = broadcast_leading(x, y)
+            label = x.reshape(-1).long()
+            if bool((label >= self.num_classes).any()):
+                raise ValueError(f"There are {self.num_classes} classes; x holds {int(label.max())}.")
+        image = y.reshape(-1, *self.image_shape).to(self.var.dtype)
+        patches = unfold(image, self.patch_size, stride=self.patch_size).transpose(1, 2)
+        return y.shape[:-1], patches, label
+
+    def _image_of(self, patches: Tensor) -> Tensor:
+        _, height, width = self.image_shape
+        return fold(patches.transpose(1, 2), (height, width), self.patch_size, stride=self.patch_size)
