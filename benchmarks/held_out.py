@@ -1,6 +1,6 @@
 """Held-out negative log-likelihood of the latent norm under each calibration map, on norms of known law.
 
-    python benchmarks/held_out.py --repetitions 200 --processes 2
+    python benchmarks/held_out.py --repetitions 200 --spline-repetitions 50
 
 Each cell (law of the norms, dimension, number of calibration norms) is a line of results/held_out.csv,
 written when it is done; cells that are there already are skipped. The expectation over new norms is an exact

@@ -1,4 +1,4 @@
-"""Reading tables: kinds of columns, missing values, both formats, and what is said of a file that is damaged."""
+"""Reading tables: kinds of columns, missing values, both formats, and what is said of a damaged file."""
 
 import gzip
 
@@ -32,7 +32,7 @@ def write(path, text):
 
 
 def csv_column(tmp_path, *cells):
-    """The column that a csv file with these cells has; a second column keeps empty cells from being no row."""
+    """The first column of a csv file; a second one keeps an empty cell from being an empty line."""
     text = "".join(f"{cell},1\n" for cell in ("name", *cells))
     return read_table(write(tmp_path / "t.csv.gz", text))[0]
 
@@ -62,7 +62,7 @@ def test_the_cells_of_a_csv_column_tell_its_kind(tmp_path, cells, kind):
 def test_missing_numbers_are_nan_and_missing_texts_are_empty(tmp_path):
     numbers = csv_column(tmp_path, "1.5", "", "NA", "nan", " 2 ")
     np.testing.assert_array_equal(numbers.values, [1.5, np.nan, np.nan, np.nan, 2.0])
-    texts = csv_column(tmp_path, "a", "", "NA", "b")
+    texts = csv_column(tmp_path, "a", "", " NA", " b ")
     np.testing.assert_array_equal(texts.values, ["a", "", "", "b"])
     booleans = csv_column(tmp_path, "true", "", "false")
     np.testing.assert_array_equal(booleans.values, [1.0, np.nan, 0.0])

@@ -17,10 +17,11 @@ scm1d SC1 9803 279 16      births2 BI2 10000 24 4     air AIR 10000 15 6        
 wage WAG 10000 78 2        meps_21 ME3 15656 138 2    meps_19 ME1 15785 138 2   meps_20 ME2 17541 138 2
 house HO1 21613 17 2       bio BIO 45730 8 2          blog_data BLO 50000 269 2 calcofi CAL 50000 1 2
 taxi TAX 50000 4 2
-""".split()
+"""
+CELLS = PAPER.split()
 TABLE = [
-    (PAPER[i], PAPER[i + 1], tuple(int(number) for number in PAPER[i + 2 : i + 5]))
-    for i in range(0, len(PAPER), 5)
+    (CELLS[i], CELLS[i + 1], tuple(int(number) for number in CELLS[i + 2 : i + 5]))
+    for i in range(0, len(CELLS), 5)
 ]
 
 

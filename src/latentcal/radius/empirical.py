@@ -52,7 +52,7 @@ class EmpiricalRadius(RadiusLaw):
 
     def cdf(self, r: Tensor) -> Tensor:
         at_most = torch.searchsorted(self.radii, as_float64(r).contiguous(), right=True)
-        return at_most / (self.radii.numel() + 1.0)
+        return at_most.to(torch.float64) / (self.radii.numel() + 1)
 
     def log_cdf(self, r: Tensor) -> Tensor:
         return torch.log(self.cdf(r))
@@ -61,20 +61,22 @@ class EmpiricalRadius(RadiusLaw):
         return torch.log1p(-self.cdf(r))
 
     def icdf(self, u: Tensor) -> Tensor:
-        u = as_float64(u)
+        return self._order_statistic(as_float64(u), _rounding(u))
+
+    def icdf_log_cdf(self, v: Tensor) -> Tensor:
+        return self._order_statistic(torch.exp(as_float64(v)), _rounding(v))
+
+    def icdf_log_sf(self, v: Tensor) -> Tensor:
+        return self._order_statistic(-torch.expm1(as_float64(v)), _rounding(v))
+
+    def _order_statistic(self, u: Tensor, rounding: float) -> Tensor:
         if not bool(((u >= 0) & (u <= 1)).all()):
             raise ValueError("icdf takes probabilities in [0, 1].")
         n = self.radii.numel()
         # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
-        rank = torch.ceil(u * (n + 1) * (1 - 1e-14) - 1e-9).long().maximum((u > 0).long())
-        padded = torch.cat([self.radii.new_zeros(1), self.radii, self.radii.new_full((1,), torch.inf)])
-        return padded[rank.clamp(0, n + 1)]
-
-    def icdf_log_cdf(self, v: Tensor) -> Tensor:
-        return self.icdf(torch.exp(as_float64(v)))
-
-    def icdf_log_sf(self, v: Tensor) -> Tensor:
-        return self.icdf(-torch.expm1(as_float64(v)))
+        rank = torch.ceil(u * (n + 1) * (1 - rounding) - 1e-9).long()
+        rank = rank.maximum((u > 0).long()).minimum(torch.tensor(n + 1, device=u.device))
+        return torch.cat([self.radii.new_zeros(1), self.radii, self.radii.new_full((1,), torch.inf)])[rank]
 
     def log_prob(self, r: Tensor) -> Tensor:
         raise NotImplementedError(
@@ -89,3 +91,9 @@ class EmpiricalRadius(RadiusLaw):
         )
 
     rsample = sample
+
+
+def _rounding(probability: Tensor) -> float:
+    """Relative error of a probability, or absolute of its log, in the dtype that it was given in."""
+    dtype = torch.as_tensor(probability).dtype
+    return 8 * torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps

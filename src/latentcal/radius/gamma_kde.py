@@ -37,7 +37,7 @@ class GammaKDE(TabulatedLaw):
     Examples:
         >>> law = GammaKDE(torch.tensor([1.0, 1.2]), rate=50.0)
         >>> law.cdf(torch.tensor([0.0, 1.0, 8.0]))
-        tensor([0.0000, 0.3096, 1.0000], dtype=torch.float64)
+        tensor([0.0000, 0.3055, 1.0000], dtype=torch.float64)
     """
 
     centers: Tensor

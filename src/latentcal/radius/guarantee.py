@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..numerics import solve_increasing
+from ..numerics import log1mexp, solve_increasing, with_own_slope
 from ..splines import UnitSpline, monotone_slopes
 from .law import RadiusLaw, as_float64, check_radii
 
@@ -67,7 +67,7 @@ def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
     Examples:
         >>> from latentcal.radius import EmpiricalRadius
         >>> radii = torch.arange(1.0, 100.0)
-        >>> guarantee(EmpiricalRadius(radii), radii).epsilon
+        >>> round(guarantee(EmpiricalRadius(radii), radii).epsilon, 6)
         0.01
     """
     radii = torch.sort(check_radii(radii)[0]).values
@@ -145,10 +145,18 @@ class TightenedRadius(RadiusLaw):
         return self.law.log_prob(r) + self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
 
     def log_cdf(self, r: Tensor) -> Tensor:
-        return self._map(self.law.log_cdf(r), self.law.log_sf(r))[0]
+        r = as_float64(r)
+        return with_own_slope(r, self.log_tails(r)[0], self._share_of_tail)
 
     def log_sf(self, r: Tensor) -> Tensor:
-        return self._map(self.law.log_cdf(r), self.law.log_sf(r))[1]
+        r = as_float64(r)
+        value = self.log_tails(r)[1]
+        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
+
+    @torch.no_grad()
+    def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        log_cdf, log_sf, _ = self._map(*self.law.log_tails(r))
+        return log_cdf, log_sf
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         log_slope = self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
@@ -168,9 +176,13 @@ class TightenedRadius(RadiusLaw):
         )
         log_cdf = log_u + torch.log((1 - self.pull) + self.pull * below)
         log_sf = log_complement + torch.log((1 - self.pull) + self.pull * above)
+        # The larger tail from the smaller one: at an end of the support it is exactly 1.
+        lower_half = u < 0.5
+        small = torch.where(lower_half, log_cdf, log_sf).clamp(max=0.0)
+        large = log1mexp(small)
         return (
-            log_cdf.clamp(max=0.0).reshape(shape),
-            log_sf.clamp(max=0.0).reshape(shape),
+            torch.where(lower_half, small, large).reshape(shape),
+            torch.where(lower_half, large, small).reshape(shape),
             torch.log(slope).reshape(shape),
         )
 
@@ -226,20 +238,20 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         knots = min(values.numel(), _FIRST_KNOTS)
         while True:
             chosen = torch.linspace(0, values.numel() - 1, knots, device=radii.device).round().long().unique()
-            tightened = _pulled(law, values[chosen], levels[chosen], pull=1.0)
-            if _lambda(tightened.cdf(radii)) <= max_lambda + 1e-6:  # of an order statistic: rounding
+            pulled = _pulled(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
+            if _lambda(pulled) <= max_lambda + 1e-6:  # of an order statistic: rounding
                 break
             if knots == values.numel():
                 raise ValueError(
                     f"max_lambda = {max_lambda:g} cannot be reached: neighbouring radii differ by less "
-                    f"than the law can resolve (reached {_lambda(tightened.cdf(radii)):.3g})."
+                    f"than the law can resolve (reached {_lambda(pulled):.3g})."
                 )
             knots = min(4 * knots, values.numel())
         low, high = 0.0, 1.0  # lambda is convex in the pull: the least one that suffices, by halving
         for _ in range(40):
             middle = (low + high) / 2
-            candidate = _pulled(law, values[chosen], levels[chosen], pull=middle)
-            enough = _lambda(candidate.cdf(radii)) <= max_lambda
+            # A hair inside the bound: the law that is made of it rounds a little differently.
+            enough = _lambda(torch.lerp(smooth, pulled, middle)) <= max_lambda * (1 - 1e-12)
             low, high = (low, middle) if enough else (middle, high)
         return _pulled(law, values[chosen], levels[chosen], pull=high)
 

@@ -144,7 +144,7 @@ class RadiusLaw(nn.Module):
                     wanted,
                     self._log_start(wanted, sign > 0),
                     step=0.5,
-                    resolution=4e-16,
+                    resolution=2e-15,
                 )
         return torch.exp(log_r).clamp(max=self.upper)
 

@@ -16,7 +16,6 @@ from .scaled import ScaledRadius, fit_scale_power
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
-_LARGEST_CORE = 2.0  # times the level
 
 
 class StackedRadius(TabulatedLaw):
@@ -153,23 +152,24 @@ class StackedRadius(TabulatedLaw):
         quantiles = [float(part.icdf_log_cdf(level)) for part in self.parts]
         start = self._scalar(math.log(max(quantiles)))
         end = torch.exp(solve_increasing(mixture_in_log_r, level, start, step=0.1))
-        end = self._retreat(end, float(level) + math.log(_LARGEST_CORE))
+        end = self._retreat(end)
         return float(end), float(self._mixture("log_prob", end) - self.core.log_prob(end))
 
-    def _retreat(self, end: Tensor, log_limit: float) -> Tensor:
-        """The largest radius up to ``end`` at which the core has at most this log mass, (1,) -> (1,)."""
+    def _retreat(self, end: Tensor) -> Tensor:
+        """The largest radius up to ``end`` below which the core adds no more than the level, (1,) -> (1,)."""
 
         def too_heavy(r: Tensor) -> Tensor:
-            return self._mixture("log_prob", r) - self.core.log_prob(r) + self.core.log_cdf(r) > log_limit
+            core = self._mixture("log_prob", r) - self.core.log_prob(r) + self.core.log_cdf(r)
+            return torch.exp(core) > torch.exp(self._mixture("log_cdf", r)) + self.level
 
-        low = end
-        if bool(too_heavy(end)):
-            high, low = end, end * math.exp(-50)
-            for _ in range(8):
-                r = torch.exp(torch.linspace(float(high.log()), float(low.log()), 50).to(end))
-                heavy = too_heavy(r)
-                first = int(torch.cummin(heavy.long(), 0).values.sum().clamp(1, r.numel() - 1))
-                high, low = r[first - 1 : first], r[first : first + 1]
+        if not bool(too_heavy(end)):
+            return end
+        high, low = end, end * math.exp(-50)
+        for _ in range(8):  # a flank may be steep: each round looks at 50 radii between the last two
+            r = torch.exp(torch.linspace(float(high.log()), float(low.log()), 50).to(end))
+            heavy = torch.cummin(too_heavy(r).long(), 0).values
+            first = int(heavy.sum().clamp(1, r.numel() - 1))
+            high, low = r[first - 1 : first], r[first : first + 1]
         return low
 
 

@@ -293,9 +293,12 @@ class DensityTable(nn.Module):
                 break
         t = middle + half * local
         if self.touches_low:
-            # Close to the end t - low carries the digits that the local coordinate has lost.
+            # Close to the end t - low carries the digits that the local coordinate has lost. What is divided
+            # by t - low is nearly constant there, so each round brings three digits or more.
             close = left & (t - self.low < 1e-3 * half)
-            t = torch.where(close, self.low + torch.exp(key - _horner(tail_coefficients, local)), t)
+            for _ in range(3):
+                smooth = _horner(tail_coefficients, (t - middle) / half)
+                t = torch.where(close, self.low + torch.exp(key - smooth), t)
         return t
 
     def _log_gap(self, cell: Tensor, t: Tensor) -> Tensor | float:

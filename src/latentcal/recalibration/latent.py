@@ -222,7 +222,7 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
         before = radial_transport(reference, pred.base).inverse_radius(norms)
         log_before = reference.log_prob_at_norm(before)
         # Where z is beyond the floats, or has density 0, the two terms cannot be told apart.
-        lost = torch.isinf(log_before)
+        lost = torch.isinf(log_before) | torch.isinf(log_latent)
         log_before = torch.where(lost, log_latent, log_before)
         # log|det R(z)| as the ratio of the densities of z and z' itself, not of z and R(R^-1(z')).
         radial = (log_before - log_latent).masked_fill(lost, 0.0)

@@ -1,0 +1,303 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from latentcal.radius import (
+    BallRadius,
+    Chi,
+    DiscreteOutputWarning,
+    GammaKDE,
+    GammaRadius,
+    RadiusLaw,
+    ScaledRadius,
+    SplineRadius,
+    StackedRadius,
+    StudentRadius,
+    guarantee,
+    tighten,
+)
+from latentcal.radius.stacked import mixture_weights
+
+REFERENCES = {
+    "chi 1": Chi(1),
+    "chi 16": Chi(16),
+    "ball 3": BallRadius(3),
+    "interval": BallRadius(1),
+    "gamma 4": GammaRadius(4),
+    "student 3": StudentRadius(3, degrees_of_freedom=4.0),
+}
+each_reference = pytest.mark.parametrize("reference", REFERENCES.values(), ids=REFERENCES.keys())
+
+
+def quadrature(law: RadiusLaw, m: int = 4000) -> torch.Tensor:
+    """Radii whose mean of any function is its expectation under the law."""
+    return law.icdf((torch.arange(m, dtype=torch.float64) + 0.5) / m)
+
+
+def expected_nll(law: RadiusLaw, truth: RadiusLaw) -> float:
+    return -float(law.log_prob(quadrature(truth)).mean())
+
+
+def misfit(reference: RadiusLaw, n: int, generator: torch.Generator) -> torch.Tensor:
+    """Radii that follow another law than the reference, on its support."""
+    return reference.sample((n,), generator) ** 1.3
+
+
+@each_reference
+def test_the_fit_is_closer_to_the_data_than_the_reference_and_lives_on_its_support(reference, generator):
+    radii, fresh = misfit(reference, 400, generator), misfit(reference, 4000, generator)
+    law = StackedRadius.fit(radii, reference=reference)
+    assert law.upper == reference.upper
+    # Out of sample, by more than six standard errors of the paired difference.
+    gain = law.log_prob(fresh) - reference.log_prob(fresh)
+    assert gain.mean() > 6 * gain.std() / 4000**0.5
+    assert law.cdf(torch.tensor([0.0, reference.upper])).tolist() == [0, 1]
+    if reference.upper == 1:
+        assert law.log_prob(torch.tensor([1.0001])) == -math.inf
+        assert law.sample((2000,), generator).max() <= 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 20, 500])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_every_weight_is_at_least_its_share_and_the_loss_against_the_reference_is_bounded(
+    n, scale, generator
+):
+    reference = Chi(3)
+    law = StackedRadius.fit(scale * reference.sample((n,), generator), reference=reference)
+    floor = 1 / (4 * (n + 1))
+    assert law.weights.min() >= floor - 1e-15
+    assert law.weights.sum().item() == pytest.approx(1)
+    end, _ = law._core_end()
+    r = end + torch.logspace(-6, 4, 400, dtype=torch.float64)
+    loss = reference.log_prob(r) - law.log_prob(r)
+    assert loss.max() <= -math.log(floor) + 1 / (n + 1)
+    if n == 500 and scale == 4:
+        assert loss.max() > -math.log(floor) - 1  # control: the bound is close to being reached
+
+
+@pytest.mark.parametrize("scale", [0.7, 1.5])
+@pytest.mark.parametrize("n", [500, 5000])
+@pytest.mark.parametrize("dim", [2, 16])
+def test_the_latent_density_at_the_origin_is_within_a_nat_of_the_truth(scale, n, dim, generator):
+    radii = scale * Chi(dim).sample((n,), generator)
+    r = torch.tensor([0.0, 1e-8, 1e-4, 1e-2, 0.1], dtype=torch.float64)
+    truth = ScaledRadius(Chi(dim), scale).log_radial_density(r, dim)
+
+    def errors(law: RadiusLaw) -> torch.Tensor:
+        return (law.log_radial_density(r, dim) - truth).abs()
+
+    assert errors(StackedRadius.fit(radii, reference=Chi(dim))).max() < 1
+    # Controls: a kernel estimate leaves a hole, a power map a pole or a zero.
+    assert errors(GammaKDE.fit(radii))[0] > 1000
+    if dim == 16:
+        assert errors(ScaledRadius.fit(radii, reference=Chi(dim)))[0] > 1
+
+
+@each_reference
+def test_the_density_is_continuous_at_the_end_of_the_core(reference, generator):
+    dim = reference.dim
+    law = StackedRadius.fit(misfit(reference, 200, generator), reference=reference)
+    end, _ = law._core_end()
+    assert law.cdf(torch.tensor([end])).item() < 2.1 / 201
+    r = end * (1 + torch.tensor([-1e-7, 1e-7], dtype=torch.float64))
+    for values in (law.log_prob(r), law.log_radial_density(r, dim), law.log_cdf(r)):
+        assert (values[1] - values[0]).abs() < 1e-5
+    inside = end * torch.linspace(0.01, 0.99, 20, dtype=torch.float64)
+    shift = law.log_prob(inside) - law.core.log_prob(inside)
+    assert shift.max() - shift.min() < 1e-9
+    kink = end * (1 + torch.tensor([-2e-4, -1e-4, 1e-4, 2e-4], dtype=torch.float64))
+    slopes = law.log_prob(kink).diff()
+    assert (slopes[0] - slopes[2]).abs() > 1e-9  # control: this is the place where the formula changes
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.3])
+@pytest.mark.parametrize("dim", [2, 16])
+def test_one_outlier_of_1e4_among_500_radii_hardly_matters(scale, dim, generator):
+    truth = ScaledRadius(Chi(dim), scale)
+    clean = truth.sample((500,), generator)
+    spoilt = torch.cat([clean[:-1], clean.new_tensor([1e4])])
+
+    def change(fit) -> float:
+        return expected_nll(fit(spoilt), truth) - expected_nll(fit(clean), truth)
+
+    assert abs(change(lambda radii: StackedRadius.fit(radii, reference=Chi(dim)))) < 0.02
+
+    def plain(radii: torch.Tensor) -> RadiusLaw:
+        return ScaledRadius(Chi(dim), float((radii**2).mean() / dim) ** 0.5)
+
+    assert change(plain) > 1  # control: maximum likelihood without robustness
+
+
+def test_no_radius_from_0_to_100_roots_of_d_has_a_density_that_is_not_finite(generator):
+    for dim in (1, 2, 16, 784):
+        radii = 1.2 * Chi(dim).sample((50,), generator)
+        stacked = StackedRadius.fit(radii, reference=Chi(dim))
+        laws = {
+            "gamma_kde": GammaKDE.fit(radii),
+            "paper's gamma_kde": GammaKDE.fit(radii, rates="paper"),
+            "scaled": ScaledRadius.fit(radii, reference=Chi(dim), power=False),
+            "scaled with power": ScaledRadius.fit(radii, reference=Chi(dim)),
+            "stacked": stacked,
+            "tightened": tighten(stacked, radii, max_lambda=0.5),
+            "spline": SplineRadius.fit(radii[:30]),
+        }
+        r = torch.cat([torch.zeros(1), torch.logspace(-300, 0, 100), torch.linspace(0, 100, 1001)]).double()
+        for name, law in laws.items():
+            values = law.log_radial_density(r * dim**0.5, dim)
+            assert torch.isfinite(values).all(), (name, dim)
+
+
+@pytest.mark.parametrize("n", [19, 200, 2000])
+def test_radii_that_vary_less_than_the_reference_do_not_fill_the_core(n, generator):
+    """The core was heavier than everything above it: continuity at a steep flank of the data cost that mass."""
+    radii = 10 + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    law = StackedRadius.fit(radii, reference=Chi(2))
+    end, _ = law._core_end()
+    assert law.cdf(torch.tensor([end])).item() < 2.1 / (n + 1)
+    assert law.icdf(torch.tensor(0.5)).item() == pytest.approx(radii.median().item(), abs=0.05)
+    assert guarantee(law, radii).lambda_ < 4 * n**0.5
+
+
+@pytest.mark.parametrize("n", [2, 50, 10_000])
+def test_constant_radii_give_a_narrow_law_and_warn(n):
+    with pytest.warns(DiscreteOutputWarning, match=rf"100% of the {n:d} latent norms are tied"):
+        law = StackedRadius.fit(torch.full((n,), 3.0), reference=Chi(2))
+    assert law.icdf(torch.tensor(0.5)).item() == pytest.approx(3.0, rel=0.02)
+    if n > 2:
+        assert law.icdf(torch.tensor([0.1, 0.9])).tolist() == pytest.approx([3.0, 3.0], abs=1e-3)
+
+
+def test_more_than_a_fifth_of_ties_warns_and_less_does_not(generator):
+    radii = Chi(2).sample((100,), generator)
+    radii[:20] = radii[0]
+    StackedRadius.fit(radii, reference=Chi(2))  # warnings are errors
+    radii[:21] = radii[0]
+    with pytest.warns(DiscreteOutputWarning, match=r"21% of the 100 .* Dequantise y .* EmpiricalRadius"):
+        StackedRadius.fit(radii, reference=Chi(2))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_a_few_radii_give_a_law_that_stays_near_the_reference(n, generator):
+    reference = Chi(3)
+    law = StackedRadius.fit(reference.sample((n,), generator), reference=reference)
+    assert expected_nll(law, reference) < expected_nll(reference, reference) + 0.7
+    assert torch.isfinite(law.log_radial_density(torch.linspace(0, 200, 100), 3)).all()
+
+
+def test_radii_of_zero_and_ties_are_taken(generator):
+    radii = Chi(2).sample((100,), generator)
+    radii[:10] = 0.0
+    law = StackedRadius.fit(radii, reference=Chi(2))
+    assert torch.isfinite(law.log_radial_density(torch.linspace(0, 100, 100), 2)).all()
+
+
+@pytest.mark.parametrize(
+    ("radii", "message"),
+    [
+        ([1.0, math.nan], "NaN"),
+        ([1.0, math.inf], "infinite"),
+        ([1.0, -1.0], "negative"),
+        ([0.0], "All 1 radii"),
+    ],
+)
+def test_radii_that_are_no_norms_are_refused(radii, message):
+    with pytest.raises(ValueError, match=message):
+        StackedRadius.fit(torch.tensor(radii), reference=Chi(2))
+
+
+def test_a_reference_is_needed():
+    with pytest.raises(ValueError, match=r"reference=flow\.base\.radius"):
+        StackedRadius.fit(torch.ones(3))
+
+
+def test_weights_count_like_repeated_radii(generator):
+    radii = 1.2 * Chi(3).sample((200,), generator)
+    heavy = torch.where(radii > 2, 3.0, 1.0)
+    r = torch.linspace(0.5, 4, 30)
+    weighted = StackedRadius.fit(radii, reference=Chi(3), weights=heavy).cdf(r)
+    with pytest.warns(DiscreteOutputWarning):
+        repeated = StackedRadius.fit(radii.repeat_interleave(heavy.long()), reference=Chi(3)).cdf(r)
+    plain = StackedRadius.fit(radii, reference=Chi(3)).cdf(r)
+    assert (weighted - repeated).abs().max() < 0.02
+    assert (weighted - plain).abs().max() > 0.1  # control: the weights are not ignored
+
+
+def test_radii_of_weight_0_are_as_if_they_were_not_there(generator):
+    """With two radii one of which has no weight, the other fold had nothing to learn from."""
+    radii = Chi(3).sample((40,), generator)
+    weights = torch.ones(40)
+    weights[1::2] = 0
+    r = torch.linspace(0.1, 4, 30)
+    for fit in (GammaKDE.fit, ScaledRadius.fit, StackedRadius.fit):
+        some = fit(radii, reference=Chi(3), weights=weights)
+        assert torch.equal(some.cdf(r), fit(radii[::2], reference=Chi(3)).cdf(r))
+        one = fit(radii[:2], reference=Chi(3), weights=torch.tensor([1.0, 1e-30]))
+        assert torch.equal(one.cdf(r), fit(radii[:1], reference=Chi(3)).cdf(r))
+
+
+def test_norms_of_large_images_are_fitted(generator):
+    dim, scale = 196608, 1.01
+    truth = ScaledRadius(Chi(dim), scale)
+    law = StackedRadius.fit(truth.sample((500,), generator), reference=Chi(dim))
+    assert expected_nll(law, truth) < expected_nll(truth, truth) + 0.02
+    assert (
+        expected_nll(Chi(dim), truth) > expected_nll(truth, truth) + 10
+    )  # control: the reference is far off
+    r = torch.cat([torch.zeros(1), torch.linspace(0, 100, 2001)]).double() * dim**0.5
+    assert torch.isfinite(law.log_radial_density(r, dim)).all()
+
+
+@pytest.mark.parametrize("first", [StackedRadius.fit, GammaKDE.fit, SplineRadius.fit, ScaledRadius.fit])
+def test_a_fitted_law_is_a_reference_for_the_next_fit(first, generator):
+    truth = ScaledRadius(Chi(3), 1.5)
+    reference = first(Chi(3).sample((40,), generator), reference=Chi(3))
+    law = StackedRadius.fit(truth.sample((300,), generator), reference=reference)
+    assert expected_nll(law, truth) < expected_nll(truth, truth) + 0.06
+    assert expected_nll(reference, truth) > expected_nll(truth, truth) + 0.15
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(20))
+    edges = law.icdf(torch.linspace(1e-9, 1 - 1e-9, 300, dtype=torch.float64))
+    points = edges[:-1, None] + edges.diff()[:, None] * (nodes + 1) / 2
+    total = (law.log_prob(points).exp() * weights * edges.diff()[:, None] / 2).sum().item()
+    assert total == pytest.approx(1, abs=1e-6)
+
+
+def test_a_tightened_law_is_a_reference_as_well(generator):
+    radii = Chi(2).sample((20,), generator)
+    reference = tighten(GammaKDE.fit(radii), radii, max_lambda=0.5)
+    truth = ScaledRadius(Chi(2), 1.5)
+    law = StackedRadius.fit(truth.sample((200,), generator), reference=reference)
+    assert expected_nll(law, truth) < expected_nll(truth, truth) + 0.1
+
+
+def test_the_mixture_weights_maximise_the_likelihood(generator):
+    """Two laws that cannot be confused: the weights are the shares, three decimals and all."""
+    labels = torch.rand(1000, generator=generator) < 0.3
+    logs = torch.stack([torch.where(labels, 0.0, -50.0), torch.where(labels, -50.0, 0.0)]).double()
+    counts = torch.ones(1000, dtype=torch.float64)
+    assert mixture_weights(logs, counts)[0].item() == pytest.approx(labels.double().mean().item(), abs=1e-3)
+    counts[labels] = 2.0
+    share = 2 * labels.sum() / (1000 + labels.sum())
+    assert mixture_weights(logs, counts)[0].item() == pytest.approx(share.item(), abs=1e-3)
+    logs = torch.randn(3, 500, dtype=torch.float64, generator=generator)
+    best = mixture_weights(logs, torch.ones(500, dtype=torch.float64))
+
+    def likelihood(weights: torch.Tensor) -> float:
+        return float(torch.logsumexp(logs + torch.log(weights / weights.sum())[:, None], 0).mean())
+
+    for part in range(3):
+        for step in (0.9, 1.1):
+            moved = best.clone()
+            moved[part] *= step
+            assert likelihood(best) > likelihood(moved) - 1e-6
+
+
+def test_bad_arguments_are_refused():
+    parts = [Chi(2), ScaledRadius(Chi(2), 2.0)]
+    with pytest.raises(ValueError, match="2 parts need as many weights, got 1"):
+        StackedRadius(parts, torch.ones(1), Chi(2), 0.1)
+    with pytest.raises(ValueError, match="must not be negative"):
+        StackedRadius(parts, torch.tensor([1.0, -1.0]), Chi(2), 0.1)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        StackedRadius(parts, torch.ones(2), Chi(2), 0.0)

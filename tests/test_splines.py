@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+from latentcal.splines import UnitSpline, monotone_slopes
+
+
+def random_spline(bins: int, seed: int = 0) -> UnitSpline:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.rand(2, bins, dtype=torch.float64, generator=generator) + 0.05
+    slopes = torch.exp(torch.randn(bins + 1, dtype=torch.float64, generator=generator))
+    return UnitSpline(3 * sizes[0], 7 * sizes[1], slopes)
+
+
+def both_ends(m: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points of [0, 1] from 1e-300 to 1 - 1e-300, and their complements."""
+    small = torch.logspace(-300, -0.4, m, dtype=torch.float64)
+    return torch.cat([small, 1 - small.flip(0)]), torch.cat([1 - small, small.flip(0)])
+
+
+@pytest.mark.parametrize("bins", [1, 2, 9])
+def test_the_inverse_inverts_with_full_relative_accuracy_at_both_ends(bins):
+    spline = random_spline(bins)
+    x, complement = both_ends()
+    y, y_complement, _ = spline(x, complement)
+    back, back_complement = spline.inverse(y, y_complement)
+    torch.testing.assert_close(back, x, rtol=1e-12, atol=0)
+    torch.testing.assert_close(back_complement, complement, rtol=1e-12, atol=0)
+    torch.testing.assert_close(y + y_complement, torch.ones_like(y), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("bins", [1, 9])
+def test_near_an_end_the_map_is_the_end_slope_times_the_distance(bins):
+    spline = random_spline(bins)
+    tiny, one = torch.tensor([1e-300], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    y, _, log_slope = spline(tiny, one)
+    assert (y / tiny).item() == pytest.approx(spline.slopes[0].item(), rel=1e-13)
+    assert log_slope.exp().item() == pytest.approx(spline.slopes[0].item(), rel=1e-13)
+    _, y_complement, log_slope = spline(one, tiny)
+    assert (y_complement / tiny).item() == pytest.approx(spline.slopes[-1].item(), rel=1e-13)
+    assert log_slope.exp().item() == pytest.approx(spline.slopes[-1].item(), rel=1e-13)
+
+
+def test_ends_go_to_ends():
+    spline = random_spline(5)
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    y, y_complement, _ = spline(ends, 1 - ends)
+    torch.testing.assert_close(y, ends, rtol=0, atol=1e-15)
+    torch.testing.assert_close(y_complement, 1 - ends, rtol=0, atol=1e-15)
+
+
+def test_the_slope_is_that_of_finite_differences_and_of_autograd():
+    spline = random_spline(6)
+    x = torch.linspace(0.003, 0.997, 101, dtype=torch.float64)
+    h = 1e-6
+    _, _, log_slope = spline(x, 1 - x)
+    difference = (spline(x + h, 1 - x - h)[0] - spline(x - h, 1 - x + h)[0]) / (2 * h)
+    torch.testing.assert_close(log_slope.exp(), difference, rtol=1e-6, atol=0)
+    x.requires_grad_()
+    for value in (spline(x, 1 - x)[0], -spline(x, 1 - x)[1]):
+        (slope,) = torch.autograd.grad(value.sum(), x)
+        torch.testing.assert_close(slope, log_slope.exp(), rtol=1e-9, atol=0)
+
+
+def test_the_map_goes_through_its_knots_with_their_slopes():
+    spline = random_spline(7)
+    y, y_complement, log_slope = spline(spline.x, spline.x_complement)
+    torch.testing.assert_close(y, spline.y, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(y_complement, spline.y_complement, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(log_slope.exp(), spline.slopes, rtol=1e-9, atol=0)
+
+
+def test_equal_bins_and_unit_slopes_are_the_identity():
+    spline = UnitSpline(torch.full((4,), 2.0).double(), torch.ones(4).double(), torch.ones(5).double())
+    x, complement = both_ends()
+    y, y_complement, log_slope = spline(x, complement)
+    torch.testing.assert_close(y, x, rtol=1e-14, atol=0)
+    torch.testing.assert_close(y_complement, complement, rtol=1e-14, atol=0)
+    assert log_slope.abs().max() < 1e-13
+
+
+def test_bins_far_below_the_rounding_of_one_are_told_apart_at_both_ends():
+    widths = torch.tensor([1e-40, 1e-30, 1e-20, 1.0, 1e-20, 1e-30, 1e-40], dtype=torch.float64)
+    heights = torch.ones(7, dtype=torch.float64)
+    spline = UnitSpline(widths, heights, monotone_slopes(widths, heights))
+    middles = torch.tensor([5e-41, 5e-31, 5e-21], dtype=torch.float64)
+    y, y_complement, _ = spline(middles, 1 - middles)
+    mirrored_complement, mirrored, _ = spline(1 - middles, middles)
+    torch.testing.assert_close(mirrored, y, rtol=1e-12, atol=0)
+    torch.testing.assert_close(mirrored_complement, y_complement, rtol=1e-12, atol=0)
+    assert ((y * 7).floor() == torch.arange(3)).all()
+    torch.testing.assert_close(spline.inverse(y, y_complement)[0], middles, rtol=1e-9, atol=0)
+    torch.testing.assert_close(spline.inverse(y_complement, y)[1], middles, rtol=1e-9, atol=0)
+
+
+def test_monotone_slopes_are_harmonic_means_inside_and_the_bins_own_at_the_ends():
+    widths = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    heights = torch.tensor([3.0, 2.0, 4.0], dtype=torch.float64)
+    assert monotone_slopes(widths, heights).tolist() == pytest.approx([3.0, 1.5, 1.6, 4.0])
+
+
+def test_monotone_slopes_of_vanishing_bins_are_finite():
+    widths = torch.tensor([1e-300, 1e-300, 1.0, 1e-300], dtype=torch.float64)
+    assert monotone_slopes(widths, torch.ones(4, dtype=torch.float64)).isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_spline_with_monotone_slopes_rises_everywhere(seed):
+    generator = torch.Generator().manual_seed(seed)
+    widths, heights = torch.exp(3 * torch.randn(2, 30, dtype=torch.float64, generator=generator))
+    spline = UnitSpline(widths, heights, monotone_slopes(widths, heights))
+    x = torch.linspace(0, 1, 5001, dtype=torch.float64)
+    y, _, log_slope = spline(x, 1 - x)
+    assert (y.diff() > 0).all()
+    assert log_slope.isfinite().all()
+
+
+def test_gradients_reach_the_parameters():
+    generator = torch.Generator().manual_seed(1)
+    parameters = [torch.rand(size, dtype=torch.float64, generator=generator) + 0.5 for size in (4, 4, 5)]
+    x = torch.linspace(0.05, 0.95, 9, dtype=torch.float64)
+
+    def total(*arguments: torch.Tensor) -> torch.Tensor:
+        y, y_complement, log_slope = UnitSpline(*arguments)(x, 1 - x)
+        return (y * x + y_complement.sqrt() + log_slope).sum()
+
+    assert torch.autograd.gradcheck(total, [p.requires_grad_() for p in parameters])
