@@ -27,7 +27,7 @@ def adam_likelihood(radii: torch.Tensor, bins: int, *, steps: int = 400, rate: f
         likelihood = _log_density((t - shift) / scale, _unpack(theta, bins)).mean()
         (-likelihood).backward()
         optimizer.step()
-    return float((likelihood.detach() - torch.log(scale) - torch.log(3 * t**2).mean()))
+    return float(likelihood.detach() - torch.log(scale) - torch.log(3 * t**2).mean())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,7 +79,7 @@ def test_the_lower_tail_is_exact_down_to_the_origin(dim, generator):
     log_cdf = law.log_cdf(r)
     assert torch.isfinite(log_cdf).all()
     assert (log_cdf.diff() > 0).all()
-    # In the far tail log F' = log f - log F to leading order, so log F is close to log f + log(r / elasticity).
+    # In the far tail log F' = log f - log F to leading order: log F is near log f + log(r / elasticity).
     h = 1e-5 * r
     slope = (law.log_cdf(r + h) - law.log_cdf(r - h)) / (2 * h)
     torch.testing.assert_close(torch.log(slope), law.log_prob(r) - log_cdf, rtol=0, atol=1e-4)

@@ -113,6 +113,13 @@ class GammaKDE(TabulatedLaw):
         tails = log_gamma_cdf_sf(self.centers * self.rate, self.rate * t[:, None])[side]
         return torch.logsumexp(tails + torch.log(self.weights), dim=-1)
 
+    def _landmarks(self) -> Tensor:
+        # The ends of every group of kernels that stands apart: beside a broader law it may be a needle.
+        centers = self.centers[torch.argsort(self.centers)]
+        apart = centers.diff() > 3 * torch.sqrt(centers[1:] / self.rate)
+        ends = torch.cat([centers[:1], centers[:-1][apart], centers[1:][apart], centers[-1:]])
+        return torch.cat([super()._landmarks(), ends**3])
+
     def _rounding(self) -> float:
         reach = _log_ratio(self.centers, self.centers.mean()).abs().max()
         return 1e-15 * self.rate * float(self.centers.max() * reach)

@@ -78,7 +78,7 @@ def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
     """Smallest n from which on the coverage of one calibration set is within ``precision`` of the wanted one.
 
-    Up to the share ``1 - confidence`` of calibration sets, and for the set that ``coverage_interval`` speaks of.
+    Up to the share ``1 - confidence`` of calibration sets, for the set of ``coverage_interval``.
 
     Examples:
         >>> points_needed(0.05), points_needed(0.01)
@@ -185,6 +185,10 @@ class TightenedRadius(RadiusLaw):
             torch.where(lower_half, large, small).reshape(shape),
             torch.log(slope).reshape(shape),
         )
+
+    def _landmarks(self) -> Tensor:
+        knots = self.law.icdf_log_tails(self._spline.x[1:-1].log(), self._spline.x_complement[1:-1].log())
+        return torch.cat([self.law._landmarks(), knots])
 
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         # Invert the map in log-odds of the law's own probability, where both tails are straight lines.

@@ -122,6 +122,11 @@ class RadiusLaw(nn.Module):
         """The law at features x, (..., p): itself, unless the law depends on x."""
         return self
 
+    def _landmarks(self) -> Tensor:
+        """Radii (k,) that a table must not step over: kinks of the density, peaks, the ends of its bulk."""
+        v = torch.tensor([-20.0, -7.0, LOG_HALF], dtype=torch.float64, device=self._device())
+        return torch.cat([self.icdf_log_cdf(v), self.icdf_log_sf(v[:2])])
+
     def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
         """Density over tail probability; infinite at r = 0 (d / r), 0 outside of the support."""
         difference = self.log_prob(r) - log_tail

@@ -102,6 +102,9 @@ class ScaledRadius(RadiusLaw):
         log_density = self.reference.log_radial_density(torch.exp(log_s), dim) + dim * (log_s - log_r)
         return (log_density - math.log(self.power)).masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
+    def _landmarks(self) -> Tensor:
+        return self.scale * self.reference._landmarks() ** self.power
+
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         return self.scale * self.reference._quantile(log_cdf, log_sf) ** self.power
 

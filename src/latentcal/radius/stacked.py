@@ -27,7 +27,9 @@ class StackedRadius(TabulatedLaw):
 
     with c such that the density is continuous at :math:`r_0`. Near the origin data are silent and the latent
     density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there, a power map a pole; only a law
-    with the reference's own behaviour is right.
+    with the reference's own behaviour is right. Where the mixture rises so steeply at :math:`r_0` that
+    continuity would make the core heavier than what it replaces by more than the level, :math:`r_0` is moved
+    inwards until it is not.
 
     Args:
         parts: the laws :math:`f_k`, all on the same support.
@@ -66,8 +68,9 @@ class StackedRadius(TabulatedLaw):
         r"""Stack of {reference, scaled, scaled with power, gamma KDE} for radii (n,).
 
         The weights maximise the ten-fold held-out likelihood and are then drawn towards equality so far that
-        each is at least 1 / (K (n + 1)): no point can lose more than log(K (n + 1)) against the reference.
-        The core below the 1 / (n + 1) quantile has the shape of the scaled reference.
+        each is at least 1 / (K (n + 1)): above the core no point can lose more than log(K (n + 1)) against
+        the reference (and log(1 + 1 / (n + 1)), the most that the core may add to the whole). The core below
+        the 1 / (n + 1) quantile has the shape of the scaled reference.
 
         Args:
             radii: (n,) calibration norms.
@@ -129,6 +132,12 @@ class StackedRadius(TabulatedLaw):
         ]
         return self._core_end()[0] ** (1 / 3), max(ends)
 
+    def _breaks(self) -> Tensor:
+        return torch.cat([part._landmarks() for part in self.parts]).pow(1 / 3)
+
+    def _landmarks(self) -> Tensor:
+        return torch.cat([super()._landmarks(), self._scalar(self._core_end()[0])])
+
     def _mixture(self, name: str, r: Tensor) -> Tensor:
         values = torch.stack([getattr(part, name)(r) for part in self.parts])
         return torch.logsumexp(values + torch.log(self.weights)[:, None], 0)
@@ -166,7 +175,8 @@ class StackedRadius(TabulatedLaw):
             return end
         high, low = end, end * math.exp(-50)
         for _ in range(8):  # a flank may be steep: each round looks at 50 radii between the last two
-            r = torch.exp(torch.linspace(float(high.log()), float(low.log()), 50).to(end))
+            span = torch.linspace(0, 1, 50, dtype=torch.float64, device=end.device)
+            r = high * (low / high) ** span
             heavy = torch.cummin(too_heavy(r).long(), 0).values
             first = int(heavy.sum().clamp(1, r.numel() - 1))
             high, low = r[first - 1 : first], r[first : first + 1]

@@ -59,6 +59,9 @@ class TabulatedLaw(RadiusLaw):
         """Points t at which the density is not smooth."""
         return torch.empty(0, dtype=torch.float64, device=self._device())
 
+    def _landmarks(self) -> Tensor:
+        return torch.cat([super()._landmarks(), self._breaks() ** 3])
+
     def _rounding(self) -> float:
         """Size of the rounding error of ``_log_density``: the table cannot be asked for more."""
         return 0.0
