@@ -54,9 +54,10 @@ def test_nodes_keep_number_mean_and_variance_of_the_points_of_every_fold(n, gene
 
 def test_merged_nodes_keep_weights_mean_and_variance(generator):
     t = cube_rooted(500, generator)
-    fine = FoldedRadii.of(t, torch.ones_like(t), max_nodes=500)
+    fine = FoldedRadii.of(t, torch.ones_like(t), max_nodes=100)
+    assert fine.spread.max() > 0
     coarse = fine.merged(3)
-    assert coarse.nodes.numel() == 167
+    assert coarse.nodes.numel() == -(-fine.nodes.numel() // 3)
     torch.testing.assert_close(coarse.weights.sum(1), fine.weights.sum(1))
     mean = t.mean()
     torch.testing.assert_close((coarse.total * coarse.nodes).sum() / 500, mean, rtol=1e-12, atol=0)

@@ -52,6 +52,16 @@ def test_one_outlier_of_1e4_does_not_move_the_fit(scale, dim, power, generator):
     )  # control: plain maximum likelihood is ruined
 
 
+@pytest.mark.parametrize("dim", [2, 16])
+def test_one_per_cent_of_outliers_hardly_moves_the_fit(dim, generator):
+    """Near enough to pull: ten times the typical radius, not ten thousand times."""
+    clean = Chi(dim).sample((500,), generator)
+    spoilt = torch.cat([clean[:-5], torch.full((5,), 10.0 * dim**0.5, dtype=torch.float64)])
+    before, after = (ScaledRadius.fit(r, reference=Chi(dim), power=False) for r in (clean, spoilt))
+    assert after.scale == pytest.approx(before.scale, rel=0.03)
+    assert plain_maximum_likelihood_scale(spoilt, dim) > 1.3 * before.scale  # control
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_a_few_radii_do_not_degenerate(n, generator):
     radii = Chi(3).sample((n,), generator)

@@ -152,7 +152,8 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
     exponent = torch.addcmul(of_center[..., None, :], log_t[:, None], shapes[..., None, :])
     if rate.dim() == 0:
         return exponent - (rate * excess + torch.log(t))[:, None]
-    return torch.addcmul(exponent, excess[:, None], rate[..., None, :], value=-1) - torch.log(t)[:, None]
+    # In place: these matrices are what the choice of the rate costs, and nothing is differentiated there.
+    return exponent.addcmul_(excess[:, None], rate[..., None, :], value=-1).sub_(torch.log(t)[:, None])
 
 
 def _log_ratio(t: Tensor, origin: Tensor) -> Tensor:
@@ -216,11 +217,12 @@ def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = m
     training = folded.training
     training = training / training.sum(1, keepdim=True)
     peak = log_matrix.amax(-1, keepdim=True)
-    density = torch.exp(log_matrix - peak) @ training.T  # (r, k, f)
+    density = log_matrix.sub_(peak).exp_() @ training.T  # (r, k, f)
     log_density = torch.log(density) + peak
     # Underflow: a node far from all others, held out with its own kernel. Few, so summed in log space.
     for rate, node, fold in torch.nonzero((density < 1e-280) & (folded.weights.T > 0)).tolist():
-        log_density[rate, node, fold] = torch.logsumexp(log_matrix[rate, node] + torch.log(training[fold]), 0)
+        logs = log_kernels(nodes[node : node + 1], nodes, kernel_rates[rate])[0]
+        log_density[rate, node, fold] = torch.logsumexp(logs + torch.log(training[fold]), 0)
     if math.isfinite(end):
         log_mass, _ = log_gamma_cdf_sf(kernel_rates * nodes, kernel_rates * end)
         log_density -= torch.log(torch.exp(log_mass) @ training.T)[:, None, :]
