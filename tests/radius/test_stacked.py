@@ -72,7 +72,7 @@ def test_every_weight_is_at_least_its_share_and_the_loss_against_the_reference_i
     end, _ = law._core_end()
     r = end + torch.logspace(-6, 4, 400, dtype=torch.float64)
     loss = reference.log_prob(r) - law.log_prob(r)
-    assert loss.max() <= -math.log(floor) + math.log1p(1 / (n + 1)) + 1e-9
+    assert loss.max() <= -math.log(floor) + math.log1p(law.level) + 1e-9
     if n == 500 and scale == 0.2:
         assert loss.max() > -math.log(floor) - 0.01  # control: the bound is reached
 
@@ -81,15 +81,22 @@ def test_every_weight_is_at_least_its_share_and_the_loss_against_the_reference_i
 @pytest.mark.parametrize("n", [500, 5000])
 @pytest.mark.parametrize("dim", [2, 16])
 def test_the_latent_density_at_the_origin_is_within_a_nat_of_the_truth(scale, n, dim):
-    """The error has a standard deviation of 0.2 to 0.3 nats and exceeds 1 in 1 of 300 calibration sets."""
-    radii = scale * Chi(dim).sample((n,), torch.Generator().manual_seed(n))
+    """In 1,100 simulated sets of 500 norms (d = 2 and 16) the error had a root mean square of 0.14 to 0.21.
+
+    None reached a nat (largest 0.86), so the rate is below 0.3 % with 95 % confidence, and one of five sets
+    exceeds a nat with a probability below 1.5 %. (With a core of one point's probability, 2 % of sets do.)
+    """
     r = torch.tensor([0.0, 1e-8, 1e-4, 1e-2, 0.1], dtype=torch.float64)
     truth = ScaledRadius(Chi(dim), scale).log_radial_density(r, dim)
 
     def errors(law: RadiusLaw) -> torch.Tensor:
         return (law.log_radial_density(r, dim) - truth).abs()
 
-    assert errors(StackedRadius.fit(radii, reference=Chi(dim))).max() < 1
+    worst = []
+    for seed in range(5):
+        radii = scale * Chi(dim).sample((n,), torch.Generator().manual_seed(seed))
+        worst.append(float(errors(StackedRadius.fit(radii, reference=Chi(dim))).max()))
+    assert max(worst) < 1
     # Controls: a kernel estimate leaves a hole, a power map a pole or a zero.
     assert errors(GammaKDE.fit(radii))[0] > 1000
     if dim == 16:
@@ -101,7 +108,7 @@ def test_the_density_is_continuous_at_the_end_of_the_core(reference, generator):
     dim = reference.dim
     law = StackedRadius.fit(misfit(reference, 200, generator), reference=reference)
     end, _ = law._core_end()
-    assert law.cdf(torch.tensor([end])).item() < 2.1 / 201
+    assert law.cdf(torch.tensor([end])).item() < 2.1 * law.level
     r = end * (1 + torch.tensor([-1e-7, 1e-7], dtype=torch.float64))
     for values in (law.log_prob(r), law.log_radial_density(r, dim), law.log_cdf(r)):
         assert (values[1] - values[0]).abs() < 1e-5
@@ -156,7 +163,7 @@ def test_radii_that_vary_less_than_the_reference_do_not_fill_the_core(n, generat
     radii = 10 + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
     law = StackedRadius.fit(radii, reference=Chi(2))
     end, _ = law._core_end()
-    assert law.cdf(torch.tensor([end])).item() < 2.1 / (n + 1)
+    assert law.cdf(torch.tensor([end])).item() < 2.1 * law.level
     assert law.icdf(torch.tensor(0.5)).item() == pytest.approx(radii.median().item(), abs=0.05)
     assert guarantee(law, radii).lambda_ < 4 * n**0.5
 

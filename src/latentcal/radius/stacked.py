@@ -69,8 +69,10 @@ class StackedRadius(TabulatedLaw):
 
         The weights maximise the ten-fold held-out likelihood and are then drawn towards equality so far that
         each is at least 1 / (K (n + 1)): above the core no point can lose more than log(K (n + 1)) against
-        the reference (and log(1 + 1 / (n + 1)), the most that the core may add to the whole). The core below
-        the 1 / (n + 1) quantile has the shape of the scaled reference.
+        the reference (and log(1 + level), the most that the core may add to the whole). The core has the
+        shape of the scaled reference and ends at the quantile of 5 / (n + 1), of 1 % where that is less, and
+        of 1 / (n + 1) at least: where the mixture rests on one norm its density, which sets that of the
+        core, is not known to a factor of e.
 
         Args:
             radii: (n,) calibration norms.
@@ -102,7 +104,8 @@ class StackedRadius(TabulatedLaw):
         parts = [reference, *scaled, GammaKDE(kernels.nodes, rate, kernels.total, reference.upper)]
         n = effective_size(weights)
         best = mixture_weights(torch.stack(held_out), folded.weights)
-        return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=1 / (n + 1))
+        level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
+        return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=level)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         r = as_float64(r)
