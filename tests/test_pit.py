@@ -5,8 +5,9 @@ import torch
 from torch.distributions import Independent, Normal, Poisson
 
 from latentcal.base import standard_normal
+from latentcal.data.toy import heteroscedastic_arc
 from latentcal.fingerprint import CalibrationReuseWarning
-from latentcal.pit import latent_pit, marginal_pit
+from latentcal.pit import hdr_pit, latent_pit, marginal_pit, prerank_pit
 from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.reference import Chi
 from latentcal.recalibration import recalibrate
@@ -67,6 +68,66 @@ def test_the_latent_pit_of_other_shapes_is_not_compared_with_the_calibration_row
         latent_pit(model(), y)
     conditional = recalibrate(SinhFlow(2), y, y, fit=EmpiricalRadius.fit)
     assert latent_pit(conditional(y), y.expand(3, 50, 2)).shape == (3, 50)
+
+
+def test_the_hdr_pit_is_uniform_under_the_model_for_any_number_of_samples(generator):
+    """Each of the four distances exceeds its limit with probability 1e-6 if the code is right."""
+    n, flow = 3000, SinhFlow(2)
+    x = torch.randn(n, 2, generator=generator).double()
+    y = flow(x).sample(generator=generator)
+    for samples in (1, 7, 100):
+        u = hdr_pit(flow(x), y, samples=samples, generator=generator)
+        assert u.shape == (n,)
+        assert u.dtype == torch.float64
+        assert distance_to_uniform(u) < uniform_limit(n)
+    arcs = heteroscedastic_arc().conditional(torch.rand(n, 1, generator=generator))
+    torch.manual_seed(0)
+    assert distance_to_uniform(hdr_pit(arcs, arcs.sample(), generator=generator)) < uniform_limit(n)
+    assert distance_to_uniform(hdr_pit(flow(x), y + 0.5, generator=generator)) > uniform_limit(n)  # control
+
+
+def test_the_hdr_pit_of_a_normal_is_the_probability_of_the_ball_through_the_point(generator):
+    y = torch.tensor([[0.1, 0.0], [1.0, 1.0], [0.0, -3.0]]).double()
+    exact = 1 - torch.exp(-(y**2).sum(-1) / 2)
+    pred = scaled_gaussian(2, 1.0)().expand((3,))
+    for randomize in (True, False):
+        u = hdr_pit(pred, y, samples=40_000, generator=generator, randomize=randomize)
+        # Five binomial standard errors and the width of one rank.
+        torch.testing.assert_close(u, exact, rtol=0, atol=5 * 0.5 / 200 + 1e-4)
+
+
+def test_the_prerank_pit_ranks_what_the_prerank_says(generator):
+    pred = scaled_gaussian(2, 1.0)().expand((4,))
+    y = torch.tensor([[0.0, -1.0], [5.0, 0.0], [-5.0, 0.0], [0.0, 2.0]]).double()
+    x = torch.tensor([0, 0, 1, 1])
+
+    def chosen(pred, y, x):
+        return y.gather(-1, x[:, None].expand(*y.shape[:-1], 1))[..., 0]
+
+    u = prerank_pit(pred, y, chosen, x=x, samples=40_000, generator=generator)
+    exact = Normal(0.0, 1.0).cdf(torch.tensor([0.0, 5.0, 0.0, 2.0]).double())
+    torch.testing.assert_close(u, exact, rtol=0, atol=5 * 0.5 / 200 + 1e-4)
+
+
+def test_ties_among_the_preranks_are_broken_at_random(generator):
+    pred = scaled_gaussian(1, 1.0)().expand((4000,))
+    y = pred.sample(generator=generator)
+
+    def sign(pred, y, x):
+        return y[..., 0].sign()
+
+    u = prerank_pit(pred, y, sign, samples=10, generator=generator)
+    assert distance_to_uniform(u) < uniform_limit(4000)
+    plain = prerank_pit(pred, y, sign, samples=10, generator=generator, randomize=False)
+    assert distance_to_uniform(plain) > uniform_limit(4000)  # control
+
+
+def test_a_prerank_of_the_wrong_shape_or_with_nan_says_so():
+    pred = scaled_gaussian(2, 1.0)().expand((3,))
+    with pytest.raises(ValueError, match=r"one number a point: .* of shape \(3,\) .* got \(3, 2\)"):
+        prerank_pit(pred, torch.zeros(3, 2), lambda pred, y, x: y)
+    with pytest.raises(ValueError, match="with 3 NaN"):
+        prerank_pit(pred, torch.zeros(3, 2), lambda pred, y, x: y[..., 0] * math.nan)
 
 
 def test_the_marginal_pit_is_uniform_under_the_model_for_any_number_of_samples(generator):

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from latentcal.metrics import pit_density, reliability_curve  # noqa: E402
-from latentcal.plots import COLOURS, pit_histogram, reliability_diagram  # noqa: E402
+from latentcal.plots import COLOURS, density_map, pit_histogram, reliability_diagram  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +85,29 @@ def test_a_missing_matplotlib_names_the_extra(u, monkeypatch):
     for draw in (reliability_diagram, pit_histogram):
         with pytest.raises(ImportError, match=r"latentcal\[plots\]"):
             draw(u)
+
+
+def test_a_density_map_shows_the_density_the_level_sets_and_the_points(generator):
+    a, b = torch.linspace(-3, 3, 61), torch.linspace(-2, 4, 31)
+    square = a[:, None] ** 2 + b[None, :] ** 2
+    points = torch.randn(20, 2, generator=generator)
+    ax = density_map(a, b, torch.exp(-square / 2), pit=1 - torch.exp(-square / 2), points=points)
+    (mesh,) = artists(ax, "map")
+    values = mesh.get_array().reshape(31, 61)
+    assert values[10, 30] == values.max() == pytest.approx(1)  # b = 0 and a = 0: the first grid runs along x
+    (dots,) = artists(ax, "points")
+    assert (dots.get_xydata() == points.numpy()).all()
+    (lines,) = [artist for artist in ax.get_children() if hasattr(artist, "levels")]
+    assert lines.levels.tolist() == [0.01, 0.1, 0.5, 0.9]
+    radius = [path.vertices for path in lines.get_paths()][2]
+    # The level set of 0.5 is the circle of radius sqrt(2 log 2), up to the grid's resolution.
+    assert ((radius**2).sum(1) ** 0.5).tolist() == pytest.approx([1.1774] * len(radius), abs=0.02)
+    assert {text.get_text() for text in ax.texts} >= {"0.1", "0.5", "0.9"}  # 0.01 may be too small to label
+
+
+def test_a_density_map_without_a_pit_has_no_lines():
+    side = torch.linspace(0, 1, 5)
+    ax = density_map(side, side, torch.ones(5, 5))
+    assert not [artist for artist in ax.get_children() if hasattr(artist, "levels")]
+    ax = density_map(side, side, torch.ones(5, 5), pit=side.expand(5, 5), levels=[0.5], label_levels=False)
+    assert not ax.texts

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .data.toy import drawing_from
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
 
+Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 _CHUNK = 1 << 22  # numbers drawn at a time
 
 
@@ -46,6 +52,83 @@ def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
     return u
 
 
+def hdr_pit(
+    pred: Distribution,
+    y: Tensor,
+    *,
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    randomize: bool = True,
+) -> Tensor:
+    r"""Probability, under the model, of a density of at least that of y.
+
+    .. math:: u = P\big(f(Y' \mid x) \ge f(y \mid x)\big), \qquad Y' \sim f(\cdot \mid x),
+
+    estimated from samples: the pre-rank PIT of :func:`negative_log_density`. The sublevel sets
+    :math:`\{u \le q\}` are the regions of highest density of probability q.
+
+    Args:
+        pred: distribution with batch shape (...) and event shape (d,).
+        y: (..., d) observations.
+        samples: draws s of each prediction.
+        generator: source of randomness.
+        randomize: see :func:`prerank_pit`.
+
+    Returns:
+        (...) float64.
+    """
+    return prerank_pit(
+        pred, y, negative_log_density, samples=samples, generator=generator, randomize=randomize
+    )
+
+
+def prerank_pit(
+    pred: Distribution,
+    y: Tensor,
+    prerank: Prerank,
+    *,
+    x: Tensor | None = None,
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    randomize: bool = True,
+) -> Tensor:
+    r"""Rank of an observation among predictive samples, both reduced to one number by a pre-rank g.
+
+    .. math:: u = \frac{\#\{i : g_i < g\} + v (1 + \#\{i : g_i = g\})}{s + 1}, \qquad
+              g = g(x, y), \quad g_i = g(x, y'_i), \quad v \sim U(0, 1)
+
+    is exactly uniform for every number of samples if y follows the prediction, ties included. Without
+    randomisation it is the plain estimate :math:`\#\{i : g_i \le g\} / s` of :math:`F_{g(x, Y')}(g)`.
+
+    Args:
+        pred: distribution with batch shape (...) and event shape (d,).
+        y: (..., d) observations.
+        prerank: ``prerank(pred, y, x)``, y (s, ..., d) or (..., d) -> (s, ...) or (...).
+        x: features, handed on to the pre-rank.
+        samples: draws s of each prediction.
+        generator: source of randomness.
+        randomize: whether ranks are randomised; False for the plain estimate.
+
+    Returns:
+        (...) float64.
+    """
+    y = _observations(pred, y)
+    with torch.no_grad():
+        value = _prerank_values(prerank, pred, y, x, pred.batch_shape)
+        below = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+        equal = torch.zeros_like(below)
+        for draws in _draws(pred, samples, generator):
+            values = _prerank_values(prerank, pred, draws, x, (len(draws), *pred.batch_shape))
+            below += (values < value).sum(0)
+            equal += (values == value).sum(0)
+    return _randomised(below, equal, samples, generator) if randomize else (below + equal) / samples
+
+
+def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
+    """The pre-rank of regions of highest density: -log f(y | x), (..., d) -> (...)."""
+    return -pred.log_prob(y)
+
+
 def marginal_pit(
     pred: Distribution, y: Tensor, *, samples: int = 100, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -65,25 +148,61 @@ def marginal_pit(
     Returns:
         (..., d) float64.
     """
-    y = torch.as_tensor(y)
+    y = _observations(pred, y)
+    below = torch.zeros(y.shape, dtype=torch.float64, device=y.device)
+    equal = torch.zeros_like(below)
+    for draws in _draws(pred, samples, generator):
+        draws = draws.to(y.device)
+        below += (draws < y).sum(0)
+        equal += (draws == y).sum(0)
+    return _randomised(below, equal, samples, generator)
+
+
+def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Samples of any distribution from a generator, which torch's own do not take."""
+    if generator is None:
+        return pred.sample(shape)
+    if "generator" in inspect.signature(pred.sample).parameters:
+        return pred.sample(shape, generator=generator)  # type: ignore[call-arg]
+    with drawing_from(generator):
+        return pred.sample(shape)
+
+
+def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Samples (c, ..., d) in chunks of bounded memory, ``samples`` in total."""
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}.")
+    size = max(1, _CHUNK // max(1, math.prod(pred.batch_shape + pred.event_shape)))
+    for done in range(0, samples, size):
+        draws = draw(pred, (min(size, samples - done),), generator)
+        if bool(torch.isnan(draws).any()):
+            raise ValueError(f"{int(torch.isnan(draws).sum())} sampled values are NaN; ranks need numbers.")
+        yield draws
+
+
+def _observations(pred: Distribution, y: Tensor) -> Tensor:
+    y = torch.as_tensor(y)
     shape = pred.batch_shape + pred.event_shape
     if y.shape != shape:
         raise ValueError(f"y {tuple(y.shape)} is not of the shape {tuple(shape)} of the predictions.")
     if not bool(torch.isfinite(y).all()):
         raise ValueError(f"y has {int((~torch.isfinite(y)).sum())} NaN or infinite values.")
-    below = torch.zeros(y.shape, dtype=torch.float64, device=y.device)
-    equal = torch.zeros_like(below)
-    size = max(1, _CHUNK // max(1, y.numel()))
-    for done in range(0, samples, size):
-        chunk = (min(size, samples - done),)
-        draws = pred.sample(chunk) if generator is None else pred.sample(chunk, generator=generator)  # type: ignore[call-arg]
-        draws = draws.to(y.device)
-        if bool(torch.isnan(draws).any()):
-            raise ValueError(f"{int(torch.isnan(draws).sum())} sampled values are NaN; ranks need numbers.")
-        below += (draws < y).sum(0)
-        equal += (draws == y).sum(0)
-    device = y.device if generator is None else generator.device
-    v = torch.rand(y.shape, dtype=torch.float64, generator=generator, device=device).to(y.device)
+    return y
+
+
+def _prerank_values(
+    prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
+    values = prerank(pred, y, x)
+    if values.shape != shape or bool(torch.isnan(values).any()):
+        raise ValueError(
+            f"The pre-rank must give one number a point: for y {tuple(y.shape)} of shape {tuple(shape)} and "
+            f"without NaN, got {tuple(values.shape)} with {int(torch.isnan(values).sum())} NaN."
+        )
+    return values
+
+
+def _randomised(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    device = below.device if generator is None else generator.device
+    v = torch.rand(below.shape, dtype=torch.float64, generator=generator, device=device).to(below.device)
     return (below + v * (1 + equal)) / (samples + 1)

@@ -136,6 +136,49 @@ def training_curves(
     return ax
 
 
+def density_map(
+    first: Tensor,
+    second: Tensor,
+    density: Tensor,
+    *,
+    pit: Tensor | None = None,
+    levels: Sequence[float] = (0.01, 0.1, 0.5, 0.9),
+    label_levels: bool = True,
+    points: Tensor | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A density of two outputs as a map, with the level sets of a PIT and points.
+
+    Args:
+        first: (a,) grid of the first output.
+        second: (b,) grid of the second output.
+        density: (a, b) values on the grid.
+        pit: (a, b) PIT values on the grid, whose level sets are drawn.
+        levels: of the PIT: each level set holds this probability.
+        label_levels: whether each line says its level.
+        points: (n, 2) drawn as dots.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    grid = first.cpu().numpy(), second.cpu().numpy()
+    ax.pcolormesh(
+        *grid, density.T.cpu().numpy(), cmap="Oranges", vmin=0, shading="gouraud", rasterized=True, gid="map"
+    )
+    if points is not None:
+        ax.plot(*points.T.cpu().numpy(), ".", color=COLOURS[1], markersize=2, alpha=0.5, gid="points")
+    if pit is not None:
+        lines = ax.contour(*grid, pit.T.cpu().numpy(), list(levels), colors="black", linewidths=0.9)
+        labels = ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7) if label_levels else []
+        for text in labels:
+            text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.4})
+    ax.set(xlim=(grid[0].min(), grid[0].max()), ylim=(grid[1].min(), grid[1].max()), box_aspect=1)
+    _tidy(ax)
+    return ax
+
+
 def _axes(ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt

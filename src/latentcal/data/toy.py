@@ -61,7 +61,7 @@ class Toy:
             dtype: of x and y.
         """
         x = torch.rand(n, self.x_dim, generator=generator, dtype=dtype)
-        with _drawing_from(generator):
+        with drawing_from(generator):
             return x, self.conditional(x).sample()
 
 
@@ -259,7 +259,7 @@ def _equicorrelated(dim: int, correlation: float) -> Tensor:
 
 
 @contextmanager
-def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     """Let torch's distributions, which know only the global source, draw from ``generator``."""
     if generator is None:
         yield
