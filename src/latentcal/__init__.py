@@ -1,5 +1,8 @@
 """Find out whether a conditional density model's probabilities are true, and repair them after training."""
 
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from . import data, flows, metrics, plots
 from ._version import __version__
 from .base import (
@@ -15,7 +18,7 @@ from .checks import FlowCheck, check_flow
 from .flow import ConditionalFlow, FlowDistribution, Standardized
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .persistence import ModelFileError, load, save
-from .pit import latent_pit, marginal_pit
+from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, prerank_pit
 from .radius import (
     BallRadius,
     Chi,
@@ -42,16 +45,22 @@ from .recalibration import (
     nll_decomposition,
     recalibrate,
 )
+from .regions import Box, Estimate, HalfSpace, Membership, Payoff, best_action, expected_utility, probability
 from .transport import RadialTransport, radial_transport
+
+if TYPE_CHECKING:
+    from .estimator import FlowRegressor
 
 __all__ = [
     "L1",
     "BallRadius",
+    "Box",
     "CalibrationReuseWarning",
     "Chi",
     "ConditionalFlow",
     "DiscreteOutputWarning",
     "EmpiricalRadius",
+    "Estimate",
     "Euclidean",
     "FirstCoordinate",
     "FlowCheck",
@@ -59,10 +68,13 @@ __all__ = [
     "GammaKDE",
     "GammaRadius",
     "Guarantee",
+    "HalfSpace",
     "MaxNorm",
+    "Membership",
     "ModelFileError",
     "NLLTerms",
     "Norm",
+    "Payoff",
     "RadialBase",
     "RadialTransport",
     "RadiusLaw",
@@ -74,19 +86,25 @@ __all__ = [
     "StudentRadius",
     "TightenedRadius",
     "__version__",
+    "best_action",
     "check_flow",
     "data",
+    "expected_utility",
     "flows",
     "guarantee",
+    "hdr_pit",
     "laplace",
     "latent_norms",
     "latent_pit",
     "load",
     "marginal_pit",
     "metrics",
+    "negative_log_density",
     "nll_decomposition",
     "plots",
     "points_needed",
+    "prerank_pit",
+    "probability",
     "radial_transport",
     "recalibrate",
     "save",
@@ -97,3 +115,20 @@ __all__ = [
     "uniform_cube",
     "uniform_interval",
 ]
+
+# scikit-learn is optional: without it ``from latentcal import *`` leaves its face out.
+if find_spec("sklearn") is not None:
+    __all__ += ["FlowRegressor"]
+
+
+def __getattr__(name: str) -> Any:
+    """FlowRegressor when it is first asked for: importing latentcal loads nothing optional."""
+    if name != "FlowRegressor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .estimator import FlowRegressor
+
+    return FlowRegressor
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "FlowRegressor"})

@@ -1,0 +1,459 @@
+"""The scikit-learn face: a flow that is trained, recalibrated and asked like any other regressor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import flows
+from ._version import __version__
+from .base import RadialBase
+from .fingerprint import CalibrationReuseWarning, Fingerprint
+from .flow import ConditionalFlow, Standardized
+from .persistence import ModelFileError, load, save
+from .radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
+from .recalibration import recalibrate
+
+try:
+    from sklearn.base import BaseEstimator, RegressorMixin
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
+    ) from error
+
+_FLOWS: dict[Any, Callable[..., ConditionalFlow]] = {
+    "convex_potential": flows.ConvexPotentialFlow,
+    "autoregressive": flows.AutoregressiveFlow,
+    "flow_matching": flows.FlowMatching,
+    "linear_gaussian": flows.LinearGaussianFlow,
+}
+_LAWS: dict[Any, Callable[..., RadiusLaw]] = {
+    True: StackedRadius.fit,
+    "stacked": StackedRadius.fit,
+    "gamma_kde": GammaKDE.fit,
+    "spline": SplineRadius.fit,
+    "scaled": ScaledRadius.fit,
+}
+_PENALTIES = tuple(10.0**k for k in range(-6, 3))
+_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
+_REUSE_LIMIT = 0.05
+_ROWS = 4096  # encoded at a time
+_CHUNK = 1 << 15  # numbers decoded at a time
+_FILE = "estimator.json"
+_STATE = ["n_features_in_", "feature_names_in_", "n_outputs_", "output_names_", "training_log_"]
+_STATE += ["_flat", "_seed", "_trained_on"]
+
+_Pair = tuple[Tensor, Tensor]
+
+
+class FlowRegressor(RegressorMixin, BaseEstimator):
+    r"""Multi-output regression that predicts a calibrated distribution.
+
+    ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
+    trains a conditional flow on them and recalibrates it. Rows that are not exchangeable (in time, by groups)
+    are set aside by you: give both parts to ``fit``.
+
+    Where y is a DataFrame, so are predictions, with its columns and the index of X; where it is (n,), they
+    lack the last dimension. X must be numbers: encode categories in a pipeline, as in the example.
+
+    Args:
+        flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
+            regression; of several ``penalties`` the validation part chooses), or a function of (outputs,
+            features) that makes a flow.
+        flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
+        recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
+            ``"scaled"``, or a function like ``StackedRadius.fit``; None or False for no recalibration.
+        validation_fraction: share of the rows that tells when to stop training.
+        calibration_fraction: share of the rows for recalibration.
+        learning_rate: of Adam.
+        batch_size: rows a step.
+        max_epochs: end of training at the latest.
+        patience: epochs without a new best after which training ends.
+        draws: latent points behind ``predict`` and ``predict_quantile``; may be changed after ``fit``.
+        random_state: of the parts, the first weights, the order in training and the latent points.
+        verbose: show a progress bar in training.
+
+    Attributes:
+        model_: the recalibrated flow, in the units of the data.
+        base_model_: the flow before recalibration.
+        training_log_: losses by epoch, or by penalty.
+        n_features_in_: number of features p.
+        feature_names_in_: columns of X, if it was a DataFrame.
+        n_outputs_: number of outputs d.
+        output_names_: columns of y; None if it was not a DataFrame.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from sklearn.compose import make_column_transformer
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.preprocessing import OneHotEncoder
+        >>> rng = np.random.default_rng(0)
+        >>> X = pd.DataFrame({"area": rng.uniform(20, 90, 400), "city": ["Bari", "Lyon"] * 200})
+        >>> rent = 9 * X["area"] + 200 * (X["city"] == "Lyon") + rng.normal(0, 40, 400)
+        >>> Y = pd.DataFrame({"rent": rent, "heating": rent / 10 + rng.normal(0, 5, 400)})
+        >>> encode = make_column_transformer(
+        ...     (OneHotEncoder(sparse_output=False), ["city"]), remainder="passthrough"
+        ... )
+        >>> model = make_pipeline(encode, FlowRegressor("linear_gaussian", random_state=0)).fit(X, Y)
+        >>> model.predict(X[:2]).round(-1)
+            rent  heating
+        0  580.0     60.0
+        1  550.0     50.0
+    """
+
+    def __init__(
+        self,
+        flow: str | Callable[..., ConditionalFlow] = "convex_potential",
+        *,
+        flow_options: dict[str, Any] | None = None,
+        recalibration: bool | str | Callable[..., RadiusLaw] | None = True,
+        validation_fraction: float = 0.15,
+        calibration_fraction: float = 0.15,
+        learning_rate: float = 1e-3,
+        batch_size: int = 256,
+        max_epochs: int = 1000,
+        patience: int = 30,
+        draws: int = 128,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.flow = flow
+        self.flow_options = flow_options
+        self.recalibration = recalibration
+        self.validation_fraction = validation_fraction
+        self.calibration_fraction = calibration_fraction
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.patience = patience
+        self.draws = draws
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        validation: tuple[Any, Any] | None = None,
+        calibration: tuple[Any, Any] | None = None,
+    ) -> FlowRegressor:
+        """Train and recalibrate.
+
+        Args:
+            X: (n, p) features.
+            y: (n, d) or (n,) outputs.
+            validation: pair (X, y) that tells when to stop, instead of a share of the rows.
+            calibration: pair (X, y) for recalibration, instead of a share of the rows.
+        """
+        law = self._law()
+        shares = {} if validation is not None else {"validation": self.validation_fraction}
+        if law is not None and calibration is None:
+            shares["calibration"] = self.calibration_fraction
+        x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
+        rng = check_random_state(self.random_state)
+        parts = _split(x, y, shares, rng)
+        for name, pair in (("validation", validation), ("calibration", calibration)):
+            if pair is not None:
+                parts[name] = self._accept(*pair)
+        x, y = parts["train"]
+        if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
+            raise ValueError(
+                f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
+                "density. Drop them."
+            )
+        self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"]))
+        (x_mean, x_scale), (y_mean, y_scale) = _mean_and_scale(x), _mean_and_scale(y)
+        units = {name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale) for name, (x, y) in parts.items()}
+        seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
+        # Layers take their first weights from torch's global generator, whose state is the user's.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
+        # Answers are float64: in float32 their last digits depend on which rows are asked together.
+        self.base_model_ = Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
+        self.model_: ConditionalFlow = self.base_model_
+        if law is not None:
+            self.model_ = recalibrate(self.base_model_, *parts["calibration"], fit=law)
+        return self
+
+    def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
+        """Fit the law of the latent norm to new rows, in place of the earlier one; nothing is trained."""
+        x, y = self._accept(X, y)
+        share = self._trained_on.share_of(x, y)
+        if share > _REUSE_LIMIT:
+            warnings.warn(
+                f"About {share:.0%} of the rows that the flow was trained on are used to recalibrate it. "
+                "Its errors are smaller there than elsewhere, so it becomes too sure. Use new rows.",
+                CalibrationReuseWarning,
+                stacklevel=2,
+            )
+        self.model_ = recalibrate(self.base_model_, x, y, fit=self._law() or StackedRadius.fit)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Mean of the predictive distribution, (n, p) -> (n, d).
+
+        It is averaged over ``draws`` latent points, the same for every row and every call: opposite pairs,
+        with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
+        the error is about a hundredth of the predictive standard deviation.
+        """
+        return self._summary(X, lambda y: y.mean(0))
+
+    def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
+        """Quantiles of each output by itself, from the same latent points as ``predict``.
+
+        Args:
+            X: (n, p) features.
+            q: a level between 0 and 1, or k of them.
+
+        Returns:
+            (n, d), as ``predict``; for k levels an array (k, n, d).
+        """
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        tail = torch.minimum(levels, 1 - levels).reshape(-1)
+        if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
+            raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
+        if (needed := math.ceil(0.5 / float(tail.min()))) > self.draws:
+            raise ValueError(
+                f"{self.draws} draws do not reach the level {q}: set_params(draws={needed}) at least."
+            )
+
+        def quantile(y: Tensor) -> Tensor:
+            # The i-th of s points stands for the level (i - 1/2) / s, torch takes it for (i - 1) / (s - 1).
+            return torch.quantile(y, ((len(y) * levels - 0.5) / (len(y) - 1)).clamp(0, 1), dim=0)
+
+        return self._summary(X, quantile)
+
+    @torch.no_grad()
+    def sample(self, X: Any, n_samples: int = 1, random_state: int | None = None) -> np.ndarray:
+        """Draws from the predictive distribution, (n, p) -> (s, n, d).
+
+        Args:
+            X: (n, p) features.
+            n_samples: number of draws s.
+            random_state: seed of the draws; None for that of the fit, so for the same draws at every call.
+        """
+        chunks = self._chunks(X, n_samples)
+        generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
+        draws = [self.model_(x).sample((n_samples,), generator) for x in chunks]
+        return self._answer(torch.cat(draws, dim=1), X)
+
+    @torch.no_grad()
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+        """Log density of each row of y, (n, p), (n, d) -> (n,), in the units of y."""
+        rows = (part.split(_ROWS) for part in self._accept(X, y))
+        return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
+
+    def score(self, X: Any, y: Any) -> float:
+        """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
+        return float(self.log_prob(X, y).mean())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
+
+        Parameters that are functions have no form in a file, and raise.
+        """
+        check_is_fitted(self, "model_")
+        state = {name: getattr(self, name) for name in _STATE if hasattr(self, name)}
+        document = {"version": __version__, "parameters": self.get_params(deep=False), "state": state}
+        text = json.dumps(document, indent=1, default=_plain)
+        save(self.model_, path)
+        (Path(path) / _FILE).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FlowRegressor:
+        """Read what ``save`` wrote."""
+        file = Path(path) / _FILE
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+            estimator, state = cls(**document["parameters"]), document["state"]
+            state["training_log_"] = flows.TrainingLog(**state["training_log_"])
+            state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelFileError(f"{file} is missing, changed or of another version: {error!r}.") from error
+        for name in (name for name in _STATE if name in state):
+            value = state[name]
+            setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
+        model = estimator.model_ = load(path)
+        made = model.recalibration
+        estimator.base_model_ = model if made is None else model.with_base(made.reference)
+        return estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _law(self) -> Callable[..., RadiusLaw] | None:
+        if self.recalibration is None or self.recalibration is False:
+            return None
+        return _choice("recalibration", self.recalibration, _LAWS)
+
+    def _train(self, train: _Pair, validation: _Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
+        make, options = _choice("flow", self.flow, _FLOWS), self.flow_options or {}
+        if make is flows.LinearGaussianFlow:
+            return _ridge(*train, validation, **options)
+        features, outputs = (part.shape[1] for part in train)
+        flow = make(outputs, features, **options)
+        log = flows.train_flow(
+            flow,
+            *train,
+            validation=validation,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            max_epochs=self.max_epochs,
+            patience=self.patience,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+        return flow, log
+
+    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> _Pair:
+        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes."""
+        names = np.array(y.columns, dtype=object) if hasattr(y, "iloc") and y.ndim == 2 else None
+        x, y = self._numbers(X, y, reset=reset, multi_output=True, y_numeric=True, **checks)
+        if reset:
+            self.output_names_, self._flat = names, y.ndim == 1
+            self.n_outputs_ = 1 if self._flat else y.shape[1]
+        y, known = y.reshape(len(y), -1), self.output_names_
+        renamed = names is not None and known is not None and names.tolist() != known.tolist()
+        if renamed or y.shape[1] != self.n_outputs_:
+            raise ValueError(
+                f"y has {y.shape[1]} outputs {'' if names is None else names}, but the model was fitted to "
+                f"{self.n_outputs_} {'' if known is None else known}; give the same in the same order."
+            )
+        return torch.tensor(x), torch.tensor(y, dtype=torch.float64)
+
+    def _numbers(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
+        """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
+        if not reset:
+            check_is_fitted(self, "n_outputs_")
+        try:
+            return validate_data(self, X, *y, reset=reset, dtype=np.float64, **checks)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                f"X and y must be numbers ({error}). Encode categories first, for example with "
+                "make_pipeline(make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
+                "remainder='passthrough'), FlowRegressor())."
+            ) from error
+
+    def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
+        """Features in pieces for which so many draws a row fit into memory, and into the cache."""
+        if draws < 1:
+            raise ValueError(f"The number of draws must be at least 1, got {draws}.")
+        return torch.tensor(self._numbers(X)).split(max(1, _CHUNK // (draws * self.n_outputs_)))
+
+    @torch.no_grad()
+    def _summary(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Any:
+        """A statistic (s, n, d) -> (..., n, d) of the latent points, decoded at each row."""
+        parts = []
+        for x in self._chunks(X, self.draws):
+            base = self.model_.base.given(x)
+            z = _latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
+            parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
+        return self._answer(torch.cat(parts, dim=-2), X)
+
+    def _answer(self, values: Tensor, X: Any) -> Any:
+        """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
+        array = values[..., 0].numpy() if self._flat else values.numpy()
+        if self.output_names_ is None or array.ndim != 2:
+            return array
+        import pandas as pd
+
+        return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
+
+
+def _latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
+    """Points (s, n, d) of the base law, spread more evenly than draws; those of the rows differ by radius.
+
+    Radii are the middles of s/2 steps of equal probability, each with a random direction and its opposite:
+    the mean of anything odd in z is 0 without error.
+    """
+    half = (count + 1) // 2
+    levels = ((torch.arange(half, dtype=torch.float64) + 0.5) / half)[:, None].expand(half, rows)
+    generator = torch.Generator().manual_seed(seed)
+    direction = base.norm.sample_direction((half, 1), base.dim, generator)
+    # On [0, 1] with the norm z itself there is no opposite.
+    opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
+    radius = base.radius.icdf(levels)[..., None]
+    return torch.cat([radius * direction, radius * opposite])
+
+
+def _ridge(
+    x: Tensor, y: Tensor, validation: _Pair, penalties: Sequence[float] = _PENALTIES
+) -> tuple[ConditionalFlow, flows.TrainingLog]:
+    r"""Linear regression of centred data with the penalty that the validation part likes best.
+
+    .. math:: W = (X^\top X + n \lambda I)^{-1} X^\top Y, \qquad
+              \Sigma = \frac{R^\top R}{n - 1 - \mathrm{df}(\lambda)} + \lambda I
+
+    with the residuals R. It exists for any data: fewer rows than features, outputs that are exact in x.
+    """
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    log, fitted = flows.TrainingLog(stopped=f"tried {len(penalties)} penalties"), []
+    for penalty in penalties:
+        damped = s**2 + len(x) * penalty
+        weight = (u.T @ y).T * (s / damped) @ vh
+        residual = y - x @ weight.T
+        freedom = (len(x) - 1 - (s**2 / damped).sum()).clamp(min=1e-6)
+        covariance = residual.T @ residual / freedom + penalty * torch.eye(y.shape[1])
+        bias = y.new_zeros(y.shape[1])
+        fitted.append(flows.LinearGaussianFlow(weight, bias, torch.linalg.cholesky(covariance)))
+        log.train_loss.append(flows.mean_nll(fitted[-1], x, y))
+        log.validation_loss.append(flows.mean_nll(fitted[-1], *validation))
+    log.best_epoch = int(np.argmin(log.validation_loss))
+    return fitted[log.best_epoch], log
+
+
+def _split(x: Tensor, y: Tensor, shares: dict[str, float], rng: np.random.RandomState) -> dict[str, _Pair]:
+    """Rows drawn for each share, at least two, and the others as ``"train"``."""
+    counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
+    if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
+        raise ValueError(
+            f"The fractions {shares} must lie between 0 and 1, and leave at least {_FEWEST_ROWS} of {len(x)} "
+            "rows for training."
+        )
+    rows = np.split(rng.permutation(len(x)), np.cumsum(counts))
+    return {name: (x[own], y[own]) for name, own in zip([*shares, "train"], rows, strict=True)}
+
+
+def _mean_and_scale(values: Tensor) -> _Pair:
+    """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
+    scaler = StandardScaler().fit(values.numpy())
+    return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
+
+
+def _choice(name: str, value: Any, table: dict[Any, Any]) -> Any:
+    if callable(value):
+        return value
+    if isinstance(value, (str, bool)) and value in table:
+        return table[value]
+    raise ValueError(f"{name} must be one of {list(table)}, or a function; got {value!r}.")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot write, in terms that it can."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(
+        f"{value!r} has no form in a file. Name flow and recalibration by strings and give random_state as a "
+        "number, or save the model alone: latentcal.save(estimator.model_, path)."
+    )

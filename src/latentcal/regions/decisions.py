@@ -1,0 +1,137 @@
+"""What to do: the utility that each action may be expected to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .integration import Estimate, Integrand, by_quasi_monte_carlo, by_sampling, model_dim
+from .membership import as_membership
+from .probability import default_method, flat_rows, probability
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """A utility that depends on whether y lies in a region.
+
+    Args:
+        region: as for :func:`probability`.
+        inside: utility if y lies in it.
+        outside: utility if not.
+    """
+
+    region: Any
+    inside: float
+    outside: float = 0.0
+
+
+Utility = Payoff | float | Callable[[Tensor, "Tensor | None"], Tensor]
+
+
+def expected_utility(
+    model: Any,
+    x: Tensor | None,
+    utilities: Mapping[str, Utility],
+    *,
+    method: str | None = None,
+    samples: int = 2**14,
+    generator: torch.Generator | None = None,
+    **grid: Any,
+) -> Estimate:
+    r"""Expected utility of each action at each x, with the error of the estimate.
+
+    .. math:: E[u_a(Y, x) \mid x] = \int u_a(y, x) f(y \mid x) \, dy
+
+    All actions see the same points, so that differences between them are sharper than either.
+
+    Args:
+        model: predictor, ``model(x)`` a distribution.
+        x: (..., p) features, or None.
+        utilities: for each action a :class:`Payoff`, a number (whatever y is), or a function
+            ``u(y, x)``, (s, n, d), (n, p) -> (s, n).
+        method: as for :func:`probability`; a grid only for payoffs of boxes.
+        samples: points or draws for each x.
+        generator: source of randomness.
+        **grid: ``points`` and ``rule`` of :func:`probability`.
+
+    Returns:
+        Value and error, each (..., k) float64 in the order of the actions, and the method.
+    """
+    if not utilities:
+        raise ValueError("expected_utility needs at least one action: {name: utility}.")
+    flat, shape = flat_rows(x)
+    if method is None:
+        dim = model_dim(model, flat)
+        regions = [getattr(u, "region", None) for u in utilities.values() if not isinstance(u, (int, float))]
+        methods = {default_method(model, region, dim) for region in regions}
+        method = methods.pop() if len(methods) == 1 else default_method(model, None, dim)
+    if method == "quadrature":
+        columns = [_by_grid(model, flat, u, generator, grid) for u in utilities.values()]
+        value, error = (torch.stack(parts) for parts in zip(*columns, strict=True))
+    elif method in ("qmc", "sampling"):
+        integrands = [_as_function(u) for u in utilities.values()]
+        expectation = by_quasi_monte_carlo if method == "qmc" else by_sampling
+        value, error = expectation(model, flat, integrands, samples, generator)
+        # A region that no point hit, or none missed, is not certain to a payoff that hangs on it.
+        stakes = [abs(u.inside - u.outside) if isinstance(u, Payoff) else 0.0 for u in utilities.values()]
+        error = torch.maximum(error, torch.tensor(stakes, dtype=torch.float64)[:, None] / samples)
+    else:
+        raise ValueError(f'method must be "quadrature", "qmc" or "sampling", got {method!r}.')
+    return Estimate(value.T.reshape(*shape, -1), error.T.reshape(*shape, -1), method)
+
+
+def best_action(model: Any, x: Tensor | None, utilities: Mapping[str, Utility], **options: Any) -> list[str]:
+    """The action with the highest expected utility at each row of x (n, p); one for x None.
+
+    Args:
+        model: predictor.
+        x: (n, p) features, or None.
+        utilities: as for :func:`expected_utility`.
+        **options: of :func:`expected_utility`.
+    """
+    value = expected_utility(model, x, utilities, **options).value
+    names = list(utilities)
+    return [names[i] for i in value.reshape(-1, len(names)).argmax(1).tolist()]
+
+
+def _as_function(utility: Utility) -> Integrand:
+    if isinstance(utility, Payoff):
+        region = as_membership(utility.region)
+        levels = torch.tensor([utility.outside, utility.inside], dtype=torch.float64)
+        return lambda y, x: levels.to(y.device)[region.contains(y, x).long()]
+    if isinstance(utility, (int, float)):
+        return lambda y, x: y.new_full(y.shape[:-1], float(utility), dtype=torch.float64)
+    if not callable(utility):
+        raise TypeError(
+            f"A utility is a Payoff, a number or a function of (y, x), got {type(utility).__name__}."
+        )
+    return lambda y, x: _checked(utility(y, x), y)
+
+
+def _checked(values: Tensor, y: Tensor) -> Tensor:
+    if values.shape != y.shape[:-1] or not bool(torch.isfinite(values).all()):
+        raise ValueError(
+            f"A utility must give one finite number for each of the points {tuple(y.shape[:-1])}, "
+            f"got shape {tuple(values.shape)}."
+        )
+    return values
+
+
+def _by_grid(
+    model: Any, x: Tensor | None, utility: Utility, generator: torch.Generator | None, grid: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    if isinstance(utility, Payoff):
+        inside = probability(model, x, utility.region, method="quadrature", generator=generator, **grid)
+        gain = utility.inside - utility.outside
+        return (
+            utility.outside + gain * inside.value.reshape(-1),
+            abs(gain) * inside.error.reshape(-1),
+        )
+    if isinstance(utility, (int, float)):
+        value = torch.full((1 if x is None else len(x),), float(utility), dtype=torch.float64)
+        return value, torch.zeros_like(value)
+    raise ValueError('A grid is for payoffs of boxes; for a utility that is a function use method="qmc".')

@@ -1,0 +1,238 @@
+"""Expectations under a predictive distribution, each with an estimate of its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from ..base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
+from ..flow import FlowDistribution, tensor_options
+from ..norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
+from ..pit import draw
+from ..transport import radial_transport
+
+RANDOMIZATIONS = 32
+_CHUNK = 1 << 21  # numbers of y held at a time
+_PANEL = 8  # Gauss points of one panel
+_MOST_PANELS = {1: 64, 2: 16, 3: 4, 4: 2}
+_TOLERANCE = 1e-6
+_WITNESSES = 256
+
+Integrand = Callable[[Tensor, "Tensor | None"], Tensor]
+
+
+class Estimate(NamedTuple):
+    """A number for each x with the standard error of its estimate, and the method that made it."""
+
+    value: Tensor
+    error: Tensor
+    method: str
+
+
+def by_sampling(
+    model: Any, x: Tensor | None, integrands: list[Integrand], samples: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Means and their standard errors from independent draws, each (k, n) for x (n, p)."""
+    columns = []
+    for part in _rows(x, samples * model_dim(model, x)):
+        draws = draw(model(part), (samples,), generator)
+        values = torch.stack([f(draws, part).to(torch.float64) for f in integrands])
+        columns.append((values.mean(1), values.std(1) / math.sqrt(samples)))
+    return _joined(columns)
+
+
+def by_quasi_monte_carlo(
+    model: Any, x: Tensor | None, integrands: list[Integrand], samples: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """As ``by_sampling``, from scrambled Sobol points of the latent space, the same ones for all x.
+
+    ``samples`` points are shared out among 32 independent scramblings, whose spread gives the error.
+    """
+    each = max(1, samples // RANDOMIZATIONS)
+    if each & (each - 1):
+        raise ValueError(
+            f"samples must be {RANDOMIZATIONS} times a power of 2 for Sobol points, got {samples}; "
+            f"try {RANDOMIZATIONS << (each.bit_length() - 1)}."
+        )
+    pred = model(x)
+    if not isinstance(pred, FlowDistribution):
+        raise TypeError(
+            f"Quasi-Monte Carlo goes through the latent space of a flow; {type(pred).__name__} has none. "
+            'Use method="sampling".'
+        )
+    source, points = _product_points(pred.base.norm, pred.base.dim, each, generator)
+    common = pred.flow.base.given(pred.x) is pred.flow.base
+    if common:
+        points = radial_transport(source, pred.base)(points)
+    columns = []
+    for part in _rows(x, RANDOMIZATIONS * each * pred.base.dim):
+        y = _decoded(model(part), points, None if common else source)
+        values = torch.stack([f(y, part).to(torch.float64) for f in integrands])
+        means = values.unflatten(1, (RANDOMIZATIONS, each)).mean(2)
+        columns.append((means.mean(1), means.std(1) / math.sqrt(RANDOMIZATIONS)))
+    return _joined(columns)
+
+
+def box_quadrature(
+    model: Any,
+    x: Tensor | None,
+    sides: tuple[Tensor, Tensor],
+    *,
+    points: int | None = None,
+    rule: str = "gauss",
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Integral of the density over a finite box by a tensor-product rule, and its error, each (n,).
+
+    With a number of points the grid is fixed and the error is the difference from a grid of about half as
+    many. Without, panels of Gauss points are halved until the integral moves by less than 1e-6, and 256 draws
+    bear witness: a mode narrower than the grid, which the nodes would miss, shows up as a disagreement.
+    """
+    dim = len(sides[0])
+    if not all(bool(torch.isfinite(side).all()) for side in sides):
+        raise ValueError('A quadrature needs a box with finite sides. Use method="qmc" or "sampling".')
+    if dim > max(_MOST_PANELS):
+        raise ValueError(f"A tensor grid is for d <= {max(_MOST_PANELS)}, got d = {dim}.")
+    if points is not None:
+        fine = _integrate(model, x, sides, *_rule(rule, points))
+        return fine, (fine - _integrate(model, x, sides, *_rule(rule, points // 2 + 1))).abs()
+    if rule != "gauss":
+        raise ValueError("Say how many points a side the trapezoid rule has: points=5.")
+    value = _integrate(model, x, sides, *_rule("gauss", _PANEL // 2))
+    error = torch.full_like(value, math.inf)
+    share, spread = _witness(model, x, sides, generator)
+    active = torch.arange(len(value))
+    panels = 1
+    while len(active) and panels <= _MOST_PANELS[dim]:
+        part = x if x is None else x[active]
+        finer = _integrate(model, part, sides, *_panels(panels))
+        apart = (finer - share[active]).abs()
+        # Draws that contradict the grid are part of its error: their own deviation allows for 5 in 2 million.
+        change = (finer - value[active]).abs()
+        error[active] = torch.where(apart > 5 * spread[active], torch.maximum(change, apart), change)
+        value[active] = finer
+        active = active[error[active] > _TOLERANCE]
+        panels *= 2
+    return value, error.clamp(min=1e-12)
+
+
+def model_dim(model: Any, x: Tensor | None) -> int:
+    """Number of outputs of a predictor."""
+    return model(None if x is None else x[:1]).event_shape[0]
+
+
+def _product_points(
+    norm: Norm, dim: int, each: int, generator: torch.Generator | None
+) -> tuple[RadialBase, Tensor]:
+    """The base of independent coordinates that is radial in the norm, and Sobol points of it."""
+    seeds = torch.randint(2**31 - 1, (RANDOMIZATIONS,), generator=generator)
+    engines = (torch.quasirandom.SobolEngine(dim, scramble=True, seed=int(seed)) for seed in seeds)
+    # The points are multiples of 2^-30; half a cell keeps them off 0 and 1.
+    u = torch.cat([engine.draw(each, dtype=torch.float64) for engine in engines]) + 2.0**-31
+    match norm:
+        case Euclidean():
+            return standard_normal(dim), torch.special.ndtri(u)
+        case MaxNorm():
+            return uniform_cube(dim), 2 * u - 1
+        case L1():
+            return laplace(dim), torch.sign(u - 0.5) * -torch.log1p(-2 * (u - 0.5).abs())
+        case FirstCoordinate():
+            return uniform_interval(), u
+    raise TypeError(f"No product law is known that is radial in {norm}. Use method='sampling'.")
+
+
+def _decoded(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
+    """y at latent points (m, d), (m, *batch, d); ``source`` where the radius law depends on x."""
+    batch = tuple(pred.batch_shape)
+    z = z.reshape(len(z), *(1 for _ in batch), z.shape[-1]).expand(-1, *batch, -1)
+    if source is not None:
+        z = radial_transport(source, pred.base)(z)
+    dtype, device = tensor_options(pred.flow)
+    with torch.no_grad():
+        return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+
+
+def _integrate(
+    model: Any, x: Tensor | None, sides: tuple[Tensor, Tensor], nodes: Tensor, weights: Tensor
+) -> Tensor:
+    """Integral of the density over the box, for nodes and weights of one side of [0, 1]."""
+    lower, width = sides[0], sides[1] - sides[0]
+    dim = len(lower)
+    grid = torch.cartesian_prod(*[nodes] * dim).reshape(-1, dim) * width + lower
+    log_weights = sum(torch.cartesian_prod(*[torch.log(weights)] * dim).reshape(-1, dim).unbind(-1))
+    log_weights = log_weights + torch.log(width).sum()
+    parts = []
+    for part in _rows(x, len(grid) * dim):
+        pred = model(part)
+        y = grid.reshape(len(grid), *(1 for _ in pred.batch_shape), dim).expand(-1, *pred.batch_shape, -1)
+        with torch.no_grad():
+            log_density = _log_prob(pred, y).to(torch.float64)
+        log_weight = log_weights.reshape(-1, *(1 for _ in pred.batch_shape))
+        parts.append(torch.logsumexp(log_density + log_weight, 0).exp().reshape(-1))
+    return torch.cat(parts)
+
+
+def _log_prob(pred: Distribution, y: Tensor) -> Tensor:
+    """Log density at y (m, *batch, d) in pieces along m."""
+    size = max(1, _CHUNK // max(1, math.prod(y.shape[1:])))
+    return torch.cat([pred.log_prob(part) for part in y.split(size)])
+
+
+def _witness(
+    model: Any, x: Tensor | None, sides: tuple[Tensor, Tensor], generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Share of draws inside the box and its deviation, each (n,); the deviation is never 0."""
+    shares = []
+    for part in _rows(x, _WITNESSES * len(sides[0])):
+        draws = draw(model(part), (_WITNESSES,), generator)
+        inside = ((draws >= sides[0]) & (draws <= sides[1])).all(-1)
+        shares.append(inside.to(torch.float64).mean(0).reshape(-1))
+    share = torch.cat(shares)
+    return share, share_error(share, _WITNESSES)
+
+
+def share_error(share: Tensor, samples: int) -> Tensor:
+    """Standard error of a share of independent draws, with Laplace's rule so that 0 and 1 are not certain."""
+    smooth = (share * samples + 1) / (samples + 2)
+    return (smooth * (1 - smooth) / samples).sqrt()
+
+
+def _rule(name: str, points: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of a rule on [0, 1]."""
+    if points < 2:
+        raise ValueError(f"A grid needs at least 2 points a side, got {points}.")
+    if name == "trapezoid":
+        weights = torch.full((points,), 1 / (points - 1), dtype=torch.float64)
+        weights[[0, -1]] /= 2
+        return torch.linspace(0, 1, points, dtype=torch.float64), weights
+    if name != "gauss":
+        raise ValueError(f'rule must be "gauss" or "trapezoid", got {name!r}.')
+    nodes, gauss = np.polynomial.legendre.leggauss(points)
+    return torch.from_numpy((nodes + 1) / 2), torch.from_numpy(gauss / 2)
+
+
+def _panels(count: int) -> tuple[Tensor, Tensor]:
+    nodes, weights = _rule("gauss", _PANEL)
+    start = torch.arange(count, dtype=torch.float64)[:, None]
+    return ((nodes + start) / count).reshape(-1), weights.repeat(count) / count
+
+
+def _rows(x: Tensor | None, numbers: int) -> Iterator[Tensor | None]:
+    """Rows of x in pieces whose y, ``numbers`` a row, fit into bounded memory."""
+    if x is None:
+        return iter([None])
+    return iter(x.split(max(1, _CHUNK // numbers)))
+
+
+def _joined(columns: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    value, error = (
+        torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
+        for parts in zip(*columns, strict=True)
+    )
+    return value, error

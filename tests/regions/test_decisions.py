@@ -1,0 +1,57 @@
+import pytest
+import torch
+from scipy.stats import norm
+
+from latentcal.flows import LinearGaussianFlow
+from latentcal.regions import Box, Payoff, best_action, expected_utility
+
+FLOW = LinearGaussianFlow(torch.ones(1, 1).double(), torch.zeros(1).double(), torch.ones(1, 1).double())
+X = torch.tensor([[-3.0], [0.0], [4.0]], dtype=torch.float64)
+UTILITIES = {
+    "sell": Payoff(Box(0, 2), inside=10, outside=-1),
+    "keep": 1.0,
+    "bet": lambda y, x: y[..., 0] * 0.5,
+}
+
+
+def exact():
+    inside = torch.from_numpy(norm.cdf(2 - X[:, 0]) - norm.cdf(-X[:, 0]))
+    return torch.stack([11 * inside - 1, torch.ones(3).double(), X[:, 0] / 2], 1)
+
+
+@pytest.mark.parametrize("method", ["qmc", "sampling", None])
+def test_the_expected_utility_of_each_action_is_within_four_errors(method, generator):
+    value, error, _ = expected_utility(FLOW, X, UTILITIES, method=method, generator=generator)
+    assert value.shape == error.shape == (3, 3)
+    assert ((value - exact()).abs() <= 4 * error + 1e-12).all()
+    assert (error < 0.1).all()
+
+
+def test_payoffs_of_boxes_go_through_the_grid(generator):
+    boxes = {name: UTILITIES[name] for name in ("sell", "keep")}
+    value, error, method = expected_utility(FLOW, X, boxes, generator=generator)
+    assert method == "quadrature"
+    torch.testing.assert_close(value, exact()[:, :2], rtol=0, atol=1e-5)
+    assert (error[:, 1] == 0).all()
+    with pytest.raises(ValueError, match="A grid is for payoffs of boxes"):
+        expected_utility(FLOW, X, UTILITIES, method="quadrature")
+
+
+def test_the_best_action_has_the_highest_expected_utility(generator):
+    assert best_action(FLOW, X, UTILITIES, generator=generator) == ["keep", "sell", "bet"]
+
+
+def test_a_payoff_on_a_region_that_no_point_hits_is_not_certain(generator):
+    far = {"far": Payoff(Box(50, 60), inside=1e6)}
+    value, error, _ = expected_utility(FLOW, X, far, method="qmc", samples=1024, generator=generator)
+    assert (value == 0).all()
+    assert (error == 1e6 / 1024).all()
+
+
+def test_a_wrong_utility_says_so():
+    with pytest.raises(ValueError, match="at least one action"):
+        expected_utility(FLOW, X, {})
+    with pytest.raises(TypeError, match="a Payoff, a number or a function"):
+        expected_utility(FLOW, X, {"a": "much"})
+    with pytest.raises(ValueError, match="one finite number for each of the points"):
+        expected_utility(FLOW, X, {"a": lambda y, x: y})

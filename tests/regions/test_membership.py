@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from latentcal.regions import Box, HalfSpace, Membership
+
+Y = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, -1.0], [-1.0, 0.5]])
+
+
+def test_a_box_contains_its_sides_and_what_lies_between():
+    assert Box([0, -1], [1, 1]).contains(Y).tolist() == [True, True, False, False]
+    assert Box(-1, 1).contains(Y).tolist() == [True, True, False, True]
+    assert Box([-torch.inf, 0], torch.inf).contains(Y).tolist() == [True, True, False, True]
+
+
+def test_a_half_space_contains_what_lies_on_its_side():
+    assert HalfSpace([1, 1], 1).contains(Y).tolist() == [True, False, True, True]
+
+
+def test_sets_combine():
+    a, b = Box(-0.5, 1.5), HalfSpace([1.0, 0.0], 0.5)
+    inside_a, inside_b = a.contains(Y), b.contains(Y)
+    assert torch.equal((a | b).contains(Y), inside_a | inside_b)
+    assert torch.equal((a & b).contains(Y), inside_a & inside_b)
+    assert torch.equal((~a).contains(Y), ~inside_a)
+    assert torch.equal((a & (lambda y, x: y[..., 1] > 0.5)).contains(Y), inside_a & (Y[:, 1] > 0.5))
+
+
+def test_a_rule_sees_x():
+    above = Membership(lambda y, x: y[..., 0] > x[..., 0])
+    assert above.contains(Y, torch.tensor([[-1.0], [1.0], [1.0], [0.0]])).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_what_is_not_a_region_says_so():
+    with pytest.raises(ValueError, match=r"lower <= upper for each output, got \[1.0, 0.0\]"):
+        Box([1, 0], [0, 1])
+    with pytest.raises(ValueError, match="one number an output"):
+        Box([1, 0], [2, 2, 2])
+    with pytest.raises(ValueError, match="The box has 3 sides, y has 2 outputs"):
+        Box([0, 0, 0], 1).contains(Y)
+    with pytest.raises(ValueError, match="finite and not 0"):
+        HalfSpace([0.0, 0.0], 1)
+    with pytest.raises(ValueError, match="The normal has 1 entries, y has 2 outputs"):
+        HalfSpace([1.0], 1).contains(Y)
+    with pytest.raises(ValueError, match=r"True or False for each of the points \(4,\); got torch.float32"):
+        Membership(lambda y, x: y[..., 0]).contains(Y)
+    with pytest.raises(TypeError, match=r"or a function of \(y, x\).* got int"):
+        Box(0, 1) | 3
