@@ -2,6 +2,7 @@
 
 import builtins
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from latentcal.metrics import pit_density, reliability_curve  # noqa: E402
-from latentcal.plots import COLOURS, density_map, pit_histogram, reliability_diagram  # noqa: E402
+from latentcal.plots import (  # noqa: E402
+    COLOURS,
+    density_map,
+    pit_histogram,
+    region_outlines,
+    reliability_diagram,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +118,39 @@ def test_a_density_map_without_a_pit_has_no_lines():
     assert not [artist for artist in ax.get_children() if hasattr(artist, "levels")]
     ax = density_map(side, side, torch.ones(5, 5), pit=side.expand(5, 5), levels=[0.5], label_levels=False)
     assert not ax.texts
+
+
+def square(half, *, hole=False):
+    corners = [[-half, -half], [half, -half], [half, half], [-half, half], [-half, -half]]
+    return torch.tensor(corners[::-1] if hole else corners, dtype=torch.float64)
+
+
+def test_region_outlines_show_each_level_with_its_holes_from_the_outside_in():
+    points = torch.tensor([[0.0, 0.5], [3.0, 1.0]])
+    levels = {0.5: [square(1.0)], 0.99: [], 0.9: [square(3.0), square(2.0, hole=True)]}
+    ax = region_outlines(list(levels.values()), list(levels), label="model", points=points)
+    ax.figure.canvas.draw()
+    image = np.asarray(ax.figure.canvas.buffer_rgba())
+
+    def shade(*point):
+        column, row = ax.transData.transform(point).round().astype(int)
+        return int(image[len(image) - row, column, 0])
+
+    assert shade(0.5, 0) == shade(2.5, 0) < shade(1.5, 0) == 255  # the hole between the levels is white
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["model 99 %: everything", "model 90 %", "model 50 %"]
+    assert len({patch.get_linestyle() for patch in ax.patches if not patch.get_fill()}) == 2
+    (dots,) = artists(ax, "points")
+    assert (dots.get_xydata() == points.numpy()).all()
+    assert ax.get_xlim()[0] < -3 < 3 < ax.get_xlim()[1]
+
+
+def test_regions_on_one_axes_differ_in_colour_and_a_map_keeps_its_colours():
+    side = torch.linspace(-4, 4, 9)
+    ax = density_map(side, side, torch.ones(9, 9))
+    for size in (1.0, 2.0):
+        assert region_outlines([[square(size)]], [0.9], ax=ax) is ax
+    assert not any(patch.get_fill() for patch in ax.patches)
+    colours = [matplotlib.colors.to_hex(patch.get_edgecolor()).upper() for patch in ax.patches]
+    assert colours == list(COLOURS[1:3])
+    assert ax.get_xlim() == (-4, 4)

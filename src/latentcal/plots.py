@@ -179,6 +179,55 @@ def density_map(
     return ax
 
 
+def region_outlines(
+    outlines: Sequence[Sequence[Tensor]],
+    levels: Sequence[float],
+    *,
+    label: str = "",
+    points: Tensor | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Prediction regions of two outputs, one a level, each of some closed polygons.
+
+    Call it again with the same axes to compare regions: each set gets the next colour.
+
+    Args:
+        outlines: for each level its polygons (m, 2), where those that run the other way round are holes; none
+            for a region that is everything.
+        levels: coverage of each.
+        label: name of the set in the legend.
+        points: (n, 2) drawn as dots.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    drawn = {gid for artist in ax.get_children() if (gid := artist.get_gid() or "").startswith("region")}
+    colour, name = COLOURS[1:][len(drawn) % len(COLOURS[1:])], f"region-{len(drawn)}"
+    outermost_first = sorted(zip(levels, outlines, strict=True), key=lambda pair: -pair[0])
+    styles = ["solid", "dashed", "dotted", "dashdot"]
+    for i, (level, polygons) in enumerate(outermost_first):
+        text = f"{label} {100 * level:g} %".strip()
+        if not polygons:
+            ax.plot([], [], " ", label=f"{text}: everything", gid=name)
+            continue
+        path = Path.make_compound_path(*(Path(line.cpu().numpy(), closed=True) for line in polygons))
+        if not _has(ax, "map"):  # whose colours a fill would change
+            ax.add_patch(PathPatch(path, facecolor=colour, alpha=0.12, linewidth=0, gid=name))
+        edge = {"edgecolor": colour, "linestyle": styles[i % 4], "linewidth": 1.6}
+        ax.add_patch(PathPatch(path, fill=False, label=text, gid=name, **edge))
+    if points is not None:
+        ax.plot(*points.T.cpu().numpy(), ".", color=COLOURS[-1], markersize=2.5, alpha=0.6, gid="points")
+    ax.autoscale_view()
+    _tidy(ax)
+    _legend(ax)
+    return ax
+
+
 def _axes(ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt

@@ -7,32 +7,32 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from . import flows
-from ._version import __version__
-from .base import RadialBase
-from .fingerprint import CalibrationReuseWarning, Fingerprint
-from .flow import ConditionalFlow, Standardized
-from .persistence import ModelFileError, load, save
-from .radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
-from .recalibration import recalibrate
-
-try:
-    from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.preprocessing import StandardScaler
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:
-    raise ImportError(
-        "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
-    ) from error
+from .. import flows
+from .._version import __version__
+from ..conformal import LatentScore, Region
+from ..conformal.anomaly import rank_pvalue
+from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..flow import ConditionalFlow, Standardized
+from ..flows.ridge import fit_ridge
+from ..persistence import ModelFileError, load, save
+from ..radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
+from ..recalibration import latent_norms, recalibrate
+from ..regions import Box, probability
+from .latent_points import latent_points
+from .preparation import FEWEST_ROWS, Pair, mean_and_scale, split_rows
+from .region import PredictedRegion
 
 _FLOWS: dict[Any, Callable[..., ConditionalFlow]] = {
     "convex_potential": flows.ConvexPotentialFlow,
@@ -47,16 +47,12 @@ _LAWS: dict[Any, Callable[..., RadiusLaw]] = {
     "spline": SplineRadius.fit,
     "scaled": ScaledRadius.fit,
 }
-_PENALTIES = tuple(10.0**k for k in range(-6, 3))
-_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 _REUSE_LIMIT = 0.05
 _ROWS = 4096  # encoded at a time
 _CHUNK = 1 << 15  # numbers decoded at a time
-_FILE = "estimator.json"
+_FILE, _NORMS = "estimator.json", "calibration_norms.safetensors"
 _STATE = ["n_features_in_", "feature_names_in_", "n_outputs_", "output_names_", "training_log_"]
 _STATE += ["_flat", "_seed", "_trained_on"]
-
-_Pair = tuple[Tensor, Tensor]
 
 
 class FlowRegressor(RegressorMixin, BaseEstimator):
@@ -163,9 +159,9 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if law is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
-        x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
+        x, y = self._accept(X, y, reset=True, ensure_min_samples=FEWEST_ROWS * (1 + len(shares)))
         rng = check_random_state(self.random_state)
-        parts = _split(x, y, shares, rng)
+        parts = split_rows(x, y, shares, rng)
         for name, pair in (("validation", validation), ("calibration", calibration)):
             if pair is not None:
                 parts[name] = self._accept(*pair)
@@ -176,7 +172,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
                 "density. Drop them."
             )
         self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"]))
-        (x_mean, x_scale), (y_mean, y_scale) = _mean_and_scale(x), _mean_and_scale(y)
+        (x_mean, x_scale), (y_mean, y_scale) = mean_and_scale(x), mean_and_scale(y)
         units = {name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale) for name, (x, y) in parts.items()}
         seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
         # Layers take their first weights from torch's global generator, whose state is the user's.
@@ -186,8 +182,9 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         # Answers are float64: in float32 their last digits depend on which rows are asked together.
         self.base_model_ = Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
         self.model_: ConditionalFlow = self.base_model_
+        self._norms = torch.empty(0, dtype=torch.float64)
         if law is not None:
-            self.model_ = recalibrate(self.base_model_, *parts["calibration"], fit=law)
+            self._calibrate(*parts["calibration"], law)
         return self
 
     def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
@@ -201,7 +198,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
                 CalibrationReuseWarning,
                 stacklevel=2,
             )
-        self.model_ = recalibrate(self.base_model_, x, y, fit=self._law() or StackedRadius.fit)
+        self._calibrate(x, y, self._law() or StackedRadius.fit)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -258,6 +255,43 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         rows = (part.split(_ROWS) for part in self._accept(X, y))
         return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
 
+    def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
+        """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
+
+        The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
+        calibration, and is an average over all X, not one for each.
+
+        Args:
+            X: (n, p) features.
+            coverage: a probability, or several of them for nested regions.
+        """
+        x = torch.tensor(self._numbers(X))
+        return PredictedRegion(Region(self.base_model_, LatentScore(), self._calibrated(), coverage), x)
+
+    def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
+        """Probability that y falls into a region, (n, p) -> (n,).
+
+        Args:
+            X: (n, p) features.
+            region: pair (lower, upper) of a box, or a region as for :func:`latentcal.probability`.
+            return_error: also return the standard error of each.
+            **options: of :func:`latentcal.probability`; its points are the same at every call by default.
+        """
+        x = torch.tensor(self._numbers(X))
+        region = Box(*region) if isinstance(region, (tuple, list)) else region
+        options = {"generator": torch.Generator().manual_seed(self._seed), **options}
+        value, error, _ = probability(self.model_, x, region, **options)
+        return (value.numpy(), error.numpy()) if return_error else value.numpy()
+
+    @torch.no_grad()
+    def anomaly_pvalue(self, X: Any, y: Any) -> np.ndarray:
+        """How usual each y is at its X, as a conformal p-value (n,): small for anomalies.
+
+        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`).
+        """
+        norms = latent_norms(self.base_model_, *self._accept(X, y))
+        return rank_pvalue(self._calibrated(), norms).numpy()
+
     def score(self, X: Any, y: Any) -> float:
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
         return float(self.log_prob(X, y).mean())
@@ -272,6 +306,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         document = {"version": __version__, "parameters": self.get_params(deep=False), "state": state}
         text = json.dumps(document, indent=1, default=_plain)
         save(self.model_, path)
+        save_file({"norms": self._norms}, Path(path) / _NORMS)
         (Path(path) / _FILE).write_text(text, encoding="utf-8")
 
     @classmethod
@@ -283,6 +318,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             estimator, state = cls(**document["parameters"]), document["state"]
             state["training_log_"] = flows.TrainingLog(**state["training_log_"])
             state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
+            estimator._norms = load_file(Path(path) / _NORMS)["norms"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelFileError(f"{file} is missing, changed or of another version: {error!r}.") from error
         for name in (name for name in _STATE if name in state):
@@ -303,10 +339,24 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             return None
         return _choice("recalibration", self.recalibration, _LAWS)
 
-    def _train(self, train: _Pair, validation: _Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
+    def _calibrate(self, x: Tensor, y: Tensor, law: Callable[..., RadiusLaw]) -> None:
+        self.model_ = recalibrate(self.base_model_, x, y, fit=law)
+        self._norms = latent_norms(self.base_model_, x, y).sort().values
+
+    def _calibrated(self) -> Tensor:
+        """Ascending norms of the calibration rows, or a clear error."""
+        check_is_fitted(self, "model_")
+        if len(self._norms) == 0:
+            raise ValueError(
+                "Guarantees rest on calibration rows, and this estimator was fitted without. Set "
+                "recalibration=True before fit, or call recalibrate(X, y) with new rows."
+            )
+        return self._norms
+
+    def _train(self, train: Pair, validation: Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
         make, options = _choice("flow", self.flow, _FLOWS), self.flow_options or {}
         if make is flows.LinearGaussianFlow:
-            return _ridge(*train, validation, **options)
+            return fit_ridge(*train, validation, **options)
         features, outputs = (part.shape[1] for part in train)
         flow = make(outputs, features, **options)
         log = flows.train_flow(
@@ -322,7 +372,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         )
         return flow, log
 
-    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> _Pair:
+    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> Pair:
         """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes."""
         names = np.array(y.columns, dtype=object) if hasattr(y, "iloc") and y.ndim == 2 else None
         x, y = self._numbers(X, y, reset=reset, multi_output=True, y_numeric=True, **checks)
@@ -365,7 +415,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         parts = []
         for x in self._chunks(X, self.draws):
             base = self.model_.base.given(x)
-            z = _latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
+            z = latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
             parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return self._answer(torch.cat(parts, dim=-2), X)
 
@@ -377,66 +427,6 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         import pandas as pd
 
         return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
-
-
-def _latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
-    """Points (s, n, d) of the base law, spread more evenly than draws; those of the rows differ by radius.
-
-    Radii are the middles of s/2 steps of equal probability, each with a random direction and its opposite:
-    the mean of anything odd in z is 0 without error.
-    """
-    half = (count + 1) // 2
-    levels = ((torch.arange(half, dtype=torch.float64) + 0.5) / half)[:, None].expand(half, rows)
-    generator = torch.Generator().manual_seed(seed)
-    direction = base.norm.sample_direction((half, 1), base.dim, generator)
-    # On [0, 1] with the norm z itself there is no opposite.
-    opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
-    radius = base.radius.icdf(levels)[..., None]
-    return torch.cat([radius * direction, radius * opposite])
-
-
-def _ridge(
-    x: Tensor, y: Tensor, validation: _Pair, penalties: Sequence[float] = _PENALTIES
-) -> tuple[ConditionalFlow, flows.TrainingLog]:
-    r"""Linear regression of centred data with the penalty that the validation part likes best.
-
-    .. math:: W = (X^\top X + n \lambda I)^{-1} X^\top Y, \qquad
-              \Sigma = \frac{R^\top R}{n - 1 - \mathrm{df}(\lambda)} + \lambda I
-
-    with the residuals R. It exists for any data: fewer rows than features, outputs that are exact in x.
-    """
-    u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    log, fitted = flows.TrainingLog(stopped=f"tried {len(penalties)} penalties"), []
-    for penalty in penalties:
-        damped = s**2 + len(x) * penalty
-        weight = (u.T @ y).T * (s / damped) @ vh
-        residual = y - x @ weight.T
-        freedom = (len(x) - 1 - (s**2 / damped).sum()).clamp(min=1e-6)
-        covariance = residual.T @ residual / freedom + penalty * torch.eye(y.shape[1])
-        bias = y.new_zeros(y.shape[1])
-        fitted.append(flows.LinearGaussianFlow(weight, bias, torch.linalg.cholesky(covariance)))
-        log.train_loss.append(flows.mean_nll(fitted[-1], x, y))
-        log.validation_loss.append(flows.mean_nll(fitted[-1], *validation))
-    log.best_epoch = int(np.argmin(log.validation_loss))
-    return fitted[log.best_epoch], log
-
-
-def _split(x: Tensor, y: Tensor, shares: dict[str, float], rng: np.random.RandomState) -> dict[str, _Pair]:
-    """Rows drawn for each share, at least two, and the others as ``"train"``."""
-    counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
-    if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
-        raise ValueError(
-            f"The fractions {shares} must lie between 0 and 1, and leave at least {_FEWEST_ROWS} of {len(x)} "
-            "rows for training."
-        )
-    rows = np.split(rng.permutation(len(x)), np.cumsum(counts))
-    return {name: (x[own], y[own]) for name, own in zip([*shares, "train"], rows, strict=True)}
-
-
-def _mean_and_scale(values: Tensor) -> _Pair:
-    """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
-    scaler = StandardScaler().fit(values.numpy())
-    return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
 
 
 def _choice(name: str, value: Any, table: dict[Any, Any]) -> Any:

@@ -19,7 +19,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_regressors_train, parametrize_with_checks
 
 import latentcal as lc
-from latentcal.estimator import FlowRegressor, _latent_points
+from latentcal.estimator import FlowRegressor
+from latentcal.estimator.latent_points import latent_points
 from toys import RADIAL_PAIRS, ScaleFromX
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -172,7 +173,7 @@ def test_a_law_that_depends_on_x_reaches_the_quantiles():
 @pytest.mark.parametrize("name", RADIAL_PAIRS)
 def test_latent_points_have_the_radii_of_their_base_and_lie_in_its_support(name):
     base = RADIAL_PAIRS[name](1 if name == "interval" else 3)
-    points = _latent_points(base, 200, rows=1, seed=0)
+    points = latent_points(base, 200, rows=1, seed=0)
     assert points.shape == (200, 1, base.dim)
     levels = base.radius.cdf(base.norm_of(points)).reshape(2, 100)
     torch.testing.assert_close(levels[0], (torch.arange(100).double() + 0.5) / 100)

@@ -1,0 +1,152 @@
+"""Scores of calibration rows, and the regions that rest on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..fingerprint import Fingerprint, warn_of_reuse
+from ..recalibration import Recalibration
+from .density import DensityScore, HPDScore
+from .distributional import DCPScore
+from .evaluation import as_tensor, evaluate, frozen, random_seed
+from .latent import LatentScore
+from .levels import as_levels
+from .nearest import PCPScore
+from .region import Region
+from .score import FunctionScore, Score
+
+Scorer = str | Score | Callable[[Any, "Tensor | None", Tensor], Tensor]
+"""What can be given as a score: a name, a score, or a function of (model, x, y)."""
+
+VOID = "The guarantee presumes scores that are fixed before their rows are seen, so it does not hold."
+_SCORES: dict[str, type[Score]] = {
+    "latent": LatentScore,
+    "density": DensityScore,
+    "hpd": HPDScore,
+    "dcp": DCPScore,
+    "pcp": PCPScore,
+}
+
+
+class Calibration(NamedTuple):
+    """A score, its sorted values (n,) on the calibration rows, a sketch of them, and how many are reused."""
+
+    score: Score
+    scores: Tensor
+    fingerprint: Fingerprint
+    reused: float
+
+
+def conformal_region(
+    model: Any,
+    x: Any,
+    y: Any,
+    *,
+    coverage: float | Sequence[float] | Tensor = 0.9,
+    score: Scorer = "latent",
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Region:
+    r"""Regions that hold a new y with at least the wanted probability, whatever the model's errors.
+
+    .. math:: R(x) = \{y : s(x, y) \le t\}, \qquad t = S_{(\lceil c (n + 1) \rceil)},
+
+    with :math:`S_i = s(x_i, y_i)` the scores of the calibration rows. If these and a new row (x, y) are
+    exchangeable, then :math:`c \le P(y \in R(x)) \le c + \frac{1}{n + 1}`, on average over calibration sets;
+    the upper bound presumes that scores do not tie (as they do where y is discrete). It is a statement about
+    all x together, not about each. Rows that the model was trained on are not exchangeable with new ones.
+
+    Args:
+        model: flow, or any function of x that gives a distribution.
+        x: (n, p) features, or None.
+        y: (n, d) outputs.
+        coverage: probability c, or several of them, for nested regions from one calibration.
+        score: ``"latent"`` (CONTRA, L-CP), ``"hpd"`` (HPD-split), ``"density"`` (DR-CP), ``"pcp"``, ``"dcp"``
+            (one output), a score such as ``HPDScore(samples=1000)``, or a function ``s(model, x, y)``,
+            (..., n, d) at x (n, p) -> (..., n).
+        batch_size: points scored at a time; as many as fit into bounded memory if None.
+        generator: source of the seed, where a score named by a string draws samples.
+
+    Returns:
+        The region.
+
+    Warns:
+        CalibrationReuseWarning: where the model was recalibrated on these rows. Not so for the latent norm of
+            a flow from ``recalibrate``, which has the same norms as before.
+        InfiniteRegionWarning: where n is below c / (1 - c), so that the region is everything.
+
+    Examples:
+        >>> from latentcal.flows import LinearGaussianFlow
+        >>> flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2))
+        >>> y = 2 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+        >>> region = conformal_region(flow, None, y, coverage=0.9)
+        >>> region.contains(torch.tensor([[0.0, 4.0], [3.0, 4.0]]))
+        tensor([ True, False])
+    """
+    levels = as_levels(coverage)
+    made = calibrate(model, x, y, score, batch_size=batch_size, generator=generator)
+    warn_of_reuse(made.reused, VOID)
+    return Region(model, made.score, made.scores, levels, made.fingerprint)
+
+
+def calibrate(
+    model: Any,
+    x: Any,
+    y: Any,
+    score: Scorer,
+    *,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Calibration:
+    """Ascending scores of the calibration rows x (n, p), or None, and y (n, d), on the CPU."""
+    made = as_score(score, generator)
+    x, y = as_tensor(x), as_tensor(y)
+    shapes = f"x: {None if x is None else tuple(x.shape)}, y: {None if y is None else tuple(y.shape)}"
+    if y is None or y.dim() != 2 or (x is not None and x.dim() != 2):
+        raise ValueError(
+            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
+        )
+    if x is not None and len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
+    if len(y) == 0:
+        raise ValueError("There are no calibration points: y is empty.")
+    with frozen(model):
+        outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
+    if tuple(outputs) != tuple(y.shape[1:]):
+        raise ValueError(
+            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)} ({shapes}). Arguments are "
+            "(model, x, y); were x and y swapped? A distribution of numbers becomes one of vectors by "
+            "Independent(distribution, 1)."
+        )
+    scores = evaluate(made, model, x, y, batch_size=batch_size).cpu().sort().values
+    return Calibration(made, scores, Fingerprint.of(x, y), _reused(model, made, x, y))
+
+
+def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
+    """The score that a name, a score or a function stands for; a seed is drawn from the generator."""
+    if isinstance(score, Score):
+        return score
+    if isinstance(score, str):
+        if score not in _SCORES:
+            raise ValueError(
+                f"score must be one of {', '.join(_SCORES)}, a score or a function; got {score!r}."
+            )
+        kind = _SCORES[score]
+        return kind(seed=random_seed(generator)) if hasattr(kind, "seed") else kind()  # type: ignore[call-arg]
+    if isinstance(score, type) or not callable(score):
+        name = score.__name__ if isinstance(score, type) else type(score).__name__
+        raise TypeError(f"score must be a name, a score such as HPDScore(), or a function; got {name}.")
+    return FunctionScore(score)
+
+
+def _reused(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
+    """Share of the rows of the model's recalibration that are used again, where that voids the guarantee."""
+    record = getattr(model, "recalibration", None)
+    # Latent recalibration keeps the maps: the norms, and with them their regions, are those of before.
+    harmless = isinstance(record, Recalibration) and not score.uses_density
+    fingerprint = getattr(record, "fingerprint", None)
+    return 0.0 if harmless or fingerprint is None else fingerprint.share_of(x, y)

@@ -1,0 +1,170 @@
+"""Scores of many points: shapes, chunks of bounded memory, and the draws that scores have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..flow import FlowDistribution, evaluation_mode, tensor_options
+from ..pit import draw
+
+Inside = Callable[[Tensor], Tensor]
+"""Membership at given rows x (n, p): y (m, n, d) -> (m, n) bool."""
+
+_CHUNK = 1 << 22  # numbers held at a time
+
+
+def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None = None) -> Tensor:
+    """Float64 scores of y (..., d) at x (..., p) or None, in pieces; leading dims broadcast.
+
+    Args:
+        score: a :class:`Score`; it gets y as (m, n, d) and x as (n, p) or None.
+        model: predictor.
+        x: features.
+        y: outputs.
+        batch_size: points scored at a time; as many as fit into bounded memory if None.
+
+    Returns:
+        (...) on the device of y.
+    """
+    x, y = as_tensor(x), as_tensor(y)
+    if y is None or y.dim() == 0:
+        raise ValueError("y must be (..., d), with the outputs last; a single output is y[..., None].")
+    rows, points, shape = _as_rows(x, y)
+    m, n, dim = points.shape
+    most = batch_size or max(1, _CHUNK // max(dim, score.samples))
+    # Rows at a time: few enough for the draws that each of them needs.
+    width = max(1, min(n, most // max(1, min(m, 128)), _CHUNK // (dim * score.samples)))
+    values = torch.empty(m, n, dtype=torch.float64, device=y.device)
+    with frozen(model):
+        for i in range(0, n, width):
+            part = None if rows is None else rows[i : i + width]
+            values[:, i : i + width] = scores_at(score, model, part, most)(points[:, i : i + width])
+    return values.reshape(shape)
+
+
+def scores_at(
+    score: Any, model: Any, x: Tensor | None, most: int | None = None
+) -> Callable[[Tensor], Tensor]:
+    """The score as a function of y alone, (m, n, d) -> (m, n) float64; draws at x (n, p) are made once.
+
+    It evaluates ``most`` points at a time, or as many as fit into bounded memory.
+    """
+    score_of = score.at(model, x)
+
+    def scores(y: Tensor) -> Tensor:
+        m, n, dim = y.shape
+        size = max(1, (most or _CHUNK // max(dim, score.samples)) // max(1, n))
+        parts = [_checked(score_of(part), part) for part in y.split(size)]
+        return torch.cat(parts) if m else y.new_empty(m, n, dtype=torch.float64)
+
+    return scores
+
+
+def common_draws(model: Any, x: Tensor | None, samples: int, seed: int) -> Tensor:
+    """Draws (s, n, d) of the predictions at x (n, p) that depend on x and the seed, not on the other rows.
+
+    Of a flow all x share the latent points (where its law depends on x, their levels and directions). The
+    rows of another model are drawn one by one, each from the same seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pred = model(x)
+    if isinstance(pred, FlowDistribution):
+        if pred.base is pred.flow.base:
+            z = pred.base.sample((samples, 1), generator)
+        else:
+            level = torch.rand(samples, 1, dtype=torch.float64, generator=generator)
+            direction = pred.base.norm.sample_direction((samples, 1), pred.base.dim, generator)
+            radius = pred.base.radius.icdf(level.expand(samples, 1 if x is None else len(x)))
+            z = radius[..., None] * direction.to(radius.device)
+        return decode_latent(pred, z)
+    rows = [None] if x is None else x.split(1)
+    return torch.cat([model_draws(model, row, samples, generator.manual_seed(seed)) for row in rows], 1)
+
+
+def model_draws(model: Any, x: Tensor | None, count: int, generator: torch.Generator | None) -> Tensor:
+    """Draws (s, n, d) of the predictions at x (n, p); n = 1 where x is None."""
+    draws = draw(model(x), (count,), generator)
+    return draws[:, None] if draws.dim() == 2 else draws
+
+
+def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
+    """The y of latent points z (m, n, d) or (m, 1, d), (m, n, d) for the rows of the prediction."""
+    dtype, device = tensor_options(pred.flow)
+    z = z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1])
+    return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+
+
+def as_tensor(values: Any) -> Tensor | None:
+    """A tensor without a graph from a tensor, an array or numbers; None stays None."""
+    if values is None:
+        return None
+    return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+
+
+def outputs_of(model: Any, x: Tensor | None) -> int:
+    """Number of outputs d of the predictions at x (n, p)."""
+    shape = model(None if x is None else x[:1]).event_shape
+    if len(shape) != 1:
+        raise ValueError(
+            f"The model's distributions must have event shape (d,), got {tuple(shape)}. "
+            "Independent(distribution, 1) makes the last dim one of outputs."
+        )
+    return shape[0]
+
+
+def random_seed(generator: torch.Generator | None) -> int:
+    """A seed drawn from the generator."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))
+
+
+@contextmanager
+def frozen(model: Any) -> Iterator[None]:
+    """No gradients, and a module in evaluation mode."""
+    with torch.no_grad():
+        if isinstance(model, nn.Module):
+            with evaluation_mode(model):
+                yield
+        else:
+            yield
+
+
+def _as_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[int, ...]]:
+    """x as (n, p), y as (m, n, d), and the leading shape that the answer has."""
+    dim = y.shape[-1]
+    if x is None:
+        return None, y.reshape(-1, 1, dim), tuple(y.shape[:-1])
+    try:
+        shape = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
+            "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."
+        ) from None
+    y = y.expand(*shape, dim)
+    if x.dim() > 2:
+        x = x.expand(*shape, x.shape[-1]).reshape(-1, x.shape[-1])
+        return x, y.reshape(1, -1, dim), tuple(shape)
+    if x.dim() == 1 or len(x) == 1:
+        return x.reshape(1, -1), y.reshape(-1, 1, dim), tuple(shape)
+    return x, y.reshape(math.prod(shape[:-1]), shape[-1], dim), tuple(shape)
+
+
+def _checked(values: Tensor, y: Tensor) -> Tensor:
+    if values.shape != y.shape[:-1]:
+        raise ValueError(
+            f"A score must give one number a point: {tuple(y.shape[:-1])} for y {tuple(y.shape)}, "
+            f"got {tuple(values.shape)}."
+        )
+    if bool(torch.isnan(values).any()):
+        raise ValueError(
+            f"{int(torch.isnan(values).sum())} of {values.numel()} scores are NaN. Are x and y finite?"
+        )
+    return values.to(torch.float64)

@@ -1,0 +1,286 @@
+"""A prediction region: membership, draws, volume, extent and outline at any x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import plots
+from ..fingerprint import Fingerprint
+from ..radius.guarantee import Guarantee
+from .bounds import Bounds
+from .evaluation import as_tensor, evaluate, frozen, model_draws, outputs_of, random_seed
+from .everything import Everything
+from .levels import as_levels, order_statistics, warn_if_infinite
+from .score import Score
+from .volume import Volume
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CHUNK = 1 << 21  # numbers drawn at a time
+_SIDE = 150  # grid of a density
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    r"""The sets :math:`\{y : s(x, y) \le t\}` of a model at any x; see :func:`conformal_region`.
+
+    Every method takes x (..., p), or None, and a ``coverage`` in place of the region's own. Where that is
+    several levels, answers have them as their first dim. What is estimated by Monte Carlo uses the same
+    random numbers at all levels. Where the threshold is infinite the region is everything.
+
+    Args:
+        model: the model.
+        score: s, the larger the stranger.
+        scores: (n,) ascending scores of the calibration rows.
+        coverage: level, or levels.
+        fingerprint: sketch of the calibration rows.
+    """
+
+    model: Any = field(repr=False)
+    score: Score
+    scores: Tensor = field(repr=False)
+    coverage: float | tuple[float, ...]
+    fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coverage", as_levels(self.coverage))
+        warn_if_infinite(self.n, max(self._levels), stacklevel=4)
+
+    @property
+    def n(self) -> int:
+        """Number of calibration points."""
+        return len(self.scores)
+
+    @property
+    def threshold(self) -> Tensor:
+        """The largest score inside, () or (k,) for k levels; float64."""
+        thresholds = torch.tensor(self._thresholds, dtype=torch.float64)
+        return thresholds if isinstance(self.coverage, tuple) else thresholds[0]
+
+    def at(self, coverage: Any) -> Region:
+        """The region of another coverage, from the same calibration; of its own for None."""
+        if coverage is None:
+            return self
+        return Region(self.model, self.score, self.scores, coverage, self.fingerprint)
+
+    def contains(self, y: Any, x: Any = None, coverage: Any = None) -> Tensor:
+        """Whether y lies inside, (..., d) at x (..., p) -> (...) bool; leading dims broadcast."""
+        scores = evaluate(self.score, self.model, x, y)
+        threshold = self.at(coverage).threshold.to(scores.device)
+        return scores <= threshold.reshape(threshold.shape + (1,) * scores.dim())
+
+    def sample(
+        self,
+        x: Any = None,
+        n: int = 1,
+        *,
+        coverage: Any = None,
+        tries: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws of the model conditional on the region, (n, ..., d).
+
+        Args:
+            x: features.
+            n: draws at each x.
+            coverage: in place of the region's own.
+            tries: draws of the model for each wanted one, at most, where they are rejected until inside.
+            generator: source of randomness.
+        """
+
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}.")
+        return self._answers(
+            lambda score, *at, source: (score.sample(self.model, *at, n, tries=tries, generator=source),),
+            x,
+            coverage,
+            generator,
+            draws=n,
+            dim=1,
+        )[0]
+
+    def volume(
+        self,
+        x: Any = None,
+        *,
+        coverage: Any = None,
+        samples: int = 4096,
+        generator: torch.Generator | None = None,
+    ) -> Volume:
+        """Volume at each x, (...), with its Monte-Carlo standard error and its log.
+
+        Args:
+            x: features.
+            coverage: in place of the region's own.
+            samples: points at each x.
+            generator: source of randomness.
+        """
+
+        if samples < 4:
+            raise ValueError(f"A volume with an error needs at least 4 samples, got {samples}.")
+        return Volume(
+            *self._answers(
+                lambda score, *at, source: score.volume(self.model, *at, samples=samples, generator=source),
+                x,
+                coverage,
+                generator,
+                draws=samples,
+            )
+        )
+
+    def bounds(
+        self, x: Any = None, *, coverage: Any = None, generator: torch.Generator | None = None
+    ) -> Bounds:
+        """Smallest and largest value of each output inside, (..., d) each.
+
+        Where the score does not know them they come from a random search, which reaches them from within.
+        """
+        return Bounds(
+            *self._answers(
+                lambda score, *at, source: score.bounds(self.model, *at, generator=source),
+                x,
+                coverage,
+                generator,
+                draws=4096,
+            )
+        )
+
+    def boundary(
+        self,
+        x: Any = None,
+        *,
+        coverage: Any = None,
+        resolution: int = 256,
+        generator: torch.Generator | None = None,
+    ) -> list[Any]:
+        """Closed polygons (m, 2) around the region of two outputs at a single x; holes run the other way.
+
+        Args:
+            x: (p,) or (1, p) features, or None.
+            coverage: in place of the region's own; for several levels a list of lists.
+            resolution: points on the latent circle, or on a side of the grid for other scores.
+            generator: source of randomness.
+
+        Returns:
+            List of float64 polygons whose last point is their first; empty where the region is everything.
+        """
+        region, rows, seed = self.at(coverage), _single_row(x), random_seed(generator)
+        with frozen(self.model):
+            if (dim := outputs_of(self.model, rows)) != 2:
+                raise ValueError(f"A boundary is drawn for two outputs, the model has {dim}; see `bounds`.")
+            outlines = [
+                score.boundary(self.model, rows, threshold, resolution=resolution, generator=source)
+                for score, threshold, source in region._sets(seed)
+            ]
+        return outlines if isinstance(region.coverage, tuple) else outlines[0]
+
+    def plot(
+        self,
+        x: Any = None,
+        *,
+        coverage: Any = None,
+        y: Any = None,
+        density: bool = False,
+        resolution: int = 256,
+        ax: Axes | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Axes:
+        """Outlines of the region of two outputs at a single x.
+
+        Args:
+            x: (p,) or (1, p) features, or None.
+            coverage: in place of the region's own.
+            y: (m, 2) points to draw as well.
+            density: whether the model's density is drawn beneath.
+            resolution: as for ``boundary``.
+            ax: where to draw; new axes by default.
+            generator: source of randomness.
+
+        Returns:
+            The axes.
+        """
+        region, rows = self.at(coverage), _single_row(x)
+        outlines = region.boundary(rows, resolution=resolution, generator=generator)
+        outlines = outlines if isinstance(region.coverage, tuple) else [outlines]
+        if density:
+            with frozen(self.model):
+                draws = model_draws(self.model, rows, 256, generator)[:, 0]
+                corners = torch.cat([draws, *(line.to(draws) for lines in outlines for line in lines)])
+                low, high = corners.amin(0), corners.amax(0)
+                margin = 0.05 * (high - low)
+                sides = torch.lerp(low - margin, high + margin, torch.linspace(0, 1, _SIDE).to(low)[:, None])
+                grid = torch.cartesian_prod(*sides.unbind(1))
+                density_at = self.model(rows).log_prob(grid[:, None]).exp().reshape(_SIDE, _SIDE)
+            ax = plots.density_map(sides[:, 0], sides[:, 1], density_at, ax=ax)
+        return plots.region_outlines(outlines, region._levels, points=as_tensor(y), ax=ax)
+
+    def __str__(self) -> str:
+        lines = [f"Conformal region of {self.score} on {self.n:,} calibration points"]
+        for level, threshold in zip(self._levels, self._thresholds, strict=True):
+            low, high = Guarantee(self.n, 0.0).coverage_interval(level)
+            lines.append(
+                f"  {level:.1%}: score at most {threshold:.4g}; "
+                f"for 95 % of calibration sets the coverage is {low:.1%} to {high:.1%}"
+            )
+        return "\n".join(lines)
+
+    @property
+    def _levels(self) -> tuple[float, ...]:
+        return self.coverage if isinstance(self.coverage, tuple) else (self.coverage,)
+
+    @cached_property
+    def _thresholds(self) -> list[float]:
+        return order_statistics(self.scores, self._levels)
+
+    def _sets(self, seed: int) -> Iterator[tuple[Score, float, torch.Generator]]:
+        """What knows the set of each level, its threshold, and the same randomness for all."""
+        for threshold in self._thresholds:
+            score = Everything() if math.isinf(threshold) else self.score
+            yield score, threshold, torch.Generator().manual_seed(seed)
+
+    def _answers(
+        self,
+        answer: Callable[..., tuple[Tensor, ...]],
+        x: Any,
+        coverage: Any,
+        generator: torch.Generator | None,
+        *,
+        draws: int,
+        dim: int = 0,
+    ) -> list[Tensor]:
+        """``answer(score, rows, threshold, source=...)`` for all levels, some rows at a time.
+
+        The rows are along ``dim`` of each answer.
+        """
+        x, region, seed = as_tensor(x), self.at(coverage), random_seed(generator)
+        leading = () if x is None else tuple(x.shape[:-1])
+        rows = None if x is None else x.reshape(-1, x.shape[-1])
+        levels = []
+        with frozen(self.model):
+            numbers = max(draws, self.score.samples) * outputs_of(self.model, rows)
+            size = max(1, _CHUNK // numbers)
+            pieces = [None] if rows is None else rows.split(size)
+            for score, threshold, source in region._sets(seed):
+                parts = [answer(score, piece, threshold, source=source) for piece in pieces]
+                joined = [torch.cat(part, dim) for part in zip(*parts, strict=True)]
+                levels.append(
+                    [part.unflatten(dim, leading) if leading else part.squeeze(dim) for part in joined]
+                )
+        if isinstance(region.coverage, tuple):
+            return [torch.stack(part) for part in zip(*levels, strict=True)]
+        return levels[0]
+
+
+def _single_row(x: Any) -> Tensor | None:
+    x = as_tensor(x)
+    if x is not None and x.numel() != x.shape[-1]:
+        raise ValueError(f"A boundary belongs to a single x, (p,) or (1, p); got {tuple(x.shape)}.")
+    return None if x is None else x.reshape(1, -1)
