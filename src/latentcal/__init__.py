@@ -52,10 +52,14 @@ from .radius import (
 from .recalibration import (
     CalibrationReuseWarning,
     NLLTerms,
+    PrerankDistribution,
+    PrerankRecalibrated,
+    PrerankRecalibration,
     Recalibration,
     latent_norms,
     nll_decomposition,
     recalibrate,
+    recalibrate_prerank,
 )
 from .regions import Box, Estimate, HalfSpace, Membership, Payoff, best_action, expected_utility, probability
 from .transport import RadialTransport, radial_transport
@@ -93,6 +97,9 @@ __all__ = [
     "Norm",
     "PCPScore",
     "Payoff",
+    "PrerankDistribution",
+    "PrerankRecalibrated",
+    "PrerankRecalibration",
     "RadialBase",
     "RadialTransport",
     "RadiusLaw",
@@ -129,6 +136,7 @@ __all__ = [
     "probability",
     "radial_transport",
     "recalibrate",
+    "recalibrate_prerank",
     "save",
     "standard_normal",
     "student_t",

@@ -114,11 +114,11 @@ def prerank_pit(
     """
     y = _observations(pred, y)
     with torch.no_grad():
-        value = _prerank_values(prerank, pred, y, x, pred.batch_shape)
+        value = prerank_values(prerank, pred, y, x, pred.batch_shape)
         below = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
         equal = torch.zeros_like(below)
         for draws in _draws(pred, samples, generator):
-            values = _prerank_values(prerank, pred, draws, x, (len(draws), *pred.batch_shape))
+            values = prerank_values(prerank, pred, draws, x, (len(draws), *pred.batch_shape))
             below += (values < value).sum(0)
             equal += (values == value).sum(0)
     return _randomised(below, equal, samples, generator) if randomize else (below + equal) / samples
@@ -190,9 +190,10 @@ def _observations(pred: Distribution, y: Tensor) -> Tensor:
     return y
 
 
-def _prerank_values(
+def prerank_values(
     prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, shape: tuple[int, ...]
 ) -> Tensor:
+    """Pre-ranks of y, checked to be numbers of the given shape."""
     values = prerank(pred, y, x)
     if values.shape != shape or bool(torch.isnan(values).any()):
         raise ValueError(

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import latentcal as lc
-from latentcal.flows import ConvexPotentialFlow, train_flow
+from latentcal.flows import ConvexPotentialFlow, convex_potential, train_flow
+from latentcal.flows.input_convex import Context
 
 
 def fresh(dim: int, features: int, dtype: torch.dtype, **options) -> ConvexPotentialFlow:
@@ -32,18 +33,6 @@ def test_the_flow_keeps_its_promises(dim, features, dtype, generator):
     y = 3 + 2 * torch.randn(50, dim, generator=generator, dtype=dtype)
     flow.initialize(x, y)
     lc.check_flow(flow, x, y).require()
-
-
-def test_gradient_and_hessian_are_those_of_the_potential(generator):
-    flow = fresh(3, 2, torch.float64, hidden=7, layers=3)
-    x, y = (torch.randn(5, k, generator=generator, dtype=torch.float64) for k in (2, 3))
-    context = flow.potential.context_of(x)
-    gradient, hessian = flow.potential.gradient_and_hessian(y, context)
-    for i in range(5):
-        own = flow.potential.context_of(x[i])
-        potential = lambda point, own=own: flow.potential.value(point, own)  # noqa: E731
-        torch.testing.assert_close(gradient[i], torch.autograd.functional.jacobian(potential, y[i]))
-        torch.testing.assert_close(hessian[i], torch.autograd.functional.hessian(potential, y[i]))
 
 
 def test_the_log_determinant_can_be_trained_by_first_order_autograd(generator):
@@ -84,6 +73,60 @@ def test_a_sample_does_not_depend_on_its_neighbours(trained, generator):
     flow, x = trained
     z = torch.randn(1000, 2, generator=generator)
     torch.testing.assert_close(flow.decode(z, x)[:7], flow.decode(z[:7], x[:7]), rtol=1e-4, atol=1e-5)
+
+
+def test_decoding_takes_few_rounds_even_in_the_tails(trained, generator, monkeypatch):
+    flow, x = trained
+    rounds = []
+    evaluate = flow.potential.value_and_derivatives
+    monkeypatch.setattr(
+        flow.potential, "value_and_derivatives", lambda *args: rounds.append(len(args[0])) or evaluate(*args)
+    )
+    for dtype in (torch.float32, torch.float64):
+        rounds.clear()
+        with torch.no_grad():
+            flow.to(dtype).decode(5 * torch.randn(1000, 2, generator=generator, dtype=dtype), x.to(dtype))
+        assert len(rounds) <= 30
+        assert sum(rounds) <= 10 * 1000  # points that arrived are not carried along
+
+
+def test_points_that_rounding_keeps_from_coming_closer_have_arrived(generator):
+    eps, rounds = torch.finfo(torch.float32).eps, []
+
+    class Rough:
+        """The potential |u|^2 / 2, with a gradient that is known to some digits only."""
+
+        def value_and_derivatives(self, u, context):
+            rounds.append(len(u))
+            noise = 7 * eps * torch.randn(u.shape, generator=generator)
+            return (u**2).sum(-1) / 2, u + noise, torch.eye(16).expand(len(u), 16, 16)
+
+    goal = torch.randn(100, 16, generator=generator)
+    u, missing = convex_potential._newton(Rough(), goal, Context((), (), ()), start=torch.zeros(100, 16))
+    assert len(rounds) <= 10
+    assert float((u - goal).abs().max()) < 50 * eps
+    assert 0 < float(missing.max()) < 100 * eps
+
+
+def test_no_points_are_decoded_to_no_points(trained):
+    flow, x = trained
+    assert flow.decode(torch.zeros(0, 2), x[:0]).shape == (0, 2)
+    assert flow.decode(torch.zeros(3, 0, 2), x[:0]).shape == (3, 0, 2)
+
+
+def test_the_latent_alone_is_that_of_encode(trained, generator):
+    flow, x = trained
+    y = torch.randn(5, 1000, 2, generator=generator)
+    torch.testing.assert_close(flow.latent(y, x), flow.encode(y, x)[0])
+
+
+def test_decoding_in_pieces_changes_nothing(trained, generator, monkeypatch):
+    flow, x = trained
+    z = torch.randn(3, 1000, 2, generator=generator)
+    with torch.no_grad():
+        whole = flow.decode(z, x)
+        monkeypatch.setattr(convex_potential, "_CHUNK", 2 * flow.hidden * 700)
+        torch.testing.assert_close(flow.decode(z, x), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_the_context_network_runs_once_for_each_x(trained, monkeypatch):

@@ -116,6 +116,18 @@ def test_an_interrupt_keeps_the_best_so_far():
     assert len(log.validation_loss) == 2
 
 
+def test_a_hook_sees_every_epoch_and_can_end_training():
+    seen = []
+
+    def on_epoch(epoch, log):
+        seen.append((epoch, log.validation_loss[-1]))
+        return epoch == 2
+
+    log = train_flow(small_flow(), *data(), validation=data(50, seed=1), on_epoch=on_epoch)
+    assert seen == list(enumerate(log.validation_loss))
+    assert log.stopped == "stopped by on_epoch in epoch 3"
+
+
 def test_a_schedule_changes_the_learning_rate():
     seen = []
 

@@ -6,8 +6,10 @@ from .flow_matching import FlowMatching
 from .linear_gaussian import LinearGaussianFlow
 from .tarflow import TarFlow
 from .training import TrainingLog, TrainingWarning, mean_nll, train_flow
+from .tuning import GRIDS, Tuning, tune_flow
 
 __all__ = [
+    "GRIDS",
     "AutoregressiveFlow",
     "ConvexPotentialFlow",
     "FlowMatching",
@@ -15,6 +17,8 @@ __all__ = [
     "TarFlow",
     "TrainingLog",
     "TrainingWarning",
+    "Tuning",
     "mean_nll",
     "train_flow",
+    "tune_flow",
 ]

@@ -76,6 +76,7 @@ def train_flow(
     restore_best: bool = True,
     seed: int = 0,
     progress: bool = False,
+    on_epoch: Callable[[int, TrainingLog], bool | None] | None = None,
 ) -> TrainingLog:
     """Train a flow in place by Adam on its loss, until the validation NLL stops falling.
 
@@ -99,6 +100,8 @@ def train_flow(
         restore_best: whether the weights of the best epoch come back at the end; else the last ones stay.
         seed: of the order of the points.
         progress: show a progress bar.
+        on_epoch: called after each epoch with its index and the log so far; training ends where it returns
+            True.
 
     Returns:
         The log of the training.
@@ -137,6 +140,9 @@ def train_flow(
                     validation=f"{log.validation_loss[-1]:.4f}",
                     best=f"{log.best_loss:.4f}",
                 )
+                if on_epoch is not None and on_epoch(epoch, log):
+                    log.stopped = f"stopped by on_epoch in epoch {epoch + 1}"
+                    break
             else:
                 log.stopped = f"reached max_epochs = {max_epochs}"
         except KeyboardInterrupt:

@@ -142,11 +142,11 @@ def fit_scale_power(
         start[:, 1] = math.log(min(max(ratio, 0.1), 10.0))
     if not bounded:
         start[:, 0] = center - torch.exp(start[:, 1]) * float(quartiles[1])
-    theta = _ascend(likelihood, start, free=torch.tensor([not bounded, power], device=y.device))
+    theta = ascend(likelihood, start, free=torch.tensor([not bounded, power], device=y.device))
     return torch.exp(theta[:, 0]), torch.exp(theta[:, 1])
 
 
-def _ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+def ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     """Maxima (f, 2) of f functions at once, by Newton steps damped until each goes uphill."""
     damping = torch.full_like(theta[:, 0], 1e-3)
     value, gradient, hessian = _derivatives(likelihood, theta, free)

@@ -245,7 +245,7 @@ def _visit_norms(
         )
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    batches, total = _batches(x, y)
+    batches, total = row_batches(x, y)
     row = 0
     with (
         torch.no_grad(),
@@ -267,7 +267,7 @@ def _visit_norms(
         raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
 
 
-def _batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
+def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
     """Pairs of tensors (x, y) from data or from an iterable of batches, and the number of points if known."""
     if y is not None:
         pair = (None if x is None else _as_tensor(x), _as_tensor(y))

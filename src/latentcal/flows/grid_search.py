@@ -1,0 +1,220 @@
+"""A grid of trainings as an optuna study that prunes, and that can be cut and taken up again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from ..flow import ConditionalFlow
+from .training import TrainingLog
+
+if TYPE_CHECKING:
+    import optuna
+
+_REPORT_EVERY = 10  # epochs
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
+
+Stop = Callable[[int, TrainingLog], bool]
+"""Called after each epoch; whether training should end."""
+
+Train = Callable[[dict[str, Any], Stop], tuple[ConditionalFlow, TrainingLog, float]]
+"""A training with some parameters: the flow, its log and its validation NLL, NaN where there is none."""
+
+
+class _Diverged(Exception):
+    """A training that ended in NaN or infinity: finished, but nothing to choose."""
+
+
+class _Cut(BaseException):
+    """What ended the search from outside; optuna lets it pass, so that the trial counts as not finished."""
+
+
+class GridSearch:
+    """The trials of a grid, those of earlier runs included.
+
+    Args:
+        grid: values by name.
+        folder: where the weights are kept.
+        storage: optuna's storage of the trials.
+        pruner: optuna's rule for ending a training early.
+        seed: of the order of the trials.
+    """
+
+    def __init__(
+        self, grid: dict[str, list[Any]], folder: Path, storage: Any, pruner: Any, seed: int
+    ) -> None:
+        optuna = import_optuna()
+        self.grid, self.folder = grid, folder
+        self.study = optuna.create_study(
+            study_name="latentcal",
+            storage=storage,
+            sampler=optuna.samplers.GridSampler(grid, seed=seed),
+            pruner=pruner,
+            load_if_exists=True,
+        )
+
+    def require(self, task: dict[str, Any]) -> None:
+        """Raise where earlier trials were of another task; the first one is remembered."""
+        task = json.loads(json.dumps(task))
+        begun = self.study.user_attrs.get("task")
+        if begun is None:
+            self.study.set_user_attr("task", task)
+            return
+        changed = [
+            "other data" if name == "data" else f"{name} {begun.get(name)}, now {task[name]}"
+            for name in task
+            if task[name] != begun.get(name)
+        ]
+        if changed:
+            raise ValueError(
+                f"The tuning in {self.folder} was begun with {'; '.join(changed)}. Its trials do not belong "
+                "to this one: give another storage, or the same arguments as then."
+            )
+
+    def run(self, train: Train, progress: bool) -> bool:
+        """Train what is not yet trained; whether it was interrupted."""
+        total, done = math.prod(map(len, self.grid.values())), len(self._finished())
+        with tqdm(total=total, initial=done, desc="tuning", unit=" flows", disable=not progress) as bar:
+
+            def tidy(*_: Any) -> None:
+                best = self.best()
+                for trial in self._over():
+                    if best is None or trial.number != best.number:
+                        self._weights(trial).unlink(missing_ok=True)
+                bar.set_postfix(best="none" if best is None else f"{best.value:.4f}", refresh=False)
+                bar.update(len(self._finished()) - bar.n)  # other processes may have been busy, too
+
+            try:
+                if done < total:
+                    objective = lambda trial: self._objective(trial, train)  # noqa: E731
+                    self.study.optimize(objective, catch=(_Diverged,), callbacks=[tidy])
+            except _Cut as cut:
+                if not isinstance(cut.__cause__, KeyboardInterrupt):
+                    raise cut.__cause__ from None  # type: ignore[misc]
+                return True
+        return False
+
+    def best(self) -> optuna.trial.FrozenTrial | None:
+        """The complete trial with the lowest NLL; None if there is none."""
+        complete = [trial for trial in self._finished().values() if trial.state.name == "COMPLETE"]
+        return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
+
+    def state_of(self, trial: optuna.trial.FrozenTrial) -> dict[str, Tensor]:
+        """Trained weights of the best trial."""
+        return load_file(self._weights(trial))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each combination and what became of it, best first."""
+        trials = self._finished()
+        rows = []
+        for values in itertools.product(*self.grid.values()):
+            params = dict(zip(self.grid, values, strict=True))
+            row = {"nll": math.nan, "epochs": 0, "seconds": 0.0, "state": "not trained", "stopped": ""}
+            trial = trials.get(self._key(params))
+            if trial is not None:
+                log = log_of(trial)
+                row |= {"nll": trial.user_attrs["nll"], "epochs": len(log.train_loss), "seconds": log.seconds}
+                row |= {"state": _STATES[trial.state.name], "stopped": log.stopped}
+            rows.append(params | row)
+        order = [*_STATES.values(), "not trained"]
+        return sorted(rows, key=lambda row: (order.index(row["state"]), math.isnan(row["nll"]), row["nll"]))
+
+    def _objective(self, trial: optuna.Trial, train: Train) -> float:
+        optuna = import_optuna()
+        try:
+            return self._train(trial, train)
+        except (optuna.TrialPruned, _Diverged):
+            raise
+        except (KeyboardInterrupt, Exception) as error:
+            raise _Cut from error
+
+    def _train(self, trial: optuna.Trial, train: Train) -> float:
+        optuna = import_optuna()
+        pruned = False
+
+        def stop(epoch: int, log: TrainingLog) -> bool:
+            nonlocal pruned
+            if (epoch + 1) % _REPORT_EVERY == 0:
+                trial.report(log.best_loss, epoch + 1)
+                pruned = trial.should_prune()
+            return pruned
+
+        params = {name: trial.suggest_categorical(name, values) for name, values in self.grid.items()}
+        flow, log, nll = train(params, stop)
+        if log.stopped.startswith("interrupted"):
+            raise KeyboardInterrupt
+        trial.set_user_attr("log", asdict(log))
+        trial.set_user_attr("nll", nll)
+        if pruned:
+            raise optuna.TrialPruned
+        if log.stopped.startswith("diverged") or not math.isfinite(nll):
+            raise _Diverged
+        tensors = {name: tensor.contiguous() for name, tensor in flow.state_dict().items()}
+        save_file(tensors, self._weights(trial))
+        return nll
+
+    def _finished(self) -> dict[str, optuna.trial.FrozenTrial]:
+        """The trials that are over, by parameters; the first, where two processes did the same."""
+        return {self._key(trial.params): trial for trial in reversed(self._over())}
+
+    def _over(self) -> list[optuna.trial.FrozenTrial]:
+        return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+    def _key(self, params: Mapping[str, Any]) -> str:
+        return json.dumps([params[name] for name in self.grid])
+
+    def _weights(self, trial: Any) -> Path:
+        return self.folder / f"trial_{trial.number}.safetensors"
+
+
+def log_of(trial: optuna.trial.FrozenTrial) -> TrainingLog:
+    """The log of a finished trial."""
+    return TrainingLog(**trial.user_attrs["log"])
+
+
+@contextmanager
+def opened(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
+    """A folder for weights and optuna's storage of trials in it; both for the block alone if None.
+
+    Inside the block optuna is silent.
+    """
+    optuna = import_optuna()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        if folder is None:
+            with tempfile.TemporaryDirectory() as temporary:
+                yield Path(temporary), optuna.storages.InMemoryStorage()
+        else:
+            path = Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            storage = optuna.storages.RDBStorage(f"sqlite:///{(path / 'trials.db').resolve()}")
+            try:
+                yield path, storage
+            finally:
+                storage.remove_session()
+                storage.engine.dispose()
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def import_optuna() -> Any:
+    """The package, or which extra brings it."""
+    try:
+        import optuna
+        import pandas as pd  # noqa: F401  (for the table at the end: not only then should it be missed)
+    except ImportError as error:
+        raise ImportError("Tuning needs optuna and pandas: pip install 'latentcal[tune]'.") from error
+    return optuna

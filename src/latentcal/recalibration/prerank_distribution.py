@@ -1,0 +1,296 @@
+"""The distribution that pre-rank recalibration predicts: resampled draws and a tilted density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from ..flow import FlowDistribution, evaluation_mode
+from ..pit import Prerank, draw, prerank_values
+
+if TYPE_CHECKING:
+    from .prerank import PrerankRecalibrated
+
+_ROWS = 64
+_NUMBERS = 1 << 18  # drawn at a time
+_KEPT = 1 << 22
+
+
+class PrerankDistribution(Distribution):
+    r"""What a pre-rank recalibrated predictor gives at x: batch shape x.shape[:-1], event shape (d,).
+
+    ``resample`` is the published algorithm, ``sample`` draws from its sets, ``log_prob`` is the tilted
+    density :math:`f'(y|x) = f(y|x)\, f_U(U(x, y))`. Both estimate one law: resampling by a step function of
+    B bins on K candidates, the density by a smooth law on ``density_samples`` draws.
+
+    Args:
+        recalibrated: the predictor.
+        x: (..., p) features, or None for an unconditional model.
+        batch_shape: leading shape where x is None.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(
+        self, recalibrated: PrerankRecalibrated, x: Tensor | None, batch_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.recalibrated = recalibrated
+        self.x = None if x is None else torch.as_tensor(x)
+        with torch.no_grad(), evaluating(recalibrated.model):
+            self.base = _base(recalibrated.model, self.x, torch.Size(batch_shape))
+        super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
+        self._rows = math.prod(self.batch_shape)
+        self._flat_x = None if self.x is None else self.x.reshape(self._rows, self.x.shape[-1])
+        self._kept: dict[int, Tensor] = {}
+
+    @property
+    def support(self) -> Any:
+        """That of the base model."""
+        return self.base.support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PrerankDistribution:
+        """The same prediction repeated to a larger batch shape."""
+        if self.x is None:
+            return PrerankDistribution(self.recalibrated, None, torch.Size(batch_shape))
+        return PrerankDistribution(self.recalibrated, self.x.expand(*batch_shape, self.x.shape[-1]))
+
+    def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        """Draws of y, (*sample_shape, ..., d), from as many sets of ``resample`` as are needed.
+
+        The sets are shuffled: K draws are exactly one set, fewer a random part of one. Draws from one set
+        depend on each other as far as they share its K candidates (one of these may come several times).
+        """
+        shape = torch.Size(sample_shape)
+        draws = self._resample(shape.numel(), generator, shuffled=True)
+        return draws.reshape(shape + self.batch_shape + self.event_shape)
+
+    def resample(self, generator: torch.Generator | None = None) -> Tensor:
+        """The algorithm's set of samples, (k, ..., d), ordered by bins.
+
+        K candidates of the base model are sorted by pre-rank; of each bin's pool of candidates as many as
+        ``recalibrated.quotas`` says are drawn with replacement. k is the sum of the quotas, which is K unless
+        the first bin leaves out the points with U = 0.
+        """
+        size = sum(self.recalibrated.quotas)
+        return self._resample(size, generator, shuffled=False).reshape(
+            size, *self.batch_shape, *self.event_shape
+        )
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log of the tilted density, (..., d) -> (...), without gradients.
+
+        The same (x, y) gives the same number in every call: U is estimated with the predictor's own seed,
+        from draws that are common to all x. The integral over y is 1 on average over seeds, and for one seed
+        up to ``recalibrated.normalization_error``. Draws are made for each x, not for each y.
+        """
+        log_base, below, at_most = self._evaluate(value)
+        log_ratio = self.recalibrated.log_ratio.to(below.device)
+        ratio_up_to = torch.cat([log_ratio.new_zeros(1), torch.exp(log_ratio).cumsum(0)])
+        # Tied ranks share the mean of their ratios. Without ties a difference of sums would only cost digits.
+        ties = (at_most - below + 1).to(torch.float64)
+        tied = torch.log((ratio_up_to[at_most + 1] - ratio_up_to[below]) / ties)
+        tilt = torch.where(at_most == below, log_ratio[below], tied)
+        return (log_base.to(torch.float64) + tilt).to(log_base.dtype)
+
+    def log_prob_error(self, value: Tensor) -> Tensor:
+        r"""Monte-Carlo standard error of ``log_prob``, (..., d) -> (...), float64.
+
+        U is estimated from s draws with an error :math:`\sigma = \sqrt{U (1 - U) / s}`; this is half the
+        difference between the log tilts at U + σ and U - σ.
+        """
+        _, below, at_most = self._evaluate(value)
+        samples = self.recalibrated.density_samples
+        # Given the rank, U follows a beta law with this mean and deviation.
+        u = ((below + at_most).to(torch.float64) / 2 + 1) / (samples + 2)
+        sigma = torch.sqrt(u * (1 - u) / (samples + 3))
+        ends = [(u + sign * sigma) * (samples + 2) - 1 for sign in (1, -1)]
+        high, low = (_interpolated(self.recalibrated.log_ratio.to(u.device), ranks) for ranks in ends)
+        return (high - low).abs() / 2
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"PrerankDistribution({type(self.base).__name__}, {shapes})"
+
+    def _resample(self, wanted: int, generator: torch.Generator | None, *, shuffled: bool) -> Tensor:
+        """(wanted, rows, d) draws from sets of the algorithm."""
+        model, dim = self.recalibrated, self.event_shape[0]
+        quotas, pools = torch.tensor(model.quotas), torch.tensor(model.pools)
+        size = int(quotas.sum())
+        if size == 0:
+            raise ValueError(
+                "All calibration points have U = 0, which the published formula for the first bin leaves "
+                "out: no samples are left. Recalibrate with first_bin_from_zero=True."
+            )
+        if wanted * self._rows == 0:
+            return torch.empty(wanted, self._rows, dim)
+        start, width = (values.repeat_interleave(quotas)[:, None] for values in (pools[:-1], pools.diff()))
+        blocks, columns = blocks_of(self._rows, model.samples * dim), []
+        with torch.no_grad(), evaluating(model.model):
+            for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
+                source = torch.Generator().manual_seed(seed)
+                pred, x = predict(model.model, self._flat_x, block, dim)
+                sets = []
+                for done in range(0, wanted, size):
+                    candidates = draw(pred, (model.samples,), source)
+                    values = preranks_of(model.prerank, pred, candidates, x, model.batch_size)
+                    order = torch.sort(values, dim=0, stable=True).indices
+                    v = torch.rand(2, size, values.shape[1], dtype=torch.float64, generator=source)
+                    chosen = start + (v[0] * width).long()
+                    if shuffled:
+                        chosen = chosen.gather(0, v[1].argsort(0))
+                    index = order.gather(0, chosen[: wanted - done].to(order.device))
+                    sets.append(candidates.gather(0, index[..., None].expand(-1, -1, dim)))
+                columns.append(torch.cat(sets))
+        return torch.cat(columns, 1)
+
+    def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Base log density of y, and how many of the common draws are below it and at most at it in rank."""
+        model = self.recalibrated
+        value = _accept(value, self.batch_shape, self.event_shape[0])
+        leading, dim = value.shape[:-1], self.event_shape[0]
+        if value.numel() == 0:
+            nothing = value.new_empty(leading)
+            return nothing, nothing.long(), nothing.long()
+        # All y of one x side by side, (rows, l, d), whichever dims of x and y broadcast.
+        row = torch.arange(self._rows, device=value.device).reshape(self.batch_shape).expand(leading)
+        order = torch.argsort(row.reshape(-1), stable=True)
+        points = value.reshape(-1, dim)[order].reshape(self._rows, -1, dim)
+        columns = []
+        with torch.no_grad(), evaluating(model.model):
+            for block in blocks_of(self._rows, model.density_samples * dim):
+                pred, x = predict(model.model, self._flat_x, block, dim)
+                y = points[block].transpose(0, 1)
+                log_base = torch.cat([pred.log_prob(part) for part in _pieces(y, model.batch_size)])
+                values = preranks_of(model.prerank, pred, y, x, model.batch_size)
+                values = values.to(torch.float64).T.contiguous()
+                common = self._common_preranks(block)
+                below, at_most = (torch.searchsorted(common, values, right=right) for right in (False, True))
+                columns.append((log_base.T, below, at_most))
+        merged = (torch.cat(column).reshape(-1) for column in zip(*columns, strict=True))
+        log_base, below, at_most = (torch.empty_like(v).index_copy_(0, order.to(v.device), v) for v in merged)
+        return log_base.reshape(leading), below.reshape(leading), at_most.reshape(leading)
+
+    def _common_preranks(self, block: slice) -> Tensor:
+        """Pre-ranks of the draws that estimate U, (rows, s), ascending; a row's depend on its x alone."""
+        if block.start in self._kept:
+            return self._kept[block.start]
+        model, dim = self.recalibrated, self.event_shape[0]
+        # A flow takes the same latents to every x. Other models are asked for one x at a time.
+        shared = isinstance(self.base, FlowDistribution) and self.base.base is self.base.flow.base
+        parts = [block] if shared else [slice(i, i + 1) for i in range(block.start, block.stop)]
+        preds = [predict(model.model, self._flat_x, part, dim)[0] for part in parts]
+        sources = [torch.Generator().manual_seed(model.seed) for _ in parts]
+        common_draws = _flow_draws if shared else draw
+        pred, x = predict(model.model, self._flat_x, block, dim)
+        values, size = [], max(1, _NUMBERS // dim)
+        for done in range(0, model.density_samples, size):
+            shape = (min(size, model.density_samples - done),)
+            draws = [common_draws(part, shape, source) for part, source in zip(preds, sources, strict=True)]
+            values.append(preranks_of(model.prerank, pred, torch.cat(draws, 1), x, model.batch_size))
+        common = torch.sort(torch.cat(values).to(torch.float64).T.contiguous(), dim=1).values
+        if self._rows * model.density_samples <= _KEPT:
+            self._kept[block.start] = common
+        return common
+
+
+def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int) -> tuple[Any, Any]:
+    """Prediction for a block of rows, and their x (rows, p), or None."""
+    shape = (block.stop - block.start,)
+    if x is None:
+        return _checked(model(None).expand(shape), shape, dim), None
+    return _checked(model(x[block]), shape, dim), x[block]
+
+
+def preranks_of(
+    prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, size: int | None
+) -> Tensor:
+    """Pre-ranks (s, rows) of points (s, rows, d), ``size`` points at a time."""
+    parts = [
+        prerank_values(prerank, pred, part, x, (len(part), *pred.batch_shape)) for part in _pieces(y, size)
+    ]
+    return torch.cat(parts)
+
+
+def blocks_of(n: int, numbers: int) -> list[slice]:
+    """Blocks of n rows that draw at most 2^18 numbers each, where a row draws ``numbers``."""
+    rows = min(_ROWS, max(1, _NUMBERS // numbers))
+    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
+
+
+def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
+    """Seeds drawn from the generator, or from torch's own: every block of rows has a source for itself."""
+    device = "cpu" if generator is None else generator.device
+    return torch.randint(2**62, (count,), generator=generator, device=device).tolist()
+
+
+def evaluating(model: Any) -> AbstractContextManager[None]:
+    """Evaluation mode for a model that is a module."""
+    return evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext()
+
+
+def _flow_draws(pred: FlowDistribution, shape: tuple[int, ...], source: torch.Generator | None) -> Tensor:
+    """Samples (s, rows, d) of which those at one s have the same latent."""
+
+    def latents(full: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+        return pred.base.sample((*shape, 1), generator, dtype).expand(*full, -1)
+
+    return pred._draw(latents, shape, source)
+
+
+def _pieces(y: Tensor, size: int | None) -> tuple[Tensor, ...]:
+    """Points (s, rows, d) in parts along their first dim, of ``size`` points each or a little less."""
+    points = max(1, _NUMBERS // y.shape[-1]) if size is None else size
+    return y.split(max(1, points // max(1, y.shape[1])))
+
+
+def _base(model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size) -> Distribution:
+    if x is None:
+        return _checked(model(None).expand(batch_shape), batch_shape)
+    if x.dim() == 0 or not bool(torch.isfinite(x).all()):
+        raise ValueError(f"x must be (..., p), without NaN or infinite values; got {tuple(x.shape)}.")
+    return _checked(model(x), x.shape[:-1])
+
+
+def _checked(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) -> Distribution:
+    if not isinstance(pred, Distribution):
+        raise TypeError(f"The model must give a torch Distribution, it gave {type(pred).__name__}.")
+    wrong = pred.batch_shape != torch.Size(batch_shape) or len(pred.event_shape) != 1
+    if wrong or dim not in (None, pred.event_shape[0]):
+        raise ValueError(
+            f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
+            f"{tuple(pred.event_shape)}; expected {tuple(batch_shape)} and ({'d' if dim is None else dim},). "
+            "Independent outputs become one event by torch.distributions.Independent(pred, 1)."
+        )
+    return pred
+
+
+def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
+    """y expanded to the batch shape, or a clear error."""
+    value = torch.as_tensor(value)
+    if value.dim() == 0 or value.shape[-1] != dim:
+        raise ValueError(f"y has shape {tuple(value.shape)}; the outputs come last, {dim} of them.")
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"y has {int((~torch.isfinite(value)).sum())} NaN or infinite values.")
+    try:
+        leading = torch.broadcast_shapes(value.shape[:-1], batch_shape)
+    except RuntimeError:
+        raise ValueError(
+            f"y {tuple(value.shape)} does not go with predictions of batch shape {tuple(batch_shape)}; "
+            "leading dims must broadcast, samples in front: (s, n, d)."
+        ) from None
+    return value.expand(*leading, dim)
+
+
+def _interpolated(values: Tensor, position: Tensor) -> Tensor:
+    """Values (k,) at positions between 0 and k - 1, linear in between and constant beyond, (...) -> (...)."""
+    position = position.clamp(0, len(values) - 1)
+    left = position.floor().long().clamp(max=max(len(values) - 2, 0))
+    right = (left + 1).clamp(max=len(values) - 1)
+    return torch.lerp(values[left], values[right], position - left)
