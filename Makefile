@@ -26,6 +26,8 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/radius.py
+	$(BIN)/python benchmarks/flows.py
+	$(BIN)/python benchmarks/quasi_monte_carlo.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
