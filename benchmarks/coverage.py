@@ -10,15 +10,13 @@ is a line of results/coverage.csv, written when it is done; cells that are there
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
-import multiprocessing
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from resumable import read, run_all
 
 import latentcal as lc
 
@@ -83,13 +81,6 @@ def run_cell(cell: tuple[str, int, int]) -> dict[str, object]:
     }
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrations", type=int, default=2000)
@@ -105,17 +96,7 @@ def main() -> None:
         for name, n in itertools.product(FITS, SIZES)
         if (name, n) not in done
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    start = time.time()
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for count, row in enumerate(pool.imap_unordered(run_cell, cells), 1):
-            fresh = not arguments.out.exists()
-            with arguments.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
-            print(f"{count}/{len(cells)} cells, {time.time() - start:.0f} s: {row}", flush=True)
+    run_all(run_cell, cells, arguments.out, arguments.processes)
     for row in read(arguments.out):
         verdict = "within" if row["within"] == "True" else "BEYOND"
         print(

@@ -11,13 +11,12 @@ strategies are added. Each split is a line of results/decisions.csv; those that 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
-import multiprocessing
 import statistics
 from pathlib import Path
 
 import torch
+from resumable import read, run_all
 from torch import Tensor
 
 import latentcal as lc
@@ -88,13 +87,6 @@ def run(seed: int) -> dict[str, object]:
     return earned
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def table(rows: list[dict[str, str]]) -> str:
     """Mean utility and its standard error over the splits beside the published ones, as Markdown."""
     lines = ["| strategy | mean utility | published |", "|---|---|---|"]
@@ -113,15 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     done = {int(row["seed"]) for row in read(RESULTS)}
     seeds = [seed for seed in range(arguments.splits) if seed not in done]
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for row in pool.imap_unordered(run, seeds):
-            fresh = not RESULTS.exists()
-            with RESULTS.open("a", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()})
-            print(row, flush=True)
+    run_all(run, seeds, RESULTS, arguments.processes)
     print(table(read(RESULTS)))
 
 

@@ -15,7 +15,6 @@ done; runs that are there already are skipped.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 import time
@@ -25,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from resumable import append, read
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal
 
@@ -116,13 +116,6 @@ def run(name: str, seed: int) -> dict[str, object]:
     return {**row, "seconds": time.time() - start}
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def table(rows: list[dict[str, str]]) -> str:
     """Means and standard errors over the seeds beside the published ones, as Markdown."""
 
@@ -151,18 +144,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     done = {(row["data"], int(row["seed"])) for row in read(arguments.out)}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(arguments.seeds):
         for name in arguments.data:
             if (name, seed) in done:
                 continue
             row = run(name, seed)
-            fresh = not arguments.out.exists()
-            with arguments.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
+            append(arguments.out, row)
             print(row, flush=True)
     print(table(read(arguments.out)))
 

@@ -10,14 +10,12 @@ quadrature (stratified quantiles of the true law), so the only noise is that of 
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
-import multiprocessing
-import time
 from pathlib import Path
 
 import torch
+from resumable import read, run_all
 
 from latentcal.radius import (
     Chi,
@@ -100,13 +98,6 @@ def _standard_error(values: torch.Tensor) -> float:
     return float(values.std()) / math.sqrt(values.numel()) if values.numel() > 1 else math.nan
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def verdict(rows: list[dict[str, str]]) -> str:
     """The claims made of the default law, each with its figure."""
     lines = []
@@ -159,17 +150,7 @@ def main() -> None:
         for cell in itertools.product(SCENARIOS, DIMENSIONS, SIZES)
         if cell not in done
     ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    start = time.time()
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for count, row in enumerate(pool.imap_unordered(run_cell, cells), 1):
-            fresh = not arguments.out.exists()
-            with arguments.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()})
-            print(f"{count}/{len(cells)} cells, {time.time() - start:.0f} s: {row}", flush=True)
+    run_all(run_cell, cells, arguments.out, arguments.processes)
     print(table(read(arguments.out)))
     print(verdict(read(arguments.out)))
 

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from latentcal.metrics import pit_density, reliability_curve  # noqa: E402
 from latentcal.plots import (  # noqa: E402
     COLOURS,
+    calibration_map,
     density_map,
     pit_histogram,
     region_outlines,
@@ -154,3 +155,15 @@ def test_regions_on_one_axes_differ_in_colour_and_a_map_keeps_its_colours():
     colours = [matplotlib.colors.to_hex(patch.get_edgecolor()).upper() for patch in ax.patches]
     assert colours == list(COLOURS[1:3])
     assert ax.get_xlim() == (-4, 4)
+
+
+def test_a_calibration_map_shows_the_steps_and_the_smooth_law():
+    levels = torch.linspace(0, 1, 11)
+    ax = calibration_map(levels, levels**2, smooth=(levels, levels**3), label="narrow model")
+    (steps,) = artists(ax, "model")
+    assert steps.get_ydata().tolist() == pytest.approx((levels**2).tolist())
+    (line,) = artists(ax, "smooth")
+    assert line.get_ydata().tolist() == pytest.approx((levels**3).tolist())
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["narrow model", "smooth law"]
+    calibration_map(levels, levels, ax=ax)
+    assert len(artists(ax, "diagonal")) == 1

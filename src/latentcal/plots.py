@@ -228,6 +228,41 @@ def region_outlines(
     return ax
 
 
+def calibration_map(
+    levels: Tensor,
+    share: Tensor,
+    *,
+    smooth: tuple[Tensor, Tensor] | None = None,
+    label: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The law of PIT values on calibration data: the share of points with a PIT of at most u, against u.
+
+    Args:
+        levels: (k,) values u.
+        share: (k,) share of the calibration points at or below them.
+        smooth: a fitted distribution function as (u, F(u)), drawn over the steps.
+        label: name in the legend.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    if not _has(ax, "diagonal"):
+        ax.plot([0, 1], [0, 1], color=_LINE, linewidth=1, linestyle=(0, (4, 3)), zorder=1, gid="diagonal")
+        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="PIT value u", ylabel="Share of points at or below u")
+        ax.set_aspect("equal")
+        _tidy(ax)
+    colour = _next_colour(ax)
+    ax.step(*(v.cpu().numpy() for v in (levels, share)), where="post", color=colour, label=label, gid="model")
+    if smooth is not None:
+        values = (v.detach().cpu().numpy() for v in smooth)
+        ax.plot(*values, color="black", linewidth=1, linestyle=":", label="smooth law", gid="smooth")
+    _legend(ax, loc="upper left")
+    return ax
+
+
 def _axes(ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt
