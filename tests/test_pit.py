@@ -70,6 +70,12 @@ def test_the_latent_pit_of_other_shapes_is_not_compared_with_the_calibration_row
     assert latent_pit(conditional(y), y.expand(3, 50, 2)).shape == (3, 50)
 
 
+def test_the_latent_pit_of_a_recalibrated_flow_broadcasts(generator):
+    x, y = torch.randn(2, 50, 2, generator=generator).double()
+    model = recalibrate(SinhFlow(2), x, y, fit=EmpiricalRadius.fit)
+    assert latent_pit(model(x[:3]), torch.full((1, 2), 9.0).double()).shape == (3,)
+
+
 def test_the_hdr_pit_is_uniform_under_the_model_for_any_number_of_samples(generator):
     """Each of the four distances exceeds its limit with probability 1e-6 if the code is right."""
     n, flow = 3000, SinhFlow(2)

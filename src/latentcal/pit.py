@@ -46,8 +46,9 @@ def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
     with torch.no_grad():
         u = pred.base.radius.cdf(pred.latent_norm(y))
     if pred.flow.recalibration is not None and y.dim() == 2 and (pred.x is None or pred.x.dim() == 2):
-        x = None if pred.x is None else pred.x.expand(len(y), -1)
-        share = pred.flow.recalibration.fingerprint.share_of(x, y)
+        rows = len(u)
+        x = None if pred.x is None else pred.x.expand(rows, -1)
+        share = pred.flow.recalibration.fingerprint.share_of(x, y.expand(rows, -1))
         warn_of_reuse(share, "On them the latent PIT is uniform by construction and says nothing.")
     return u
 

@@ -95,3 +95,27 @@ def test_without_calibration_rows_there_is_no_guarantee(data):
         with pytest.raises(ValueError, match="Guarantees rest on calibration rows"):
             ask()
     assert estimator.probability(X[:1], ([-1, -1], [1, 1])).shape == (1,)
+
+
+def test_calibration_on_the_training_rows_is_noticed(data):
+    train, *_ = data
+    with pytest.warns(lc.CalibrationReuseWarning, match="rows that the flow was trained on"):
+        lc.FlowRegressor("linear_gaussian", random_state=0).fit(*train, calibration=train)
+
+
+def test_columns_in_another_order_are_refused_and_any_array_is_taken(data):
+    pd = pytest.importorskip("pandas")
+    (X, Y), _, (X_new, Y_new) = data
+    table = pd.DataFrame(Y, columns=["u", "v"])
+    region = lc.FlowRegressor("linear_gaussian", random_state=0).fit(X, table).predict_region(X_new)
+    new = pd.DataFrame(Y_new, columns=["u", "v"])
+    assert region.contains(new).tolist() == region.contains(Y_new).tolist()
+    assert region.contains(np.flip(np.flip(Y_new, 0), 0)).tolist() == region.contains(Y_new).tolist()
+    with pytest.raises(ValueError, match=r"y has the columns \['v', 'u'\]"):
+        region.contains(new[["v", "u"]])
+
+
+def test_a_predicted_region_has_its_probability(fitted, data):
+    X, _ = data[2]
+    inside = fitted.probability(X[:3], fitted.predict_region(X[:3], coverage=0.8))
+    assert (abs(inside - 0.8) < 0.1).all()

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -191,3 +192,11 @@ def test_sizes_that_make_no_network_are_refused(arguments, message):
 def test_missing_features_are_named():
     with pytest.raises(ValueError, match="looks at 3 features; x is None"):
         ConvexPotentialFlow(2, 3).encode(torch.zeros(1, 2))
+
+
+def test_a_frozen_flow_still_carries_gradients_to_x(trained):
+    flow, x = trained
+    flow = copy.deepcopy(flow).requires_grad_(False)
+    at = x[:5].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(flow(at).rsample((3,)).sum(), at)
+    assert (slope != 0).any()

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 
@@ -273,3 +274,25 @@ def test_a_missing_optuna_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ImportError, match=r"latentcal\[tune\]"):
         tune()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            functools.partial(ConvexPotentialFlow, base=lc.standard_normal(2)),
+            functools.partial(ConvexPotentialFlow, base=lc.student_t(2, 3.0)),
+        ),
+        (
+            lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=1, **sizes),
+            lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=2, **sizes),
+        ),
+    ],
+    ids=["partial", "lambda"],
+)
+def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second, tmp_path):
+    small = {"hidden": [2], "learning_rate": [1e-2]}
+    before = tune(first, grid=small, storage=tmp_path)
+    assert tune(first, grid=small, storage=tmp_path).log.best_loss == before.log.best_loss
+    with pytest.raises(ValueError, match="flow"):
+        tune(second, grid=small, storage=tmp_path)

@@ -41,6 +41,12 @@ def test_the_best_action_has_the_highest_expected_utility(generator):
     assert best_action(FLOW, X, UTILITIES, generator=generator) == ["keep", "sell", "bet"]
 
 
+def test_a_box_far_wider_than_the_prediction_is_worth_what_it_is(generator):
+    """P(Y > 2) = 0.0228 at x = 0, so insuring gains 101 * 0.0228 - 1 = 1.3."""
+    utilities = {"insure": Payoff(Box(2, 1e4), inside=100, outside=-1), "no": 0.0}
+    assert best_action(FLOW, X[1:2], utilities, generator=generator) == ["insure"]
+
+
 def test_a_payoff_on_a_region_that_no_point_hits_is_not_certain(generator):
     far = {"far": Payoff(Box(50, 60), inside=1e6)}
     value, error, _ = expected_utility(FLOW, X, far, method="qmc", samples=1024, generator=generator)
@@ -49,6 +55,8 @@ def test_a_payoff_on_a_region_that_no_point_hits_is_not_certain(generator):
 
 
 def test_a_wrong_utility_says_so():
+    with pytest.raises(ValueError, match="samples must be at least 2"):
+        expected_utility(FLOW, X, UTILITIES, samples=1)
     with pytest.raises(ValueError, match="at least one action"):
         expected_utility(FLOW, X, {})
     with pytest.raises(TypeError, match="a Payoff, a number or a function"):

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from latentcal.regions import Box, HalfSpace, Membership
+from latentcal.conformal import conformal_region
+from latentcal.flows import LinearGaussianFlow
+from latentcal.regions import Box, HalfSpace, Membership, probability
 
 Y = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, -1.0], [-1.0, 0.5]])
 
@@ -50,3 +52,14 @@ def test_what_is_not_a_region_says_so():
         Membership(lambda y, x: y[..., 0]).contains(Y)
     with pytest.raises(TypeError, match=r"or a function of \(y, x\).* got int"):
         Box(0, 1) | 3
+
+
+def test_a_conformal_region_combines_with_others_and_several_levels_are_refused():
+    flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2))
+    y = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    region, right = conformal_region(flow, None, y, coverage=0.8), HalfSpace([-1.0, 0.0], 0)
+    inside = region.contains(Y) & right.contains(Y)
+    assert torch.equal((region & right).contains(Y), inside)
+    assert torch.equal((right & region).contains(Y), inside)
+    with pytest.raises(ValueError, match=r"several levels is several regions: take one, region\.at\(0\.9\)"):
+        probability(flow, None, region.at([0.5, 0.8]))

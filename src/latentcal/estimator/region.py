@@ -22,15 +22,23 @@ class PredictedRegion:
     Args:
         region: the region at any x.
         x: (n, p) features.
+        output_names: columns of y; None where it had none.
     """
 
     region: Region
     x: Tensor
+    output_names: np.ndarray | None = None
 
     def contains(self, y: Any) -> np.ndarray:
         """Whether each row of y (n, d), or (n,) for one output, lies in its region, (n,)."""
-        y = torch.as_tensor(np.asarray(y, dtype=np.float64))
-        return self.region.contains(y.reshape(len(y), -1), self.x).numpy()
+        names = getattr(y, "columns", None)
+        if names is not None and self.output_names is not None and list(names) != list(self.output_names):
+            raise ValueError(
+                f"y has the columns {list(names)}, but the model was fitted to {list(self.output_names)}; "
+                "give the same in the same order."
+            )
+        values = torch.tensor(np.array(y, dtype=np.float64))
+        return self.region.contains(values.reshape(len(values), -1), self.x).numpy()
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Least and largest value of each output in each region, (n, d) each."""

@@ -62,8 +62,9 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
     trains a conditional flow on them and recalibrates it. Rows that are not exchangeable (in time, by groups)
     are set aside by you: give both parts to ``fit``.
 
-    Where y is a DataFrame, so are predictions, with its columns and the index of X; where it is (n,), they
-    lack the last dimension. X must be numbers: encode categories in a pipeline, as in the example.
+    Where y is a DataFrame, so are predictions, with its columns and the index of X (behind a transformer that
+    gives arrays X has none: ``set_output(transform="pandas")`` keeps it); where it is (n,), they lack the
+    last dimension. X must be numbers: encode categories in a pipeline, as in the example.
 
     Args:
         flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
@@ -190,14 +191,6 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
     def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
         """Fit the law of the latent norm to new rows, in place of the earlier one; nothing is trained."""
         x, y = self._accept(X, y)
-        share = self._trained_on.share_of(x, y)
-        if share > _REUSE_LIMIT:
-            warnings.warn(
-                f"About {share:.0%} of the rows that the flow was trained on are used to recalibrate it. "
-                "Its errors are smaller there than elsewhere, so it becomes too sure. Use new rows.",
-                CalibrationReuseWarning,
-                stacklevel=2,
-            )
         self._calibrate(x, y, self._law() or StackedRadius.fit)
         return self
 
@@ -252,6 +245,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
     @torch.no_grad()
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each row of y, (n, p), (n, d) -> (n,), in the units of y."""
+        check_is_fitted(self, "model_")
         rows = (part.split(_ROWS) for part in self._accept(X, y))
         return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
 
@@ -266,7 +260,8 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             coverage: a probability, or several of them for nested regions.
         """
         x = torch.tensor(self._numbers(X))
-        return PredictedRegion(Region(self.base_model_, LatentScore(), self._calibrated(), coverage), x)
+        region = Region(self.base_model_, LatentScore(), self._calibrated(), coverage)
+        return PredictedRegion(region, x, self.output_names_)
 
     def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
         """Probability that y falls into a region, (n, p) -> (n,).
@@ -277,7 +272,10 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             return_error: also return the standard error of each.
             **options: of :func:`latentcal.probability`; its points are the same at every call by default.
         """
+        check_is_fitted(self, "model_")
         x = torch.tensor(self._numbers(X))
+        if isinstance(region, PredictedRegion):
+            region = region.region
         region = Box(*region) if isinstance(region, (tuple, list)) else region
         options = {"generator": torch.Generator().manual_seed(self._seed), **options}
         value, error, _ = probability(self.model_, x, region, **options)
@@ -340,6 +338,14 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         return _choice("recalibration", self.recalibration, _LAWS)
 
     def _calibrate(self, x: Tensor, y: Tensor, law: Callable[..., RadiusLaw]) -> None:
+        share = self._trained_on.share_of(x, y)
+        if share > _REUSE_LIMIT:
+            warnings.warn(
+                f"About {share:.0%} of the rows that the flow was trained on are used to recalibrate it. "
+                "Its errors are smaller there than elsewhere, so it becomes too sure. Use new rows.",
+                CalibrationReuseWarning,
+                stacklevel=3,
+            )
         self.model_ = recalibrate(self.base_model_, x, y, fit=law)
         self._norms = latent_norms(self.base_model_, x, y).sort().values
 
@@ -405,6 +411,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
 
     def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
         """Features in pieces for which so many draws a row fit into memory, and into the cache."""
+        check_is_fitted(self, "model_")
         if draws < 1:
             raise ValueError(f"The number of draws must be at least 1, got {draws}.")
         return torch.tensor(self._numbers(X)).split(max(1, _CHUNK // (draws * self.n_outputs_)))

@@ -90,7 +90,8 @@ class ConvexPotentialFlow(ConditionalFlow):
         leading = v.shape[:-1] if x is None else torch.broadcast_shapes(v.shape[:-1], x.shape[:-1])
         v = v.expand(*leading, self.dim)
         u = self._invert(v.detach(), context)
-        if torch.is_grad_enabled() and (v.requires_grad or any(p.requires_grad for p in self.parameters())):
+        tracked = [v, *context.biases, *self.parameters()]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tracked):
             # One Newton step from the solution: its value is 0, its derivative that of the implicit function.
             gradient, hessian = self.potential.gradient_and_hessian(u, context)
             factor = torch.linalg.cholesky(hessian.detach())

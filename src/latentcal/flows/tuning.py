@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -160,6 +161,8 @@ class _Task:
 
     def check(self, params: dict[str, Any]) -> None:
         """Raise for data or parameters that no training could use, before anything is written."""
+        if getattr(self.y, "ndim", 0) != 2:
+            raise ValueError(f"y must be (n, d), got {tuple(self.y.shape)}. A single output is y[:, None].")
         flow = self.flow(params)
         _as_trainable(flow, self.x, self.y, "training")
         _as_trainable(flow, *self.validation, "validation")
@@ -203,8 +206,9 @@ def _checked(
 ) -> dict[str, list[Any]]:
     if grid is None:
         if make_flow not in GRIDS:
-            known = ", ".join(str(_described(flow)) for flow in GRIDS)
-            raise ValueError(f"There is no grid for {_described(make_flow)}, only for {known}. Give one.")
+            known = ", ".join(flow.__qualname__ for flow in GRIDS)
+            name = getattr(make_flow, "__qualname__", type(make_flow).__qualname__)
+            raise ValueError(f"There is no grid for {name}, only for {known}. Give one.")
         grid = GRIDS[make_flow]
     unknown = sorted(set(training) - set(_OF_TRAINING))
     if unknown:
@@ -223,10 +227,27 @@ def _checked(
 
 
 def _described(value: Any) -> Any:
-    """A value as JSON can hold it; functions and classes by name, since their addresses change."""
+    """A value as JSON can hold it, the same in every process and another for another value.
+
+    Functions by name and code, modules by their settings: addresses would change.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, functools.partial):
+        keywords = {name: _described(argument) for name, argument in value.keywords.items()}
+        return [_described(value.func), [_described(argument) for argument in value.args], keywords]
+    if isinstance(value, torch.nn.Module):
+        settings = {
+            name: own for name, own in vars(value).items() if isinstance(own, (bool, int, float, str))
+        }
+        children = {name: _described(child) for name, child in value.named_children()}
+        return [type(value).__qualname__, settings, children]
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return name
+    constants = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str))]
+    return [name, hashlib.sha256(code.co_code).hexdigest()[:12], *constants, *code.co_names]
 
 
 @contextmanager

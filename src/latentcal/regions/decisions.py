@@ -39,8 +39,9 @@ def expected_utility(
     *,
     method: str | None = None,
     samples: int = 2**14,
+    points: int | None = None,
+    rule: str = "gauss",
     generator: torch.Generator | None = None,
-    **grid: Any,
 ) -> Estimate:
     r"""Expected utility of each action at each x, with the error of the estimate.
 
@@ -55,22 +56,29 @@ def expected_utility(
             ``u(y, x)``, (s, n, d), (n, p) -> (s, n).
         method: as for :func:`probability`; a grid only for payoffs of boxes.
         samples: points or draws for each x.
+        points: points a side of a fixed grid.
+        rule: of the fixed grid.
         generator: source of randomness.
-        **grid: ``points`` and ``rule`` of :func:`probability`.
 
     Returns:
         Value and error, each (..., k) float64 in the order of the actions, and the method.
     """
     if not utilities:
         raise ValueError("expected_utility needs at least one action: {name: utility}.")
+    if samples < 2:
+        raise ValueError(f"samples must be at least 2, got {samples}.")
     flat, shape = flat_rows(x)
+    forced = method is not None
     if method is None:
         dim = model_dim(model, flat)
         regions = [getattr(u, "region", None) for u in utilities.values() if not isinstance(u, (int, float))]
         methods = {default_method(model, region, dim) for region in regions}
         method = methods.pop() if len(methods) == 1 else default_method(model, None, dim)
     if method == "quadrature":
-        columns = [_by_grid(model, flat, u, generator, grid) for u in utilities.values()]
+        grid = {"points": points, "rule": rule, "samples": samples, "generator": generator}
+        columns = [
+            _by_grid(model, flat, u, "quadrature" if forced else None, grid) for u in utilities.values()
+        ]
         value, error = (torch.stack(parts) for parts in zip(*columns, strict=True))
     elif method in ("qmc", "sampling"):
         integrands = [_as_function(u) for u in utilities.values()]
@@ -78,7 +86,7 @@ def expected_utility(
         value, error = expectation(model, flat, integrands, samples, generator)
         # A region that no point hit, or none missed, is not certain to a payoff that hangs on it.
         stakes = [abs(u.inside - u.outside) if isinstance(u, Payoff) else 0.0 for u in utilities.values()]
-        error = torch.maximum(error, torch.tensor(stakes, dtype=torch.float64)[:, None] / samples)
+        error = torch.maximum(error, torch.tensor(stakes).to(error)[:, None] / samples)
     else:
         raise ValueError(f'method must be "quadrature", "qmc" or "sampling", got {method!r}.')
     return Estimate(value.T.reshape(*shape, -1), error.T.reshape(*shape, -1), method)
@@ -122,10 +130,10 @@ def _checked(values: Tensor, y: Tensor) -> Tensor:
 
 
 def _by_grid(
-    model: Any, x: Tensor | None, utility: Utility, generator: torch.Generator | None, grid: Mapping[str, Any]
+    model: Any, x: Tensor | None, utility: Utility, method: str | None, grid: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
     if isinstance(utility, Payoff):
-        inside = probability(model, x, utility.region, method="quadrature", generator=generator, **grid)
+        inside = probability(model, x, utility.region, method=method, **grid)
         gain = utility.inside - utility.outside
         return (
             utility.outside + gain * inside.value.reshape(-1),

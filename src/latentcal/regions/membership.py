@@ -30,7 +30,8 @@ class Membership:
         if inside.shape != y.shape[:-1] or inside.dtype != torch.bool:
             raise ValueError(
                 f"A region must say True or False for each of the points {tuple(y.shape[:-1])}; "
-                f"got {inside.dtype} of shape {tuple(inside.shape)}."
+                f"got {inside.dtype} of shape {tuple(inside.shape)}. (A conformal region of several levels "
+                "is several regions: take one, region.at(0.9).)"
             )
         return inside
 
@@ -41,6 +42,8 @@ class Membership:
     def __and__(self, other: Any) -> Membership:
         other = as_membership(other)
         return Membership(lambda y, x: self.contains(y, x) & other.contains(y, x))
+
+    __ror__, __rand__ = __or__, __and__
 
     def __invert__(self) -> Membership:
         return Membership(lambda y, x: ~self.contains(y, x))
@@ -105,9 +108,11 @@ class HalfSpace(Membership):
 
 
 def as_membership(region: Any) -> Any:
-    """A region as given if it has ``contains(y, x)``; a function ``rule(y, x)`` as a :class:`Membership`."""
-    if hasattr(region, "contains"):
+    """What has ``contains(y, x)``, or is a function ``rule(y, x)``, as a :class:`Membership`."""
+    if isinstance(region, Membership):
         return region
+    if hasattr(region, "contains"):
+        return Membership(region.contains)
     if callable(region):
         return Membership(region)
     raise TypeError(

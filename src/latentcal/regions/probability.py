@@ -18,6 +18,8 @@ from .integration import (
 )
 from .membership import Box, as_membership
 
+_SETTLED = 1e-3  # error of a grid that is better than Sobol points
+
 
 def probability(
     model: Any,
@@ -35,7 +37,7 @@ def probability(
     .. math:: P(Y \in A \mid x) = \int_A f(y \mid x) \, dy
 
     - ``"quadrature"`` integrates the density of a finite box on a grid, d <= 4. The error is that of the rule
-      (or, where draws contradict the grid, the disagreement), not a standard error.
+      (or, where the grid is too coarse or draws contradict it, the disagreement), not a standard error.
     - ``"qmc"`` decodes scrambled Sobol points of the latent space, common to all x. Its standard error comes
       from 32 independent scramblings: t quantiles with 31 degrees of freedom.
     - ``"sampling"`` counts independent draws; it serves any distribution.
@@ -45,8 +47,8 @@ def probability(
         x: (..., p) features, or None.
         region: a :class:`Box`, a :class:`HalfSpace`, a conformal region, combinations of them, or a function
             ``rule(y, x)`` that says True or False.
-        method: by default a grid for a finite box of one or two outputs, else Sobol points where the model is
-            a flow, else draws.
+        method: by default a grid for a finite box of one or two outputs of a flow, and Sobol points for the
+            rows on which it does not settle; else Sobol points for a flow, draws for another model.
         samples: points or draws for each x.
         points: points a side of a fixed grid; by default the grid is refined until it settles.
         rule: ``"gauss"`` or ``"trapezoid"``, for the fixed grid.
@@ -67,6 +69,7 @@ def probability(
     dim = model_dim(model, x)
     if samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
+    settle = method is None and points is None
     if method is None:
         method = default_method(model, region, dim)
     if method == "quadrature":
@@ -74,6 +77,13 @@ def probability(
             raise ValueError(f'A quadrature is for a Box; for {type(region).__name__} use method="qmc".')
         sides = region.sides(dim)
         value, error = box_quadrature(model, x, sides, points=points, rule=rule, generator=generator)
+        coarse = error > _SETTLED
+        if settle and bool(coarse.any()):
+            rows = None if x is None else x[coarse]
+            value[coarse], error[coarse], _ = probability(
+                model, rows, region, method="qmc", samples=samples, generator=generator
+            )
+            method = "quadrature, qmc" if bool((~coarse).any()) else "qmc"
     elif method in ("qmc", "sampling"):
         expectation = by_quasi_monte_carlo if method == "qmc" else by_sampling
         value, error = (row[0] for row in expectation(model, x, [region.contains], samples, generator))
@@ -86,9 +96,11 @@ def probability(
 
 def default_method(model: Any, region: Any, dim: int) -> str:
     """The method that suits a region of ``dim`` outputs; None for a region that is not a set."""
+    if not isinstance(model, ConditionalFlow):
+        return "sampling"
     if isinstance(region, Box) and dim <= 2 and all(bool(s.isfinite().all()) for s in region.sides(dim)):
         return "quadrature"
-    return "qmc" if isinstance(model, ConditionalFlow) else "sampling"
+    return "qmc"
 
 
 def flat_rows(x: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
