@@ -238,7 +238,9 @@ def _described(value: Any) -> Any:
         return [_described(value.func), [_described(argument) for argument in value.args], keywords]
     if isinstance(value, torch.nn.Module):
         settings = {
-            name: own for name, own in vars(value).items() if isinstance(own, (bool, int, float, str))
+            name: own
+            for name, own in vars(value).items()
+            if isinstance(own, (bool, int, float, str)) and name != "training" and not name.startswith("_")
         }
         children = {name: _described(child) for name, child in value.named_children()}
         return [type(value).__qualname__, settings, children]
