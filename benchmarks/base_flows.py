@@ -1,6 +1,7 @@
 """Test NLL of the base flows on real data, beside the published figures.
 
-    LATENTCAL_DATA=... python benchmarks/base_flows.py --seeds 5
+    LATENTCAL_DATA=... python benchmarks/base_flows.py --flows "convex potential" --patience 60
+    LATENTCAL_DATA=... python benchmarks/base_flows.py
 
 65 % of the rows train, 20 % decide when to stop, 15 % test; learning rate 1e-3, batches of 1,024. Each run is
 a line of results/base_flows.csv, written when it is done; runs that are there already are skipped.
