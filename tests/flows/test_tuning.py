@@ -40,6 +40,10 @@ def weights(flow: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in flow.parameters()])
 
 
+def with_layers(layers: int):
+    return lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=layers, **sizes)
+
+
 class Turns:
     """Makes convex potential flows, counts them, and has an accident at one of the turns.
 
@@ -287,8 +291,9 @@ def test_a_missing_optuna_is_named(monkeypatch):
             lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=1, **sizes),
             lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=2, **sizes),
         ),
+        (with_layers(1), with_layers(2)),
     ],
-    ids=["partial", "lambda"],
+    ids=["partial", "lambda", "closure"],
 )
 def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second, tmp_path):
     small = {"hidden": [2], "learning_rate": [1e-2]}

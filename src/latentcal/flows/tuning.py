@@ -249,7 +249,8 @@ def _described(value: Any) -> Any:
     if code is None:
         return name
     constants = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str))]
-    return [name, hashlib.sha256(code.co_code).hexdigest()[:12], *constants, *code.co_names]
+    captured = [_described(cell.cell_contents) for cell in value.__closure__ or ()]
+    return [name, hashlib.sha256(code.co_code).hexdigest()[:12], *constants, *code.co_names, captured]
 
 
 @contextmanager
