@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from .. import flows
-from .._version import __version__
 from ..conformal import LatentScore, Region
 from ..conformal.anomaly import rank_pvalue
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, Standardized
 from ..flows.ridge import fit_ridge
-from ..persistence import ModelFileError, load, save
 from ..radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
 from ..recalibration import latent_norms, recalibrate
 from ..regions import Box, probability
+from . import storage
 from .latent_points import latent_points
 from .preparation import FEWEST_ROWS, Pair, mean_and_scale, split_rows
 from .region import PredictedRegion
@@ -50,9 +45,6 @@ _LAWS: dict[Any, Callable[..., RadiusLaw]] = {
 _REUSE_LIMIT = 0.05
 _ROWS = 4096  # encoded at a time
 _CHUNK = 1 << 15  # numbers decoded at a time
-_FILE, _NORMS = "estimator.json", "calibration_norms.safetensors"
-_STATE = ["n_features_in_", "feature_names_in_", "n_outputs_", "output_names_", "training_log_"]
-_STATE += ["_flat", "_seed", "_trained_on"]
 
 
 class FlowRegressor(RegressorMixin, BaseEstimator):
@@ -300,32 +292,12 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         Parameters that are functions have no form in a file, and raise.
         """
         check_is_fitted(self, "model_")
-        state = {name: getattr(self, name) for name in _STATE if hasattr(self, name)}
-        document = {"version": __version__, "parameters": self.get_params(deep=False), "state": state}
-        text = json.dumps(document, indent=1, default=_plain)
-        save(self.model_, path)
-        save_file({"norms": self._norms}, Path(path) / _NORMS)
-        (Path(path) / _FILE).write_text(text, encoding="utf-8")
+        storage.write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FlowRegressor:
         """Read what ``save`` wrote."""
-        file = Path(path) / _FILE
-        try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-            estimator, state = cls(**document["parameters"]), document["state"]
-            state["training_log_"] = flows.TrainingLog(**state["training_log_"])
-            state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
-            estimator._norms = load_file(Path(path) / _NORMS)["norms"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelFileError(f"{file} is missing, changed or of another version: {error!r}.") from error
-        for name in (name for name in _STATE if name in state):
-            value = state[name]
-            setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
-        model = estimator.model_ = load(path)
-        made = model.recalibration
-        estimator.base_model_ = model if made is None else model.with_base(made.reference)
-        return estimator
+        return storage.read(cls, path)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -442,15 +414,3 @@ def _choice(name: str, value: Any, table: dict[Any, Any]) -> Any:
     if isinstance(value, (str, bool)) and value in table:
         return table[value]
     raise ValueError(f"{name} must be one of {list(table)}, or a function; got {value!r}.")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON cannot write, in terms that it can."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    raise TypeError(
-        f"{value!r} has no form in a file. Name flow and recalibration by strings and give random_state as a "
-        "number, or save the model alone: latentcal.save(estimator.model_, path)."
-    )
