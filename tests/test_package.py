@@ -26,7 +26,7 @@ OPTIONAL = [
 
 # Lower layers first; a module imports only from its own layer or below. metrics and data stand alone.
 LAYERS = [
-    {"_version", "numerics", "special", "splines", "metrics", "data"},
+    {"_version", "numerics", "special", "splines", "smoothers", "discrete", "shift", "metrics", "data"},
     {"plots", "norms", "radius"},
     {"base"},
     {"transport"},

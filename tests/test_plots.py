@@ -15,10 +15,16 @@ from latentcal.metrics import pit_density, reliability_curve  # noqa: E402
 from latentcal.plots import (  # noqa: E402
     COLOURS,
     calibration_map,
+    coverage_intervals,
     density_map,
+    group_errors,
+    mean_direction,
+    p_value_bars,
+    pit_by_feature,
     pit_histogram,
     region_outlines,
     reliability_diagram,
+    row_of_axes,
 )
 
 
@@ -167,3 +173,61 @@ def test_a_calibration_map_shows_the_steps_and_the_smooth_law():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["narrow model", "smooth law"]
     calibration_map(levels, levels, ax=ax)
     assert len(artists(ax, "diagonal")) == 1
+
+
+def test_quantiles_of_the_pit_stay_in_their_bands_where_it_does_not_depend_on_the_feature(generator):
+    feature, u = torch.rand(2, 800, dtype=torch.float64, generator=generator)
+
+    def outside(pits):
+        ax = pit_by_feature(feature, pits, name="age")
+        assert ax.get_xlabel() == "age"
+        count = 0
+        for line, band in zip(artists(ax, "model"), artists(ax, "band"), strict=True):
+            ends = band.get_paths()[0].vertices
+            for x, value in line.get_xydata():
+                edge = ends[np.isclose(ends[:, 0], x), 1]
+                count += not edge.min() <= value <= edge.max()
+        return count
+
+    assert outside(u) == 0  # fails in 5 % of seeds
+    assert outside(u ** (0.3 + feature)) > 5
+
+
+def test_a_feature_of_few_values_or_rows_has_few_bins(generator):
+    feature = torch.randint(2, (300,), generator=generator).double()
+    u = torch.rand(300, dtype=torch.float64, generator=generator)
+    (line, *_) = artists(pit_by_feature(feature, u), "model")
+    assert line.get_xdata().tolist() == [0, 1]
+    assert len(artists(pit_by_feature(feature[:30], u[:30]), "model")[0].get_xdata()) == 1
+
+
+def test_coverages_outside_their_intervals_and_long_means_stand_out():
+    intervals = torch.tensor([[0.4, 0.6], [0.85, 0.95], [0.0, 1.0]])
+    ax = coverage_intervals(
+        ["low", "fine", "empty"], torch.tensor([0.5, 0.9, torch.nan]), intervals, nominal=0.9
+    )
+    assert [line.get_color() for line in artists(ax, "interval")] == [COLOURS[0], COLOURS[1], COLOURS[1]]
+    assert {"low", "fine", "50.0 %"} <= {text.get_text() for text in ax.texts}
+    assert not any("nan" in text.get_text() for text in ax.texts)
+    mean = torch.zeros(100)
+    mean[40] = 0.5
+    bars = [patch for patch in mean_direction(mean, 100).patches if patch.get_gid() == "model"]
+    assert len(bars) == 24
+    assert [bar.get_height() for bar in bars if bar.get_height()] == [0.5]
+
+
+def test_groups_and_tests_beyond_their_limit_have_the_colour_of_a_finding():
+    ax = group_errors(["a", "b"], torch.tensor([0.02, 0.2]), torch.tensor([0.05, 0.04]))
+    assert [dot.get_color() for dot in artists(ax, "model")] == [COLOURS[1], COLOURS[0]]
+    ax = p_value_bars(["one", "two"], torch.tensor([1e-30, 0.2]))
+    bars = [patch for patch in ax.patches if patch.get_gid() == "model"]
+    assert [matplotlib.colors.to_hex(bar.get_facecolor()).upper() for bar in bars] == list(COLOURS[:2])
+    assert [text.get_text() for text in ax.texts] == ["1e-30", "0.2"]
+    assert ax.get_xlim()[1] > bars[0].get_width() == 6
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_a_row_of_axes_has_as_many_as_asked_for(count):
+    axes = row_of_axes(count)
+    assert len(axes) == count
+    assert len({ax.figure for ax in axes}) == 1

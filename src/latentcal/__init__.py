@@ -27,6 +27,8 @@ from .conformal import (
     anomaly_pvalue,
     conformal_region,
 )
+from .diagnostics import ConditionalCalibration, conditional_calibration
+from .discrete import Atoms, Dequantizer, OutputAtoms, atoms
 from .flow import ConditionalFlow, FlowDistribution, Standardized
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .persistence import ModelFileError, load, save
@@ -34,6 +36,7 @@ from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, preran
 from .radius import (
     BallRadius,
     Chi,
+    ConditionalRadius,
     DiscreteOutputWarning,
     EmpiricalRadius,
     GammaKDE,
@@ -43,6 +46,7 @@ from .radius import (
     ScaledRadius,
     SplineRadius,
     StackedRadius,
+    StreamingRadius,
     StudentRadius,
     TightenedRadius,
     guarantee,
@@ -50,18 +54,28 @@ from .radius import (
     tighten,
 )
 from .recalibration import (
+    Aligned,
+    Alignment,
+    AutocorrelationWarning,
+    AutoRecalibration,
     CalibrationReuseWarning,
+    EffectiveSizeWarning,
+    Ladder,
     NLLTerms,
     PrerankDistribution,
     PrerankRecalibrated,
     PrerankRecalibration,
     Recalibration,
+    align,
+    autocalibrate,
     latent_norms,
     nll_decomposition,
     recalibrate,
     recalibrate_prerank,
+    rolling_pit,
 )
 from .regions import Box, Estimate, HalfSpace, Membership, Payoff, best_action, expected_utility, probability
+from .shift import density_ratio
 from .transport import RadialTransport, radial_transport
 
 if TYPE_CHECKING:
@@ -69,14 +83,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "L1",
+    "Aligned",
+    "Alignment",
+    "Atoms",
+    "AutoRecalibration",
+    "AutocorrelationWarning",
     "BallRadius",
     "Box",
     "CalibrationReuseWarning",
     "Chi",
+    "ConditionalCalibration",
     "ConditionalFlow",
+    "ConditionalRadius",
     "DCPScore",
     "DensityScore",
+    "Dequantizer",
     "DiscreteOutputWarning",
+    "EffectiveSizeWarning",
     "EmpiricalRadius",
     "Estimate",
     "Euclidean",
@@ -89,12 +112,14 @@ __all__ = [
     "HPDScore",
     "HalfSpace",
     "InfiniteRegionWarning",
+    "Ladder",
     "LatentScore",
     "MaxNorm",
     "Membership",
     "ModelFileError",
     "NLLTerms",
     "Norm",
+    "OutputAtoms",
     "PCPScore",
     "Payoff",
     "PrerankDistribution",
@@ -110,14 +135,20 @@ __all__ = [
     "SplineRadius",
     "StackedRadius",
     "Standardized",
+    "StreamingRadius",
     "StudentRadius",
     "TightenedRadius",
     "__version__",
+    "align",
     "anomaly_pvalue",
+    "atoms",
+    "autocalibrate",
     "best_action",
     "check_flow",
+    "conditional_calibration",
     "conformal_region",
     "data",
+    "density_ratio",
     "expected_utility",
     "flows",
     "guarantee",
@@ -137,6 +168,7 @@ __all__ = [
     "radial_transport",
     "recalibrate",
     "recalibrate_prerank",
+    "rolling_pit",
     "save",
     "standard_normal",
     "student_t",

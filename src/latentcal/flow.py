@@ -71,6 +71,35 @@ class ConditionalFlow(nn.Module):
         flow.recalibration = None
         return flow
 
+    def update(self, x: Tensor | None, y: Tensor) -> None:
+        """Let the law of the latent norm learn observations, in the order of time; in place.
+
+        Every flow that shares this law sees the update. Score an observation before it is learned.
+
+        Args:
+            x: (n, p) or (p,) features, or None for an unconditional flow.
+            y: (n, d) or (d,) outputs.
+
+        Raises:
+            TypeError: where the law is fixed, as all but :class:`StreamingRadius` are.
+            ValueError: where an observation is not finite or does not fit; nothing is learned then.
+        """
+        learn = getattr(self.base.radius, "update", None)
+        if learn is None:
+            raise TypeError(
+                f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. Get a "
+                "flow that learns from a stream: recalibrate(flow, x, y, fit=StreamingRadius.fit)."
+            )
+        y = torch.as_tensor(y)
+        if x is not None and torch.as_tensor(x).shape[:-1] != y.shape[:-1]:
+            raise ValueError(
+                f"x {tuple(torch.as_tensor(x).shape)} and y {tuple(y.shape)} must have one row a point. "
+                "The arguments are (x, y)."
+            )
+        with torch.no_grad(), evaluation_mode(self):
+            norms = self(x).latent_norm(y)
+        learn(norms)
+
 
 class FlowDistribution(Distribution):
     """What a flow predicts at features x: batch shape x.shape[:-1], event shape (d,).
@@ -124,6 +153,13 @@ class FlowDistribution(Distribution):
         # Density zero stays zero whatever the determinant is: -inf + inf would be NaN.
         total = torch.where(torch.isneginf(log_latent), log_latent, log_latent + log_abs_det)
         return total.to(value.dtype if value.is_floating_point() else torch.get_default_dtype())
+
+    def latent(self, y: Tensor) -> Tensor:
+        """Float64 latent of y, (..., d) -> (..., d)."""
+        y = self._accept(torch.as_tensor(y))
+        z = self.flow.latent(y, self._context)
+        self._norm_of(z, y)  # raises where it is not a number
+        return z.to(torch.float64)
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""

@@ -7,9 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LOG_HALF = -math.log(2.0)
+
+
+class Float64Module(nn.Module):
+    """A module whose tensors follow the device of the model around them, and stay float64 when it is cast."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float64Module:
+        def keep_float64(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype != tensor.dtype else moved
+
+        super()._apply(keep_float64, recurse)
+        return self
 
 
 def log1mexp(v: Tensor) -> Tensor:

@@ -91,3 +91,54 @@ def _cumulative(parts: Tensor) -> tuple[Tensor, Tensor]:
     from_left = torch.cat([zero, torch.cumsum(parts, 0)[:-1], zero + 1])
     from_right = torch.cat([zero + 1, parts.flip(0).cumsum(0).flip(0)[1:], zero])
     return from_left, from_right
+
+
+class LineSpline:
+    """Increasing maps of the line, one for each coordinate: ratios of quadratics, straight beyond the ends.
+
+    The formulas between the knots are those of :class:`UnitSpline`.
+
+    Args:
+        x: (d, k) knots, ascending in each row.
+        y: (d, k) their values, ascending in each row.
+        slopes: (d, k) positive slopes at the knots.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, slopes: Tensor) -> None:
+        self.x, self.y, self.slopes = x, y, slopes
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and log slopes, (..., d) -> (..., d), (..., d)."""
+        at = _LineBins(self, self.x, x)
+        xi = ((x - at.x) / at.width).clamp(0, 1)
+        denominator = at.mean + at.bend * xi * (1 - xi)
+        inside = at.y + at.height * xi * (at.mean * xi + at.first * (1 - xi)) / denominator
+        slope = at.last * xi**2 + 2 * at.mean * xi * (1 - xi) + at.first * (1 - xi) ** 2
+        log_slope = 2 * torch.log(at.mean / denominator) + torch.log(slope)  # at the ends, that of the end
+        before, after = (x - at.x).clamp(max=0), (x - at.x - at.width).clamp(min=0)
+        return inside + before * at.first + after * at.last, log_slope
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """The points with these values, (..., d) -> (..., d)."""
+        at = _LineBins(self, self.y, y)
+        rise = (y - at.y).clamp(min=0)
+        xi = _root(torch.minimum(rise, at.height), at.mean, at.first, at.bend, at.height)
+        before, after = (y - at.y).clamp(max=0), (y - at.y - at.height).clamp(min=0)
+        return at.x + at.width * xi + before / at.first + after / at.last
+
+
+class _LineBins:
+    """The bin of each point, and what belongs to it; points beyond the ends are in the bins there."""
+
+    def __init__(self, spline: LineSpline, knots: Tensor, points: Tensor) -> None:
+        dim = len(knots)
+        rows = points.detach().reshape(-1, dim).T.contiguous()
+        inner = knots[:, 1:-1].detach().contiguous()
+        k = torch.searchsorted(inner, rows, right=True).T.reshape(points.shape)
+        coordinate = torch.arange(dim, device=points.device)
+        self.x, self.y = spline.x[coordinate, k], spline.y[coordinate, k]
+        self.width = spline.x[coordinate, k + 1] - self.x
+        self.height = spline.y[coordinate, k + 1] - self.y
+        self.first, self.last = spline.slopes[coordinate, k], spline.slopes[coordinate, k + 1]
+        self.mean = self.height / self.width
+        self.bend = self.first + self.last - 2 * self.mean

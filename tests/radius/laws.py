@@ -1,6 +1,7 @@
 """Every law with a density, for the tests that hold for all of them: a new law is one line."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from latentcal.radius import (
     TightenedRadius,
     tighten,
 )
+from latentcal.radius.streaming import StreamingRadius
 
 
 def fitted(fit: Callable[..., RadiusLaw], reference: RadiusLaw, *, n: int = 100) -> RadiusLaw:
@@ -40,6 +42,8 @@ def kinks(law: RadiusLaw) -> torch.Tensor:
     if isinstance(law, StackedRadius):
         inner = [kinks(part) for part in law.parts]
         return torch.unique(torch.cat([torch.tensor([law._core_end()[0]], dtype=torch.float64), *inner]))
+    if isinstance(law, StreamingRadius):
+        return kinks(law.snapshot())
     if isinstance(law, TightenedRadius):
         knots = law.law.icdf(torch.cumsum(law.widths / law.widths.sum(), 0)[:-1])
         return torch.unique(torch.cat([knots, kinks(law.law)]))
@@ -87,6 +91,15 @@ LAWS = {
     "stacked gamma 5": fitted(StackedRadius.fit, GammaRadius(5)),
     "stacked student 2": fitted(StackedRadius.fit, StudentRadius(2, degrees_of_freedom=2.7)),
     "stacked twice": fitted(StackedRadius.fit, fitted(StackedRadius.fit, Chi(3))),
+    "streaming, unused": StreamingRadius(Chi(3)),
+    "streaming 1": fitted(StreamingRadius.fit, Chi(1), n=500),
+    "streaming 2, window": fitted(partial(StreamingRadius.fit, window=60), Chi(2)),
+    "streaming 16, power": fitted(partial(StreamingRadius.fit, half_life=3000), Chi(16), n=5000),
+    "streaming 196608": fitted(StreamingRadius.fit, Chi(196608)),
+    "streaming student 2": fitted(StreamingRadius.fit, StudentRadius(2, degrees_of_freedom=2.7)),
+    "streaming ball 16": fitted(StreamingRadius.fit, BallRadius(16)),
+    "streaming interval": fitted(partial(StreamingRadius.fit, window=300), BallRadius(1), n=300),
+    "streaming of stacked": fitted(StreamingRadius.fit, fitted(StackedRadius.fit, Chi(3))),
     "tightened spline 2": tightened(SplineRadius.fit, Chi(2)),
     "tightened stacked 196608": tightened(StackedRadius.fit, Chi(196608)),
     "tightened stacked interval": tightened(StackedRadius.fit, BallRadius(1)),

@@ -1,6 +1,7 @@
 """Data to try models on."""
 
 from . import toy
+from .folds import rolling_origin, time_folds
 from .registry import DatasetEntry, list_datasets
 from .splits import Part, Split, group_split, split, time_split
 from .tabular import Dataset, load
@@ -16,7 +17,9 @@ __all__ = [
     "list",
     "list_datasets",
     "load",
+    "rolling_origin",
     "split",
+    "time_folds",
     "time_split",
     "toy",
 ]

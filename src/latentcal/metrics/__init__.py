@@ -1,5 +1,6 @@
 """Pure functions of tensors: is a sample of PIT values uniform, and how good is a predictive sample?"""
 
+from .autocorrelation import AutocorrelationTest, autocorrelation_test
 from .calibration import (
     PitDensity,
     ReliabilityCurve,
@@ -11,11 +12,17 @@ from .calibration import (
     uniformity_test,
 )
 from .scores import bits_per_dim, energy_score, relative_score, variogram_score
+from .slabs import Slab, WorstSlabs, binomial_interval, worst_slab_coverage
 
 __all__ = [
+    "AutocorrelationTest",
     "PitDensity",
     "ReliabilityCurve",
+    "Slab",
     "UniformityTest",
+    "WorstSlabs",
+    "autocorrelation_test",
+    "binomial_interval",
     "bits_per_dim",
     "calibration_error",
     "empirical_coverage",
@@ -25,4 +32,5 @@ __all__ = [
     "reliability_curve",
     "uniformity_test",
     "variogram_score",
+    "worst_slab_coverage",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..special import log_gamma_cdf_sf, stirling_error
 from .folds import FoldedRadii, spread_limit
 from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
-from .tabulated import TabulatedLaw
+from .tabulated import TabulatedLaw, _in_chunks
 
 MAX_KERNELS = 1000
 _MAX_NODES = 512  # for the choice of the rate
@@ -98,6 +98,13 @@ class GammaKDE(TabulatedLaw):
         rate, _ = choose_rate(folded, extend=rates == "extended", upper=upper)
         kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
         return cls(kernels.nodes, rate, kernels.total, upper)
+
+    def log_prob_untabulated(self, r: Tensor) -> Tensor:
+        if math.isfinite(self.upper):
+            return self.log_prob(r)
+        t = cube_roots(as_float64(r))
+        flat = _in_chunks(self._log_density, t.reshape(-1), size=1024)
+        return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
 
     def _log_density(self, t: Tensor) -> Tensor:
         kernels = log_kernels(t, self.centers, self.rate) + torch.log(self.weights)

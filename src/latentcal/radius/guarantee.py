@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..numerics import log1mexp, solve_increasing, with_own_slope
 from ..splines import UnitSpline, monotone_slopes
+from .folds import effective_size
 from .law import RadiusLaw, as_float64, check_radii
 
 _FIRST_KNOTS = 1000
@@ -24,11 +25,11 @@ class Guarantee:
     data, as here, it is a diagnostic. ``coverage_interval`` speaks of this one calibration set.
 
     Attributes:
-        n: number of calibration norms.
+        n: number of calibration norms, or the effective one where they carry weights.
         lambda_: :math:`(n + 1) \max_i |F(L_{(i)}) - i / (n + 1)|`.
     """
 
-    n: int
+    n: float
     lambda_: float
 
     @property
@@ -56,13 +57,29 @@ class Guarantee:
     def __str__(self) -> str:
         low, high = self.coverage_interval()
         return (
-            f"n = {self.n}, lambda = {self.lambda_:.3g}, epsilon = {self.epsilon:.3g}; a 90 % region of this "
-            f"calibration set covers {low:.1%} to {high:.1%} (95 % of calibration sets)"
+            f"n = {self.n:.0f}, lambda = {self.lambda_:.3g}, epsilon = {self.epsilon:.3g}; a 90 % region of "
+            f"this calibration set covers {low:.1%} to {high:.1%} (95 % of calibration sets)"
         )
 
 
-def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
-    """How closely a law follows the order statistics of the calibration norms (n,) that it was fitted to.
+def guarantee(
+    law: RadiusLaw,
+    radii: Tensor,
+    *,
+    weights: Tensor | None = None,
+    effective_n: float | None = None,
+) -> Guarantee:
+    r"""How closely a law follows the order statistics of the calibration norms (n,) that it was fitted to.
+
+    With weights w (n,) the step function has height :math:`n' w_i / ((n' + 1) \sum_j w_j)` at the i-th norm
+    instead of 1 / (n + 1), with n' the effective number of norms.
+
+    Args:
+        law: the fitted law.
+        radii: (n,) the calibration norms.
+        weights: (n,) of the norms; equal if None.
+        effective_n: number of independent, equally weighted norms that say as much; that of the weights,
+            :math:`(\sum w)^2 / \sum w^2`, if None.
 
     Examples:
         >>> from latentcal.radius import EmpiricalRadius
@@ -70,9 +87,17 @@ def guarantee(law: RadiusLaw, radii: Tensor) -> Guarantee:
         >>> round(guarantee(EmpiricalRadius(radii), radii).epsilon, 6)
         0.01
     """
-    radii = torch.sort(check_radii(radii)[0]).values
+    radii, weights = check_radii(radii, weights)
+    radii, order = torch.sort(radii)
+    n = effective_size(weights) if effective_n is None else effective_n
+    # Of m norms tied, or one of weight m, F has one value for m ranks: the first and the last are farthest.
+    counts = weights[order] * (n / weights.sum())
+    last = torch.cumsum(counts, 0)
+    first = last - counts + counts.clamp(max=1.0)
     with torch.no_grad():
-        return Guarantee(radii.numel(), _lambda(law.cdf(radii)))
+        scaled = (n + 1) * law.cdf(radii)
+    distance = torch.maximum((scaled - first).abs(), (scaled - last).abs())
+    return Guarantee(n, float(distance.max()))
 
 
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:

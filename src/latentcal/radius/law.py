@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..numerics import LOG_HALF, log1mexp, solve_increasing, with_own_slope
+from ..numerics import LOG_HALF, Float64Module, log1mexp, solve_increasing, with_own_slope
 
 # Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
 _BLOCK = 2**16
@@ -20,7 +20,7 @@ class DiscreteOutputWarning(UserWarning):
     """Many latent norms are tied: the outputs are probably discrete and have no density."""
 
 
-class RadiusLaw(nn.Module):
+class RadiusLaw(Float64Module):
     r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; immutable, float64 inside.
 
     A subclass gives ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow, and may
@@ -118,6 +118,13 @@ class RadiusLaw(nn.Module):
         log_density = self.log_prob(inner) - (dim - 1) * torch.log(inner)
         return log_density.masked_fill(r < 0, -math.inf)
 
+    def log_prob_untabulated(self, r: Tensor) -> Tensor:
+        """``log_prob`` to about a hundredth of a nat, (...) -> (...), for laws that are soon dropped.
+
+        Laws with a table answer without making it.
+        """
+        return self.log_prob(r)
+
     def given(self, x: Tensor | None) -> RadiusLaw:
         """The law at features x, (..., p): itself, unless the law depends on x."""
         return self
@@ -194,15 +201,6 @@ class RadiusLaw(nn.Module):
         for tensor in (*self.buffers(), *self.parameters()):
             return tensor.device
         return torch.device("cpu")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RadiusLaw:
-        # model.float() or model.half() must not round the law: follow the device, keep float64.
-        def keep_float64(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype != tensor.dtype else moved
-
-        super()._apply(keep_float64, recurse)
-        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 
 _OUTLIER_SHARE = 0.01
-_LARGEST_LOG_POWER = math.log(20.0)
+LARGEST_LOG_POWER = math.log(20.0)
 
 
 class ScaledRadius(RadiusLaw):
@@ -142,12 +143,24 @@ def fit_scale_power(
         start[:, 1] = math.log(min(max(ratio, 0.1), 10.0))
     if not bounded:
         start[:, 0] = center - torch.exp(start[:, 1]) * float(quartiles[1])
-    theta = ascend(likelihood, start, free=torch.tensor([not bounded, power], device=y.device))
+    theta = ascend(
+        likelihood,
+        start,
+        free=torch.tensor([not bounded, power], device=y.device),
+        limit=start.new_tensor([math.inf, LARGEST_LOG_POWER]),
+    )
     return torch.exp(theta[:, 0]), torch.exp(theta[:, 1])
 
 
-def ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """Maxima (f, 2) of f functions at once, by Newton steps damped until each goes uphill."""
+def ascend(likelihood: Callable[[Tensor], Tensor], theta: Tensor, *, free: Tensor, limit: Tensor) -> Tensor:
+    """Maxima (f, k) of f functions (f, k) -> (f,) at once, by Newton steps damped until each goes uphill.
+
+    Args:
+        likelihood: the functions.
+        theta: (f, k) where to start.
+        free: (k,) whether a parameter may move.
+        limit: (k,) largest absolute values.
+    """
     damping = torch.full_like(theta[:, 0], 1e-3)
     value, gradient, hessian = _derivatives(likelihood, theta, free)
     for _ in range(60):
@@ -157,8 +170,7 @@ def ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[n
         eigenvalues, vectors = torch.linalg.eigh(system)
         eigenvalues = eigenvalues.clamp(min=1e-6 * scale.amax(1, keepdim=True))
         step = (vectors @ ((vectors.mT @ gradient[..., None]) / eigenvalues[..., None]))[..., 0] * free
-        candidate = theta + step.clamp(-2, 2)
-        candidate[:, 1] = candidate[:, 1].clamp(-_LARGEST_LOG_POWER, _LARGEST_LOG_POWER)
+        candidate = torch.minimum(torch.maximum(theta + step.clamp(-2, 2), -limit), limit)
         new_value, new_gradient, new_hessian = _derivatives(likelihood, candidate, free)
         better = new_value >= value
         moved = (candidate - theta).abs().amax(1)
@@ -172,12 +184,17 @@ def ascend(likelihood, theta: Tensor, free: Tensor) -> Tensor:  # type: ignore[n
     return theta
 
 
-def _derivatives(likelihood, theta: Tensor, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[no-untyped-def]
+def _derivatives(
+    likelihood: Callable[[Tensor], Tensor], theta: Tensor, free: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
         value = likelihood(theta)
         (gradient,) = torch.autograd.grad(value.sum(), theta, create_graph=True)
-        rows = [torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0] for i in range(2)]
+        rows = [
+            torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0]
+            for i in range(theta.shape[1])
+        ]
     hessian = torch.stack(rows, 1) * free[:, None] * free
     fixed = torch.diag((~free).to(theta))
     return value.detach(), gradient.detach() * free, hessian.detach() - fixed

@@ -64,6 +64,7 @@ class StackedRadius(TabulatedLaw):
         x: Tensor | None = None,
         weights: Tensor | None = None,
         generator: torch.Generator | None = None,
+        nodes: int = _MAX_NODES,
     ) -> StackedRadius:
         r"""Stack of {reference, scaled, scaled with power, gamma KDE} for radii (n,).
 
@@ -80,6 +81,7 @@ class StackedRadius(TabulatedLaw):
             x: not needed.
             weights: (n,) of the radii.
             generator: not needed.
+            nodes: cells of radii on which rate and weights are chosen; fewer are quicker.
         """
         if reference is None:
             raise ValueError(
@@ -88,24 +90,27 @@ class StackedRadius(TabulatedLaw):
         radii, weights = check_radii(radii, weights, upper=reference.upper)
         warn_if_tied(radii)
         t = cube_roots(radii)
-        folded = FoldedRadii.of(t, weights, max_nodes=_MAX_NODES)
+        folded = FoldedRadii.of(t, weights, max_nodes=nodes)
         rate, kde = choose_rate(folded, extend=True, upper=reference.upper)
-        nodes = folded.nodes**3
+        centers = folded.nodes**3
         # Folds first, then all radii: one batch of fits.
         training = torch.cat([folded.training, folded.total[None]])
-        held_out, scaled = [reference.log_prob(nodes).expand_as(folded.weights)], []
+        held_out, scaled = [reference.log_prob(centers).expand_as(folded.weights)], []
         for power in (False, True):
-            scales, powers = fit_scale_power(nodes, training, reference, power=power)
+            scales, powers = fit_scale_power(centers, training, reference, power=power)
             laws = [ScaledRadius(reference, float(a), float(b)) for a, b in zip(scales, powers, strict=True)]
-            held_out.append(torch.stack([law.log_prob(nodes) for law in laws[:-1]]))
+            held_out.append(torch.stack([law.log_prob(centers) for law in laws[:-1]]))
             scaled.append(laws[-1])
         held_out.append(kde - torch.log(3 * folded.nodes**2))
-        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
+        kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
         parts = [reference, *scaled, GammaKDE(kernels.nodes, rate, kernels.total, reference.upper)]
         n = effective_size(weights)
         best = mixture_weights(torch.stack(held_out), folded.weights)
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
         return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=level)
+
+    def log_prob_untabulated(self, r: Tensor) -> Tensor:
+        return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         r = as_float64(r)

@@ -1,8 +1,13 @@
 """Recalibration: the same maps, a truer law."""
 
+from .align import Aligned, Alignment, align
+from .auto import AutoRecalibration, autocalibrate
 from .beta_mixture import BetaMixture
+from .ladder import Ladder, Rung
 from .latent import (
+    AutocorrelationWarning,
     CalibrationReuseWarning,
+    EffectiveSizeWarning,
     NLLTerms,
     Recalibration,
     latent_norms,
@@ -11,17 +16,28 @@ from .latent import (
 )
 from .prerank import PrerankRecalibrated, PrerankRecalibration, recalibrate_prerank
 from .prerank_distribution import PrerankDistribution
+from .rolling import rolling_pit
 
 __all__ = [
+    "Aligned",
+    "Alignment",
+    "AutoRecalibration",
+    "AutocorrelationWarning",
     "BetaMixture",
     "CalibrationReuseWarning",
+    "EffectiveSizeWarning",
+    "Ladder",
     "NLLTerms",
     "PrerankDistribution",
     "PrerankRecalibrated",
     "PrerankRecalibration",
     "Recalibration",
+    "Rung",
+    "align",
+    "autocalibrate",
     "latent_norms",
     "nll_decomposition",
     "recalibrate",
     "recalibrate_prerank",
+    "rolling_pit",
 ]

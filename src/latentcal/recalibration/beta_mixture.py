@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..numerics import with_own_slope
 from ..radius.law import RadiusLaw, as_float64, normalized
-from ..radius.scaled import ascend
+from ..radius.scaled import LARGEST_LOG_POWER, ascend
 from ..radius.stacked import mixture_weights
 
 _FOLDS = 10
@@ -150,8 +150,12 @@ def _parts(training: Tensor, samples: int, n: int) -> list[tuple[Tensor, Tensor,
         alpha, beta = torch.exp(theta).unsqueeze(1).unbind(-1)
         return (training * _log_ranks(samples, alpha, beta, one)).sum(1) - 0.5 * (theta**2).sum(1)
 
-    free = torch.ones(2, dtype=torch.bool, device=training.device)
-    theta = ascend(posterior, training.new_zeros(len(training), 2), free)
+    theta = ascend(
+        posterior,
+        training.new_zeros(len(training), 2),
+        free=torch.ones(2, dtype=torch.bool, device=training.device),
+        limit=training.new_tensor([math.inf, LARGEST_LOG_POWER]),
+    )
     share = training / training.sum(1, keepdim=True).clamp(min=1)
     first, last = ((share[:, [rank]] - 1 / (samples + 1)).clamp(min=0) for rank in (0, samples))
     narrow = 10 * (samples + 1) * one

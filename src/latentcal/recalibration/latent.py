@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from ..base import RadialBase
+from ..discrete import Atoms, Dequantizer, atoms
 from ..fingerprint import CalibrationReuseWarning, Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, evaluation_mode
+from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.guarantee import guarantee
-from ..radius.law import RadiusLaw, tied_share
+from ..radius.law import DiscreteOutputWarning, RadiusLaw, tied_share
 from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
+from .effective import effective_n_of
+from .record import AutocorrelationWarning, EffectiveSizeWarning, Recalibration
+from .rows import as_tensor, visit_norms
 
 __all__ = [
+    "AutocorrelationWarning",
     "CalibrationReuseWarning",
+    "EffectiveSizeWarning",
     "NLLTerms",
     "Recalibration",
     "latent_norms",
@@ -31,44 +37,9 @@ __all__ = [
     "recalibrate",
 ]
 
+_HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which on it is said
 
-@dataclass(frozen=True)
-class Recalibration:
-    """How a flow was recalibrated; printing it says so in words.
-
-    Args:
-        law: the fitted law of the latent norm.
-        reference: base law of the flow as it was trained.
-        n: calibration points.
-        lambda_: (n + 1) times the largest distance of the fitted distribution function from i/(n + 1) at the
-            i-th norm; a diagnostic, since it was read off the data.
-        epsilon: (1 + lambda) / (n + 1); it bounds the mean error of coverage only where lambda was bounded
-            before the data were seen.
-        fit_seconds: time that fitting the law took.
-        tied: share of the norms that equal another one.
-        fingerprint: sketch of the calibration rows.
-    """
-
-    law: RadiusLaw
-    reference: RadialBase = field(repr=False)
-    n: int
-    lambda_: float
-    epsilon: float
-    fit_seconds: float
-    tied: float
-    fingerprint: Fingerprint = field(repr=False)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            (
-                f"Recalibrated on {self.n:,} points: {type(self.law).__name__} "
-                f"in place of {type(self.reference.radius).__name__}",
-                f"  epsilon     {self.epsilon:.4f} (lambda = {self.lambda_:.2f}; read off the data, "
-                "so a diagnostic of the coverage error and not a bound)",
-                f"  tied norms  {self.tied:.1%}",
-                f"  fitted in   {self.fit_seconds:.3f} s",
-            )
-        )
+Discrete = Literal["warn", "dequantize", "ignore"]
 
 
 class NLLTerms(NamedTuple):
@@ -101,7 +72,7 @@ def latent_norms(
         (n,) float64, on the CPU.
     """
     parts: list[Tensor] = []
-    _visit_norms(flow, x, y, batch_size, progress, lambda _x, _y, norms: parts.append(norms))
+    visit_norms(flow, x, y, batch_size, progress, lambda _x, _y, norms: parts.append(norms))
     return torch.cat(parts)
 
 
@@ -112,6 +83,9 @@ def recalibrate(
     *,
     fit: Callable[..., RadiusLaw] = StackedRadius.fit,
     weights: Tensor | None = None,
+    order: Literal["time"] | None = None,
+    discrete: Discrete | Dequantizer = "warn",
+    generator: torch.Generator | None = None,
     batch_size: int | None = None,
     progress: bool = False,
 ) -> ConditionalFlow:
@@ -124,6 +98,23 @@ def recalibrate(
     of the calibration data. These must be rows that training did not see. The flow itself is not changed; how
     the new one was made is in its ``recalibration``. Of an iterable's batches only x and the norms are kept.
 
+    *Weights* make up for covariate shift: with :math:`w(x)` the density ratio of the features that are to
+    come and those of the calibration rows (known, or :func:`density_ratio`), the law is that of the norms to
+    come. With known weights, calibration rows and a new one are exchangeable up to these weights, and the
+    weighted distribution function that the law follows is right in the mean, up to the normalised weight of
+    one point. Nothing is promised where the weights are estimated, where y given x shifts too, or where
+    features come that no calibration row is like; and the weight of the new row, which an exact statement
+    puts at infinity, is taken as that of an average one. lambda and epsilon speak of the weighted
+    distribution function and of the effective n.
+
+    *Time order* is about what is told of the result: the folds inside the laws are contiguous anyway. See
+    :func:`rolling_pit` for values that only the past had a hand in.
+
+    *Atoms* in y make the density of a flow arbitrary: it may rise without bound at a value that carries
+    mass, and the norms of rows there say how sharp the flow's spike is. As they are, such rows get a law that
+    suits rows as they are; with noise on them, one for rows with noise. Do not mix: of a flow that learnt
+    spikes, a law fitted with noise and scored without is worse than none. See :class:`Dequantizer`.
+
     Args:
         flow: the flow, with :class:`RadialBase` as its base.
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable such as a
@@ -131,6 +122,12 @@ def recalibrate(
         y: (n, d) outputs.
         fit: called as ``fit(radii, reference=law, x=x, weights=weights)``; ``SplineRadius.fit`` and its like.
         weights: (n,) of the calibration points; equal if None.
+        order: ``"time"`` where the rows follow each other in time: the latent PIT is then tested for
+            autocorrelation, in the level and in the spread, and effective n divided by its time.
+        discrete: what to do about atoms in y. ``"warn"`` where one has more than a fifth of the rows, and at
+            least 20 of them; ``"dequantize"`` to add noise to y, or a :class:`Dequantizer` that does (which
+            batches need: they are seen once); ``"ignore"`` to be silent.
+        generator: of that noise; seeded with 0 if None.
         batch_size: points that the flow encodes at a time; all at once (or as the batches come) if None.
         progress: show a progress bar.
 
@@ -139,9 +136,17 @@ def recalibrate(
 
     Warns:
         CalibrationReuseWarning: where a flow is recalibrated a second time on the same rows.
+        EffectiveSizeWarning: where the weights leave fewer than 20 points, or less than 5 % of them.
+        AutocorrelationWarning: where rows in time order depend on each other, p < 0.001.
+        DiscreteOutputWarning: where norms are tied, or an output has a heavy atom.
     """
     if isinstance(fit, type):
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+    dequantizer, found = _look_for_atoms(y, discrete)
+    if dequantizer is not None and generator is None:
+        generator = torch.Generator().manual_seed(0)
     previous: Recalibration | None = getattr(flow, "recalibration", None)
     parts: list[Tensor] = []
     features: list[Tensor] = []
@@ -157,7 +162,8 @@ def recalibrate(
         if previous is not None:
             seen.update(previous.fingerprint.matches(batch_x, batch_y))
 
-    _visit_norms(flow, x, y, batch_size, progress, keep)
+    jitter = None if dequantizer is None else lambda y: dequantizer.jitter(y, generator)
+    visit_norms(flow, x, y, batch_size, progress, keep, jitter)
     radii = torch.cat(parts)
     all_x = torch.cat(features) if features else None
     if weights is not None and np.shape(weights) != (len(radii),):
@@ -171,14 +177,31 @@ def recalibrate(
         )
         fingerprint = fingerprint.merge(previous.fingerprint)
 
+    heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
+    heavy = heavy and discrete == "warn"
+    if heavy and found is not None:
+        warnings.warn(
+            f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A density "
+            "can peak there without bound, so likelihoods depend on how sharp the flow's spike is. "
+            "discrete='dequantize' adds noise to the outputs (then jitter those that are scored as well); "
+            "'ignore' is silent.",
+            DiscreteOutputWarning,
+            stacklevel=2,
+        )
     started = time.perf_counter()
-    law = fit(radii, reference=flow.base.radius, x=all_x, weights=weights)
+    with _silent_about_ties(heavy or discrete == "ignore"):  # once is enough
+        law = fit(radii, reference=flow.base.radius, x=all_x, weights=weights)
     fit_seconds = time.perf_counter() - started
     if not isinstance(law, RadiusLaw):
         raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
     at_x = law.given(all_x)
     # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
-    bound = guarantee(law, radii) if at_x is law else guarantee(BallRadius(1), at_x.cdf(radii))
+    with torch.no_grad():
+        u = None if at_x is law and order is None else at_x.cdf(radii)
+    serial = autocorrelation_test(u) if order == "time" and u is not None else None
+    effective_n = effective_n_of(weights, len(radii), serial)
+    judged = (law, radii) if at_x is law else (BallRadius(1), u)
+    bound = guarantee(*judged, weights=weights, effective_n=effective_n)
     model = flow.with_base(flow.base.with_radius(law))
     model.recalibration = Recalibration(
         law=law,
@@ -189,6 +212,11 @@ def recalibrate(
         fit_seconds=fit_seconds,
         tied=tied_share(radii),
         fingerprint=fingerprint,
+        effective_n=effective_n,
+        autocorrelation=None if serial is None else serial.p_value,
+        atom_share=None if found is None else found.share,
+        atom_output=None if found is None else found.output,
+        dequantized=dequantizer is not None,
     )
     return model
 
@@ -229,95 +257,32 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
         return NLLTerms(-log_before, radial, -log_abs_det)
 
 
-def _visit_norms(
-    flow: ConditionalFlow,
-    x: Any,
-    y: Any,
-    batch_size: int | None,
-    progress: bool,
-    visit: Callable[[Tensor | None, Tensor, Tensor], None],
-) -> None:
-    """Call ``visit(x, y, norms)`` with one batch of data after the other, norms on the CPU."""
-    if not isinstance(flow, ConditionalFlow):
-        raise TypeError(
-            f"flow must be a ConditionalFlow, got {type(flow).__name__}. "
-            "The arguments are (flow, x, y); a model of another library is wrapped first, by an adapter."
-        )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    batches, total = row_batches(x, y)
-    row = 0
-    with (
-        torch.no_grad(),
-        evaluation_mode(flow),
-        tqdm(total=total, desc="latent norms", unit=" points", disable=not progress) as bar,
-    ):
-        for batch_x, batch_y in batches:
-            _check_batch(flow, batch_x, batch_y)
-            size = batch_size or max(len(batch_y), 1)
-            for start in range(0, len(batch_y), size):
-                part_x = None if batch_x is None else batch_x[start : start + size]
-                part_y = batch_y[start : start + size]
-                norms = flow(part_x).latent_norm(part_y).cpu()
-                _check_norms(norms, row)
-                visit(part_x, part_y, norms)
-                row += len(norms)
-                bar.update(len(norms))
-    if row == 0:
-        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
-
-
-def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
-    """Pairs of tensors (x, y) from data or from an iterable of batches, and the number of points if known."""
-    if y is not None:
-        pair = (None if x is None else _as_tensor(x), _as_tensor(y))
-        return [pair], (len(pair[1]) if pair[1].dim() else None)
-    if x is None or isinstance(x, Tensor) or hasattr(x, "__array__") or not isinstance(x, Iterable):
+def _look_for_atoms(y: Any, discrete: Discrete | Dequantizer) -> tuple[Dequantizer | None, Atoms | None]:
+    """The noise for the outputs, if any, and their atoms, if they can be seen."""
+    own = isinstance(discrete, Dequantizer)
+    if not own and discrete not in ("warn", "dequantize", "ignore"):
         raise ValueError(
-            "y is missing. The arguments are (flow, x, y), or (flow, None, y) for an unconditional flow; "
-            "only an iterable of batches, such as a DataLoader, goes without y."
+            f"discrete must be 'warn', 'dequantize', 'ignore' or a Dequantizer, got {discrete!r}."
         )
-    return map(_as_pair, x), None
+    values = None if y is None else as_tensor(y)
+    if values is None or values.dim() != 2 or len(values) == 0 or not bool(torch.isfinite(values).all()):
+        if discrete == "dequantize" and y is None:
+            raise ValueError(
+                "Batches are seen once, too late to fit the noise to all outputs. "
+                "Pass it: discrete=Dequantizer.fit(y_train)."
+            )
+        return (discrete if own else None), None  # type: ignore[return-value]
+    found = atoms(values)
+    if discrete == "dequantize":
+        return Dequantizer.fit(values), found
+    return (discrete if own else None), found  # type: ignore[return-value]
 
 
-def _as_pair(batch: Any) -> tuple[Tensor | None, Tensor]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return (None if batch[0] is None else _as_tensor(batch[0])), _as_tensor(batch[1])
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return None, _as_tensor(batch[0])
-    if isinstance(batch, Tensor) or hasattr(batch, "__array__"):
-        return None, _as_tensor(batch)
-    raise TypeError(f"A batch must be a pair (x, y), or y alone; got {type(batch).__name__}.")
-
-
-def _as_tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach()
-    array = np.asarray(values)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _check_batch(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> None:
-    dim = flow.base.dim
-    shapes = f"y: {tuple(y.shape)}, x: {None if x is None else tuple(x.shape)}"
-    if y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(
-            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
-        )
-    if y.shape[1] != dim:
-        raise ValueError(
-            f"y has {y.shape[1]} outputs but the flow's latent has {dim} dimensions ({shapes}). "
-            "Arguments are (flow, x, y); were x and y swapped?"
-        )
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
-
-
-def _check_norms(norms: Tensor, first_row: int) -> None:
-    infinite = torch.isinf(norms)
-    if bool(infinite.any()):
-        rows = (first_row + infinite.nonzero().reshape(-1)[:5]).tolist()
-        raise ValueError(
-            f"{int(infinite.sum())} of {len(norms)} latent norms are infinite (first rows: {rows}): "
-            "the flow's encode overflows there. Drop those rows, or clip y."
-        )
+@contextmanager
+def _silent_about_ties(silent: bool) -> Iterator[None]:
+    if not silent:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DiscreteOutputWarning)
+        yield

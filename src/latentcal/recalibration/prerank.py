@@ -17,8 +17,8 @@ from tqdm import tqdm
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
 from .beta_mixture import BetaMixture
-from .latent import row_batches
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
+from .rows import row_batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,187 @@
+"""What conditional_calibration found, in words, numbers and pictures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import plots
+from ..metrics import Slab, WorstSlabs
+from .directions import usable_rows
+from .findings import Finding
+from .groups import GroupCalibration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionalCalibration:
+    """Whether a model is calibrated at every x and in every direction; ``print`` it, or ``plot()``."""
+
+    n: int
+    """Rows."""
+    dim: int
+    """Latent dimension d."""
+    names: tuple[str, ...]
+    """Names of the p features; none for an unconditional flow."""
+    coverage: float
+    """Nominal coverage of the region that slabs and groups are about."""
+    level: float
+    """Probability of any finding about a model that is right."""
+    l_ece: float
+    """Latent calibration error over all rows."""
+    observed_coverage: float
+    """Share of all rows inside that region."""
+    findings: tuple[Finding, ...]
+    """The tests, with p-values adjusted for their number."""
+    absent: dict[str, str]
+    """Tests that were not made, and why."""
+    slabs: WorstSlabs | None = field(repr=False)
+    """Where in feature space the coverage is lowest and highest."""
+    groups: tuple[GroupCalibration, ...] = field(repr=False)
+    """Calibration of each group."""
+    u: Tensor = field(repr=False)
+    """(n,) latent PIT values."""
+    suspect: int | None
+    """Index of the feature on which the PIT depends most."""
+    suspect_values: Tensor | None = field(repr=False)
+    """(n,) values of that feature."""
+    mean_direction: Tensor | None = field(repr=False)
+    """(d,) mean of z / |z|."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether no test found anything."""
+        return not any(finding.found for finding in self.findings)
+
+    def __getitem__(self, name: str) -> Finding:
+        """The finding of that name."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        if name in self.absent:
+            raise KeyError(f"{name!r} was not tested: {self.absent[name]}.")
+        raise KeyError(f"{name!r} is none of {[finding.name for finding in self.findings]}.")
+
+    def __str__(self) -> str:
+        found = [finding for finding in self.findings if finding.found]
+        tests = len(self.findings)
+        headline = (
+            f"{len(found)} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
+        )
+        lines = [
+            f"Conditional calibration, {self.n:,} rows, d = {self.dim}, p = {len(self.names)}: {headline}",
+            f"  overall: L-ECE {self.l_ece:.4f}, {self._percent(self.observed_coverage)} inside the "
+            f"{self._percent(self.coverage)} region",
+            f"  {'test':<21} {'p':>7} {'adjusted':>9}",
+        ]
+        for finding in self.findings:
+            mark = "  <- found" if finding.found else ""
+            lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
+        lines += [f"  {name:<21} {'-':>7} {'-':>9}  {reason}" for name, reason in self.absent.items()]
+        if self.slabs is not None:
+            for name, slab in (("lowest", self.slabs.lowest), ("highest", self.slabs.highest)):
+                lines.append(f"  {name} slab coverage: {self._measured(slab)}")
+        if self.groups:
+            worst = max(self.groups, key=lambda group: group.l_ece / group.limit)
+            lines.append(
+                f"  worst of {len(self.groups)} groups: {worst.label}, L-ECE {worst.l_ece:.3f} "
+                f"(limit {worst.limit:.3f}, {worst.n:,} rows, {self._percent(worst.coverage)} inside)"
+            )
+        return "\n".join([*lines, *(f"- {finding.verdict} To do: {finding.remedy}." for finding in found)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers and sentences as plain values, fit for JSON."""
+        slabs = self.slabs
+        return {
+            "n": self.n,
+            "dim": self.dim,
+            "features": len(self.names),
+            "calibrated": self.calibrated,
+            "coverage": self.coverage,
+            "observed_coverage": self.observed_coverage,
+            "level": self.level,
+            "l_ece": self.l_ece,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "absent": dict(self.absent),
+            "suspect": None if self.suspect is None else self.names[self.suspect],
+            "slabs": None
+            if slabs is None
+            else {name: self._slab_dict(getattr(slabs, name)) for name in ("lowest", "highest")},
+            "groups": [dict(vars(group)) for group in self.groups],
+        }
+
+    def plot(self) -> list[Axes]:
+        """Panels side by side: PIT against the most suspicious feature, slabs, mean direction, groups, tests.
+
+        What was not measured has no panel.
+        """
+        draw: list[Any] = []
+        if self.suspect is not None and self.suspect_values is not None:
+            values, name = self.suspect_values, self.names[self.suspect]
+            draw.append(lambda ax: plots.pit_by_feature(values, self.u, name=name, ax=ax))
+        if self.slabs is not None:
+            slabs = [self.slabs.lowest, self.slabs.highest]
+            labels = [
+                f"{end}:\n{self._where(slab)}" for end, slab in zip(("lowest", "highest"), slabs, strict=True)
+            ]
+            draw.append(
+                lambda ax: plots.coverage_intervals(
+                    labels,
+                    torch.tensor([slab.coverage for slab in slabs]),
+                    torch.tensor([slab.interval for slab in slabs]),
+                    nominal=self.coverage,
+                    ax=ax,
+                )
+            )
+        if self.mean_direction is not None:
+            mean = self.mean_direction
+            draw.append(lambda ax: plots.mean_direction(mean, min(self.n, usable_rows(self.dim)), ax=ax))
+        if self.groups:
+            names, errors, limits = zip(*((str(g.label), g.l_ece, g.limit) for g in self.groups), strict=True)
+            draw.append(
+                lambda ax: plots.group_errors(names, torch.tensor(errors), torch.tensor(limits), ax=ax)
+            )
+        tests = [finding.name for finding in self.findings]
+        adjusted = torch.tensor([finding.adjusted for finding in self.findings], dtype=torch.float64)
+        draw.append(lambda ax: plots.p_value_bars(tests, adjusted, level=self.level, ax=ax))
+        return [panel(ax) for panel, ax in zip(draw, plots.row_of_axes(len(draw)), strict=True)]
+
+    def _measured(self, slab: Slab) -> str:
+        if not slab.n:
+            return f"no held-out row with {self._where(slab)}"
+        low, high = (100 * end for end in slab.interval)
+        return (
+            f"{self._percent(slab.coverage)} [{low:.1f}, {high:.1f}] of {slab.n:,} held-out rows with "
+            f"{self._where(slab)}"
+        )
+
+    def _where(self, slab: Slab) -> str:
+        if slab.feature is not None:
+            along = self.names[slab.feature]
+        else:
+            largest = slab.direction.abs().argsort(descending=True)[:2]
+            terms = " ".join(f"{float(slab.direction[j]):+.2g} {self.names[j]}" for j in largest)
+            used = int((slab.direction != 0).sum())
+            along = terms + (" ..." if used > 2 else "")
+        return f"{slab.lower:.3g} <= {along} <= {slab.upper:.3g}"
+
+    def _slab_dict(self, slab: Slab) -> dict[str, Any]:
+        return {
+            "direction": slab.direction.tolist(),
+            "lower": slab.lower,
+            "upper": slab.upper,
+            "coverage": None if math.isnan(slab.coverage) else slab.coverage,
+            "interval": list(slab.interval),
+            "n": slab.n,
+            "where": self._where(slab),
+        }
+
+    @staticmethod
+    def _percent(share: float) -> str:
+        return f"{100 * share:.1f} %"

@@ -1,0 +1,200 @@
+"""Coverage where it is worst: slabs of feature space, chosen on half of the rows, measured on the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SELECTION = 10_000  # rows at most among which slabs are chosen
+_FEWEST = 10  # rows that a slab holds at least where it is chosen
+_FEWEST_ROWS = 40
+_CHUNK = 1 << 18  # numbers held at a time: few enough for the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    r"""The slab :math:`\{x : a \le v^\top x \le b\}` and the coverage of other rows than chose it."""
+
+    direction: Tensor
+    """(p,) the unit vector v."""
+    lower: float
+    """The bound a."""
+    upper: float
+    """The bound b."""
+    coverage: float
+    """Share of the held-out rows inside that are covered; NaN where there is none."""
+    interval: tuple[float, float]
+    """Exact binomial (Clopper-Pearson) interval of that coverage."""
+    n: int
+    """Held-out rows inside."""
+    chosen_coverage: float
+    """Coverage on the rows that chose the slab: the most extreme of many, hence too extreme."""
+    confidence: float
+    """Probability with which the interval holds the slab's true coverage, at least."""
+
+    @property
+    def feature(self) -> int | None:
+        """Index of the feature where the slab bounds one alone; None for an oblique slab."""
+        used = self.direction.nonzero().reshape(-1)
+        return int(used[0]) if len(used) == 1 else None
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether rows lie in the slab, (..., p) -> (...)."""
+        along = torch.as_tensor(x).to(torch.float64) @ self.direction
+        return (along >= self.lower) & (along <= self.upper)
+
+
+@dataclass(frozen=True, eq=False)
+class WorstSlabs:
+    """The slabs of lowest and of highest coverage."""
+
+    lowest: Slab
+    highest: Slab
+
+
+def worst_slab_coverage(
+    x: Tensor,
+    covered: Tensor,
+    *,
+    share: float = 0.1,
+    directions: int = 100,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> WorstSlabs:
+    r"""The slabs of feature space in which the fewest and the most rows are covered.
+
+    .. math:: \min_{v,\, a \le b} P(\text{covered} \mid a \le v^\top x \le b)
+              \quad \text{with} \quad P(a \le v^\top x \le b) \ge \text{share}
+
+    over every coordinate axis and ``directions`` random v (Gaussian in standardised features), with a and b
+    among the quantiles of :math:`v^\top x`. The slab is chosen on a random half of the rows (at most 10,000)
+    and its coverage measured on the others, so that the measurement is unbiased and its binomial
+    interval exact for independent rows, however many slabs were tried.
+
+    Args:
+        x: (n, p) features.
+        covered: (n,) whether the region of a row holds its y: of any region, conformal ones too.
+        share: smallest share of the rows that a slab holds, 0 < share < 1.
+        directions: random directions besides the axes; none are drawn for p = 1.
+        confidence: of the intervals.
+        generator: source of randomness.
+
+    Raises:
+        ValueError: for other shapes, NaN, fewer than 40 rows, or features that are all constant.
+
+    Examples:
+        >>> x = torch.linspace(0, 1, 2000)[:, None]
+        >>> worst = worst_slab_coverage(x, x[:, 0] < 0.8).lowest
+        >>> worst.feature, worst.coverage, bool(worst.lower > 0.79)
+        (0, 0.0, True)
+    """
+    x, covered = _checked(x, covered)
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie strictly between 0 and 1, got {share}.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    if directions < 0:
+        raise ValueError(f"directions must be at least 0, got {directions}.")
+    device = x.device if generator is None else generator.device
+    order = torch.randperm(len(x), generator=generator, device=device).to(x.device)
+    half = min(len(x) // 2, _SELECTION)
+    choosing, held_out = order[:half], order[half:]
+    candidates = _directions(x[choosing], directions, generator)
+    found = _extreme_slabs(
+        x[choosing] @ candidates.T, covered[choosing], max(_FEWEST, math.ceil(share * half))
+    )
+    slabs = []
+    for row, lower, upper, chosen in found:
+        inside = (along := x[held_out] @ candidates[row]) >= lower
+        hits = covered[held_out][inside & (along <= upper)]
+        successes, n = int(hits.sum()), len(hits)
+        slabs.append(
+            Slab(
+                direction=candidates[row],
+                lower=lower,
+                upper=upper,
+                coverage=successes / n if n else math.nan,
+                interval=binomial_interval(successes, n, confidence),
+                n=n,
+                chosen_coverage=chosen,
+                confidence=confidence,
+            )
+        )
+    return WorstSlabs(*slabs)
+
+
+def binomial_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The Clopper-Pearson interval of a probability; (0, 1) for n = 0.
+
+    Examples:
+        >>> [round(end, 4) for end in binomial_interval(9, 10)]
+        [0.555, 0.9975]
+    """
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    lower = float(beta.ppf(tail, successes, n - successes + 1)) if successes else 0.0
+    upper = float(beta.isf(tail, successes + 1, n - successes)) if successes < n else 1.0
+    return lower, upper
+
+
+def _directions(x: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """Unit vectors (k, p): the axes of all features that vary, and random ones."""
+    scale = x.std(0)
+    varies = x.amax(0) > x.amin(0)
+    if not bool(varies.any()):
+        raise ValueError("Every feature is constant: there are no slabs to compare.")
+    axes = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[varies]
+    if int(varies.sum()) == 1:
+        return axes
+    device = x.device if generator is None else generator.device
+    random = torch.randn(count, x.shape[1], dtype=x.dtype, generator=generator, device=device).to(x.device)
+    random = torch.where(varies, random / torch.where(varies, scale, 1.0), 0.0)
+    return torch.cat([axes, random / torch.linalg.vector_norm(random, dim=1, keepdim=True)])
+
+
+def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[int, float, float, float]]:
+    """(direction, a, b, coverage) of the lowest and the highest coverage; along (n, k), covered (n,)."""
+    n, k = along.shape
+    # Ten edges a smallest slab: finer ones would gain less than they cost.
+    edges = min(n, max(100, min(400, 10 * n // fewest)))
+    at = torch.linspace(0, n - 1, edges, device=along.device).round().long()
+    best: list[tuple[float, tuple[int, float, float, float]]] = [(math.inf, (0, 0.0, 0.0, 0.0))] * 2
+    for first in range(0, k, step := max(1, _CHUNK // (edges * edges + n))):
+        values, order = along[:, first : first + step].T.contiguous().sort(dim=1)
+        total = torch.nn.functional.pad(covered[order].to(torch.float64).cumsum(1), (1, 0))
+        # Equal values are inside together: a slab starts at the first of them and ends after the last.
+        start = torch.searchsorted(values, values[:, at].contiguous())
+        end = torch.searchsorted(values, values[:, at].contiguous(), right=True)
+        count = end[:, None, :] - start[:, :, None]
+        share = (total.gather(1, end)[:, None, :] - total.gather(1, start)[:, :, None]) / count
+        for side, sign in enumerate((1, -1)):
+            # Of slabs with equal coverage the largest, which is measured best.
+            score = (sign * share - 1e-12 * count).masked_fill(count < fewest, math.inf)
+            lowest = float(score.min())
+            if lowest < best[side][0]:
+                row, a, b = (int(i) for i in torch.unravel_index(score.argmin(), score.shape))
+                bounds = float(values[row, at[a]]), float(values[row, at[b]])
+                best[side] = lowest, (first + row, *bounds, float(share[row, a, b]))
+    return [slab for _, slab in best]
+
+
+def _checked(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
+    x, covered = torch.as_tensor(x).detach(), torch.as_tensor(covered)
+    if x.dim() != 2 or covered.shape != x.shape[:1]:
+        raise ValueError(
+            f"x must be (n, p) and covered (n,), got x {tuple(x.shape)} and covered {tuple(covered.shape)}."
+        )
+    if len(x) < _FEWEST_ROWS:
+        raise ValueError(f"{len(x)} rows are too few to choose a slab and measure it; give {_FEWEST_ROWS}.")
+    if not bool(((covered == 0) | (covered == 1)).all()):
+        raise ValueError("covered must hold True or False (1 or 0) for each row.")
+    x = x.to(torch.float64)
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(
+            f"x has {int((~torch.isfinite(x)).sum())} NaN or infinite values. Drop or fill them."
+        )
+    return x, covered.to(device=x.device, dtype=torch.bool)

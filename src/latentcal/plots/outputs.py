@@ -1,0 +1,105 @@
+"""Maps of two outputs: densities and prediction regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .style import COLOURS, has, legend, new_axes, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def density_map(
+    first: Tensor,
+    second: Tensor,
+    density: Tensor,
+    *,
+    pit: Tensor | None = None,
+    levels: Sequence[float] = (0.01, 0.1, 0.5, 0.9),
+    label_levels: bool = True,
+    points: Tensor | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A density of two outputs as a map, with the level sets of a PIT and points.
+
+    Args:
+        first: (a,) grid of the first output.
+        second: (b,) grid of the second output.
+        density: (a, b) values on the grid.
+        pit: (a, b) PIT values on the grid, whose level sets are drawn.
+        levels: of the PIT: each level set holds this probability.
+        label_levels: whether each line says its level.
+        points: (n, 2) drawn as dots.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = new_axes(ax)
+    grid = first.cpu().numpy(), second.cpu().numpy()
+    ax.pcolormesh(
+        *grid, density.T.cpu().numpy(), cmap="Oranges", vmin=0, shading="gouraud", rasterized=True, gid="map"
+    )
+    if points is not None:
+        ax.plot(*points.T.cpu().numpy(), ".", color=COLOURS[1], markersize=2, alpha=0.5, gid="points")
+    if pit is not None:
+        lines = ax.contour(*grid, pit.T.cpu().numpy(), list(levels), colors="black", linewidths=0.9)
+        labels = ax.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=7) if label_levels else []
+        for text in labels:
+            text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.4})
+    ax.set(xlim=(grid[0].min(), grid[0].max()), ylim=(grid[1].min(), grid[1].max()), box_aspect=1)
+    tidy(ax)
+    return ax
+
+
+def region_outlines(
+    outlines: Sequence[Sequence[Tensor]],
+    levels: Sequence[float],
+    *,
+    label: str = "",
+    points: Tensor | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Prediction regions of two outputs, one a level, each of some closed polygons.
+
+    Call it again with the same axes to compare regions: each set gets the next colour.
+
+    Args:
+        outlines: for each level its polygons (m, 2), where those that run the other way round are holes; none
+            for a region that is everything.
+        levels: coverage of each.
+        label: name of the set in the legend.
+        points: (n, 2) drawn as dots.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    ax = new_axes(ax)
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    drawn = {gid for artist in ax.get_children() if (gid := artist.get_gid() or "").startswith("region")}
+    colour, name = COLOURS[1:][len(drawn) % len(COLOURS[1:])], f"region-{len(drawn)}"
+    outermost_first = sorted(zip(levels, outlines, strict=True), key=lambda pair: -pair[0])
+    styles = ["solid", "dashed", "dotted", "dashdot"]
+    for i, (level, polygons) in enumerate(outermost_first):
+        text = f"{label} {100 * level:g} %".strip()
+        if not polygons:
+            ax.plot([], [], " ", label=f"{text}: everything", gid=name)
+            continue
+        path = Path.make_compound_path(*(Path(line.cpu().numpy(), closed=True) for line in polygons))
+        if not has(ax, "map"):  # whose colours a fill would change
+            ax.add_patch(PathPatch(path, facecolor=colour, alpha=0.12, linewidth=0, gid=name))
+        edge = {"edgecolor": colour, "linestyle": styles[i % 4], "linewidth": 1.6}
+        ax.add_patch(PathPatch(path, fill=False, label=text, gid=name, **edge))
+    if points is not None:
+        ax.plot(*points.T.cpu().numpy(), ".", color=COLOURS[-1], markersize=2.5, alpha=0.6, gid="points")
+    ax.autoscale_view()
+    tidy(ax)
+    legend(ax)
+    return ax

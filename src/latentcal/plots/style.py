@@ -1,0 +1,67 @@
+"""Colours and habits that all pictures share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+BAND, INNER, LINE = "#D4D4D4", "#EDEDED", "#7A7A7A"
+
+
+def new_axes(ax: Axes | None) -> Axes:
+    """The given axes, or new ones; a missing matplotlib names the extra."""
+    plt = _pyplot()
+    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1] if ax is None else ax
+
+
+def row_of_axes(count: int) -> list[Axes]:
+    """New axes side by side in one figure, two or three in a row."""
+    columns = 2 if count in (2, 4) else min(count, 3)
+    rows = -(-count // columns)
+    figure = _pyplot().figure(figsize=(4.6 * columns, 4.2 * rows), layout="constrained")
+    return [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install 'latentcal[plots]'.") from error
+    return plt
+
+
+def has(ax: Axes, gid: str) -> bool:
+    """Whether something of this gid is drawn already."""
+    return any(artist.get_gid() == gid for artist in ax.get_children())
+
+
+def next_colour(ax: Axes) -> str:
+    """The colour of the next model on these axes."""
+    drawn = sum(artist.get_gid() == "model" for artist in ax.get_children())
+    return COLOURS[drawn % len(COLOURS)]
+
+
+def tidy(ax: Axes) -> None:
+    """Axes without a frame on top and right."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(length=3)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend with the models first; none where nothing has a label."""
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        models_first = sorted(range(len(handles)), key=lambda i: handles[i].get_gid() != "model")
+        ax.legend(
+            [handles[i] for i in models_first],
+            [labels[i] for i in models_first],
+            frameon=False,
+            fontsize="small",
+            handlelength=1.6,
+            **options,
+        )

@@ -1,0 +1,203 @@
+"""Alignment: maps of the latent space that put right what no law of the radius can, directions and x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..base import RadialBase
+from ..fingerprint import Fingerprint
+from ..flow import ConditionalFlow, FlowDistribution, tensor_options
+from ..norms import Euclidean
+from ..radius.law import as_float64
+from ..radius.reference import Chi
+from .affine import cross_fit_affine
+from .by_features import cross_fit_features
+from .cross_fitting import CrossFit, fold_numbers
+from .maps import Chain, LatentMap
+from .marginals import cross_fit_marginals
+from .record import Recalibration
+from .rows import visit_norms
+
+MapName = Literal["affine", "features", "marginals"]
+CROSS_FITS: dict[str, CrossFit] = {
+    "affine": cross_fit_affine,
+    "features": cross_fit_features,
+    "marginals": cross_fit_marginals,
+}
+FOLDS = 5
+FEWEST = 20  # rows
+
+
+class Aligned(ConditionalFlow):
+    r"""A flow whose latent is mapped once more, :math:`z' = T(\mathrm{encode}(y; x); x)`.
+
+    .. math:: \log f'(y|x) = \log f_Z(z') + \log|\det \partial z' / \partial z|
+              + \log|\det \partial z / \partial y|
+
+    Args:
+        flow: the flow; its base becomes that of this one.
+        map: T.
+    """
+
+    def __init__(self, flow: ConditionalFlow, map: LatentMap) -> None:
+        super().__init__(flow.base)
+        self.flow, self.map = flow, map
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        z, log_abs_det = self.flow.encode(y, x)
+        mapped, change = self.map(z, x)
+        return mapped, log_abs_det.to(torch.float64) + change
+
+    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        return self.map(self.flow.latent(y, x), x)[0]
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        own, _ = tensor_options(self.flow)
+        return self.flow.decode(self.map.inverse(z, x).to(z.dtype if own is None else own), x)
+
+
+@dataclass(frozen=True)
+class Alignment(Recalibration):
+    """How a flow was aligned; printing it says so in words.
+
+    Args:
+        maps: names of the maps, in their order.
+    """
+
+    maps: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"Aligned on {self.n:,} points: {', '.join(self.maps)}; the law of the radius is unchanged"
+
+
+def align(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any = None,
+    *,
+    maps: MapName | Sequence[MapName] = "affine",
+    weights: Tensor | None = None,
+    order: Literal["time"] | None = None,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Aligned:
+    r"""A flow whose latent cloud is shifted and turned round, so that a radial law fits it.
+
+    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"features"`` a shift and scale
+    of each coordinate that depend on x; ``"marginals"`` an increasing map of each coordinate to normal scores.
+    Each is drawn towards the identity as far as held-out likelihood asks for. The law of the radius stays:
+    ``recalibrate`` the answer on *other* rows, or let ``autocalibrate`` choose and fit both by cross-fitting.
+
+    Args:
+        flow: the flow, with an unbounded base.
+        x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
+        y: (n, d) outputs.
+        maps: what to fit, one after the other.
+        weights: (n,) of the rows; equal if None.
+        order: ``"time"`` for rows that follow each other: folds are then blocks, not drawn at random.
+        batch_size: points that the flow encodes at a time.
+        progress: show a progress bar.
+    """
+    names = (maps,) if isinstance(maps, str) else tuple(maps)
+    rows = LatentRows.of(flow, x, y, weights, batch_size, progress)
+    if unknown := [name for name in names if name not in CROSS_FITS]:
+        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
+    if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
+        raise ValueError(" ".join(reasons))
+    fold = fold_numbers(len(rows.z), FOLDS, contiguous=order == "time")
+    z, steps = rows.z, []
+    for name in names:
+        fitted = CROSS_FITS[name](z, rows.x, fold, rows.weights)
+        steps.append(fitted.map)
+        z = fitted.z
+    model = Aligned(flow, Chain(steps))
+    previous = flow.recalibration
+    model.recalibration = Alignment(
+        law=flow.base.radius,
+        reference=flow.base if previous is None else previous.reference,
+        n=len(z),
+        lambda_=math.nan,
+        epsilon=math.nan,
+        fit_seconds=0.0,
+        tied=0.0,
+        fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
+        maps=names,
+    )
+    return model
+
+
+@dataclass(frozen=True)
+class LatentRows:
+    """Calibration rows as the maps and laws see them."""
+
+    z: Tensor
+    """(n, d) float64 latents."""
+    x: Tensor | None
+    """(n, p) features as the flow was given them."""
+    weights: Tensor
+    """(n,) of mean 1."""
+    fingerprint: Fingerprint
+
+    @classmethod
+    def of(
+        cls,
+        flow: ConditionalFlow,
+        x: Any,
+        y: Any,
+        weights: Tensor | None,
+        batch_size: int | None,
+        progress: bool,
+    ) -> LatentRows:
+        """Encode the rows, in evaluation mode and without gradients."""
+        latents: list[Tensor] = []
+        features: list[Tensor] = []
+        fingerprint = Fingerprint()
+
+        def keep(batch_x: Tensor | None, batch_y: Tensor, z: Tensor) -> None:
+            nonlocal fingerprint
+            latents.append(z)
+            if batch_x is not None:
+                features.append(batch_x.cpu())
+            fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
+
+        visit_norms(flow, x, y, batch_size, progress, keep, statistic=FlowDistribution.latent)
+        z = torch.cat(latents)
+        if weights is None:
+            weight = torch.ones(len(z), dtype=torch.float64)
+        else:
+            weight = as_float64(weights).detach().cpu()
+            if weight.shape != (len(z),):
+                raise ValueError(
+                    f"weights has shape {tuple(weight.shape)} for {len(z)} points; give one each."
+                )
+            if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
+                raise ValueError("Weights must be finite, not negative and not all 0.")
+            weight = weight / weight.mean()
+        return cls(z, torch.cat(features) if features else None, weight, fingerprint)
+
+    def take(self, rows: Tensor) -> LatentRows:
+        """Some of the rows, by a mask (n,)."""
+        x = None if self.x is None else self.x[rows]
+        return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint)
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+
+def obstacle(name: str, base: RadialBase, rows: LatentRows) -> str:
+    """Why a map cannot be fitted to these latents; empty where it can."""
+    if math.isfinite(base.radius.upper):
+        return f"The base ends at {base.radius.upper:g}: a map of the latent would leave it."
+    if len(rows) < FEWEST:
+        return f"A map of directions needs at least {FEWEST} rows, got {len(rows)}."
+    if name == "features" and rows.x is None:
+        return "The flow has no features that a map could depend on."
+    if name == "marginals" and not (isinstance(base.norm, Euclidean) and isinstance(base.radius, Chi)):
+        return "Normal scores need a standard normal base."
+    return ""

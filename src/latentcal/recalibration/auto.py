@@ -1,0 +1,172 @@
+"""autocalibrate: the simplest recalibration that held-out likelihood cannot tell from the best."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..base import RadialBase
+from ..flow import ConditionalFlow
+from ..radius.folds import effective_size
+from ..radius.grouped import GroupedRadius
+from ..radius.guarantee import Guarantee, tighten
+from ..radius.guarantee import guarantee as measure
+from ..radius.law import RadiusLaw, tied_share
+from ..radius.reference import BallRadius
+from ..radius.smooth import SmoothRadius
+from ..radius.stacked import StackedRadius
+from .align import FOLDS, Aligned, LatentRows
+from .cross_fitting import fold_numbers
+from .ladder import FittedRung, Groups, Ladder, RungFitter, climb
+from .record import Recalibration
+
+
+@dataclass(frozen=True)
+class AutoRecalibration(Recalibration):
+    """How a flow was recalibrated and why so; printing it says it.
+
+    Args:
+        ladder: what was tried.
+        guaranteed: whether lambda was bounded in advance, so that epsilon is a bound.
+    """
+
+    ladder: Ladder | None = None
+    guaranteed: bool = False
+
+    def __str__(self) -> str:
+        lines = super().__str__().splitlines()
+        if self.guaranteed:
+            lines[1] = (
+                f"  epsilon     {self.epsilon:.4f} (lambda <= {self.lambda_:g} was fixed in advance: over "
+                "calibration sets, mean coverage is within epsilon of its level)"
+            )
+        return "\n".join([*lines, str(self.ladder)])
+
+
+def autocalibrate(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any = None,
+    *,
+    groups: Groups = None,
+    weights: Tensor | None = None,
+    order: Literal["time"] | None = None,
+    folds: int = FOLDS,
+    guarantee: bool = False,
+    max_lambda: float = 1.0,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> ConditionalFlow:
+    """The simplest recalibration that held-out likelihood cannot tell from the best.
+
+    Rungs from "unchanged" over "radial" to maps of directions and laws that depend on x are compared by
+    cross-validated log-likelihood. Differences are paired, point by point, and the simplest rung within one
+    standard error of the best is fitted to all rows. Inside a rung, too, each step learns from rows that the
+    steps before it did not see. ``print(model.recalibration)`` shows the ladder.
+
+    Args:
+        flow: the flow.
+        x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
+        y: (n, d) outputs.
+        groups: column of x that holds a label, or a function of x that gives one: laws by group are then
+            tried too, and with a guarantee they have it group by group.
+        weights: (n,) of the rows, for covariate shift; equal if None.
+        order: ``"time"`` for rows that follow each other: folds are then blocks.
+        folds: of the cross-validation.
+        guarantee: choose and fit the maps on one half of the rows and the law of the radius on the other,
+            with lambda bounded: the finite-sample statement of ``Guarantee`` then holds.
+        max_lambda: that bound, in units of one order statistic.
+        batch_size: points that the flow encodes at a time.
+        progress: show a progress bar.
+
+    Returns:
+        The recalibrated flow; its ``recalibration`` is an :class:`AutoRecalibration`.
+    """
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+    if folds < 2:
+        raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
+    rows = LatentRows.of(flow, x, y, weights, batch_size, progress)
+    return calibrate_rows(
+        flow,
+        rows,
+        groups=groups,
+        contiguous=order == "time",
+        folds=folds,
+        max_lambda=max_lambda if guarantee else None,
+        progress=progress,
+    )
+
+
+def calibrate_rows(
+    flow: ConditionalFlow,
+    rows: LatentRows,
+    *,
+    groups: Groups = None,
+    contiguous: bool = False,
+    folds: int = 5,
+    max_lambda: float | None = None,
+    progress: bool = False,
+) -> ConditionalFlow:
+    """``autocalibrate`` for rows that are encoded already; with a guarantee where ``max_lambda`` is given."""
+    base = flow.base
+    if base.given(rows.x) is not base:
+        raise ValueError(
+            "The law of the flow's radius depends on x already. Autocalibrate the flow that it was made from."
+        )
+    started = time.perf_counter()
+    halves = fold_numbers(len(rows), 2, contiguous=contiguous, seed=2)
+    learn = rows if max_lambda is None else rows.take(halves == 0)
+    rung, ladder = climb(learn, base, groups=groups, folds=folds, contiguous=contiguous, progress=progress)
+    fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
+    if max_lambda is None:
+        bound, judged = _measured(fitted, rows, base), rows
+    else:
+        judged = rows.take(halves == 1)
+        fitted, bound = _guaranteed(fitted, judged, base, max_lambda)
+    aligned = Aligned(flow, fitted.map) if len(fitted.map.maps) else flow
+    model = aligned.with_base(base.with_radius(fitted.law))
+    previous: Recalibration | None = flow.recalibration
+    model.recalibration = AutoRecalibration(
+        law=fitted.law,
+        reference=base if previous is None else previous.reference,
+        n=len(judged),
+        lambda_=bound.lambda_,
+        epsilon=bound.epsilon,
+        fit_seconds=time.perf_counter() - started,
+        tied=tied_share(base.norm_of(rows.z)),
+        fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
+        effective_n=effective_size(judged.weights),
+        ladder=ladder,
+        guaranteed=max_lambda is not None,
+    )
+    return model
+
+
+@torch.no_grad()
+def _measured(fitted: FittedRung, rows: LatentRows, base: RadialBase) -> Guarantee:
+    radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
+    return measure(BallRadius(1), fitted.law.given(rows.x).cdf(radii))
+
+
+@torch.no_grad()
+def _guaranteed(
+    fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float
+) -> tuple[FittedRung, Guarantee]:
+    """The same map with a law of the radius of these rows alone, as close to their norms as asked for."""
+    radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
+
+    def law_of(radii: Tensor, reference: RadiusLaw) -> RadiusLaw:
+        return tighten(StackedRadius.fit(radii, reference=reference), radii, max_lambda=max_lambda)
+
+    if isinstance(fitted.law, SmoothRadius):
+        law: RadiusLaw = fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x), base.radius))
+    elif isinstance(fitted.law, GroupedRadius):
+        law = fitted.law.refitted(radii, rows.x, law_of(radii, base.radius), law_of)
+    else:
+        law = law_of(radii, base.radius)
+    return FittedRung(fitted.map, law), Guarantee(len(rows), max_lambda)

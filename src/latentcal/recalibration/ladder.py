@@ -1,0 +1,243 @@
+"""The ladder of recalibrations: how a rung is fitted, and which one held-out likelihood asks for."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..base import RadialBase
+from ..radius.conditional import ConditionalRadius
+from ..radius.law import DiscreteOutputWarning, RadiusLaw
+from ..radius.stacked import StackedRadius
+from .align import CROSS_FITS, LatentRows, obstacle
+from .cross_fitting import fold_numbers
+from .maps import Chain, LatentMap
+
+Groups = int | Callable[[Tensor], Tensor] | None
+_INNER_FOLDS = 5
+_COARSE = 128  # nodes of laws that are dropped again
+_CLIP = 3.0  # nats: beyond, one point's gain tells no more
+_BLOCKS = 20  # of rows in time order, for standard errors
+_FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to recalibrate.
+
+    Args:
+        name: what it is called in print.
+        maps: maps of the latent, by name, one after the other.
+        law: ``"stacked"``, ``"smooth"`` or ``"groups"``; None to keep the base law.
+    """
+
+    name: str
+    maps: tuple[str, ...] = ()
+    law: str | None = None
+
+
+LADDER = (
+    Rung("unchanged"),
+    Rung("radial", (), "stacked"),
+    Rung("aligned, radial", ("affine",), "stacked"),
+    Rung("radial by group", (), "groups"),
+    Rung("radial by x", (), "smooth"),
+    Rung("aligned, radial by group", ("affine",), "groups"),
+    Rung("aligned, radial by x", ("affine",), "smooth"),
+    Rung("aligned, marginals, radial", ("affine", "marginals"), "stacked"),
+    Rung("aligned by x, radial by x", ("affine", "features"), "smooth"),
+    Rung("aligned by x, marginals, radial by x", ("affine", "features", "marginals"), "smooth"),
+)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What was tried, what it gained on held-out rows, and what was chosen; printing it gives the table.
+
+    Args:
+        names: the rungs, from the simplest up.
+        gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point, each
+            point's gain or loss counting for at most 3.
+        errors: standard errors of the gains.
+        behind: how far each is behind the best one, in the mean of paired differences.
+        behind_errors: standard errors of these.
+        chosen: number of the rung that was chosen.
+        n: rows that the choice was made on.
+        folds: number of folds.
+    """
+
+    names: list[str]
+    gains: list[float]
+    errors: list[float]
+    behind: list[float]
+    behind_errors: list[float]
+    chosen: int
+    n: int
+    folds: int
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.names)
+        lines = [
+            f"Held-out log-likelihood over the unchanged model, nats a point ({self.n:,} rows)",
+            f"    {'rung':<{width}}  {'gain':>8}  {'s.e.':>7}  {'behind the best':>18}",
+        ]
+        best = max(range(len(self.gains)), key=self.gains.__getitem__)
+        for i, name in enumerate(self.names):
+            gap = "the best" if i == best else f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
+            mark = "->" if i == self.chosen else "  "
+            lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>18}")
+        reason = (
+            "it is the best"
+            if self.chosen == best
+            else "the simplest that is within one standard error of the best"
+        )
+        return "\n".join([*lines, f"Chosen: {self.names[self.chosen]} ({reason})."])
+
+
+@dataclass(frozen=True)
+class FittedRung:
+    """A map of the latent and a law of the radius for it."""
+
+    map: Chain
+    law: RadiusLaw
+
+    @torch.no_grad()
+    def log_likelihood(self, rows: LatentRows, base: RadialBase) -> Tensor:
+        """Log density of the latents of rows, (n,), up to a constant that all rungs share."""
+        z, log_abs_det = self.map(rows.z, rows.x)
+        r = base.norm_of(z)
+        log_radius = self.law.given(rows.x).log_prob_untabulated(r)
+        return log_radius - (base.dim - 1) * torch.log(r.clamp(min=1e-100)) + log_abs_det
+
+
+class RungFitter:
+    """Fits rungs to rows; maps that several rungs begin with are fitted once.
+
+    Args:
+        rows: what to learn from.
+        base: law that the flow assumes.
+        groups: labels of the rows, for laws by group.
+        contiguous: whether folds are blocks.
+        nodes: see :meth:`StackedRadius.fit`.
+    """
+
+    def __init__(
+        self, rows: LatentRows, base: RadialBase, groups: Groups, *, contiguous: bool, nodes: int = 512
+    ) -> None:
+        self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
+        folds = min(_INNER_FOLDS, len(rows))
+        self.fold = fold_numbers(len(rows), folds, contiguous=contiguous, seed=1)
+        self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
+
+    def fit(self, rung: Rung) -> FittedRung:
+        """The rung, each of its steps learned from rows that the steps before it did not see."""
+        maps, z = self._maps(rung.maps)
+        return FittedRung(Chain(maps), self._law(rung.law, self.base.norm_of(z)))
+
+    def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
+        if names not in self._mapped:
+            before, z = self._maps(names[:-1])
+            fitted = CROSS_FITS[names[-1]](z, self.rows.x, self.fold, self.rows.weights)
+            self._mapped[names] = ([*before, fitted.map], fitted.z)
+        return self._mapped[names]
+
+    def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
+        reference = self.base.radius
+        if kind is None:
+            return reference
+        if kind == "stacked":
+            return StackedRadius.fit(radii, reference=reference, weights=self.rows.weights, nodes=self.nodes)
+        return ConditionalRadius.fit(
+            radii,
+            self.rows.x,
+            reference=reference,
+            weights=self.rows.weights,
+            groups=self.groups if kind == "groups" else None,
+            fold=self.fold,
+            nodes=self.nodes,
+        )
+
+
+def climb(
+    rows: LatentRows,
+    base: RadialBase,
+    *,
+    groups: Groups = None,
+    folds: int = 5,
+    contiguous: bool = False,
+    progress: bool = False,
+) -> tuple[Rung, Ladder]:
+    """The rung that held-out likelihood asks for, and the account of how it was chosen."""
+    rungs = [rung for rung in LADDER if _possible(rung, rows, base, groups)]
+    folds = min(folds, len(rows))
+    fold = fold_numbers(len(rows), folds, contiguous=contiguous)
+    log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
+    with _without_warnings(), tqdm(total=folds * len(rungs), desc="ladder", disable=not progress) as bar:
+        for number in range(folds):
+            held_out = fold == number
+            fitter = RungFitter(rows.take(~held_out), base, groups, contiguous=contiguous, nodes=_COARSE)
+            for i, rung in enumerate(rungs):
+                log_likelihood[i, held_out] = fitter.fit(rung).log_likelihood(rows.take(held_out), base)
+                bar.update()
+    ladder = _compare([rung.name for rung in rungs], log_likelihood, rows.weights, folds, contiguous)
+    return rungs[ladder.chosen], ladder
+
+
+def _possible(rung: Rung, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    n = len(rows)
+    if any(obstacle(name, base, rows) or n < _FEWEST[name] for name in rung.maps):
+        return False
+    if rung.law == "smooth":
+        return rows.x is not None and math.isinf(base.radius.upper) and n >= _FEWEST["smooth"]
+    if rung.law == "groups":
+        return groups is not None and n >= _FEWEST["groups"]
+    return rung.law is None or n >= 4
+
+
+def _compare(
+    names: list[str], log_likelihood: Tensor, weights: Tensor, folds: int, contiguous: bool
+) -> Ladder:
+    def mean_and_error(difference: Tensor) -> tuple[float, float]:
+        return _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
+
+    gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
+    best = max(range(len(names)), key=gains.__getitem__)
+    behind = [mean_and_error(log_likelihood[best] - row) for row in log_likelihood]
+    chosen = next(i for i, (gap, error) in enumerate(behind) if i == best or gap <= error)
+    return Ladder(
+        names,
+        list(gains),
+        list(errors),
+        [gap for gap, _ in behind],
+        [error for _, error in behind],
+        chosen,
+        log_likelihood.shape[1],
+        folds,
+    )
+
+
+def _mean_and_error(difference: Tensor, weights: Tensor, contiguous: bool) -> tuple[float, float]:
+    """Weighted mean of differences (n,) and its standard error, by blocks where rows are ordered."""
+    mean = weights @ difference / weights.sum()
+    share = weights * (difference - mean) / weights.sum()
+    if contiguous:
+        blocks = min(_BLOCKS, len(share))
+        block = torch.arange(len(share)) * blocks // len(share)
+        share = torch.zeros(blocks, dtype=share.dtype).index_add_(0, block, share)
+    count = len(share)
+    return float(mean), float(share.norm()) * math.sqrt(count / max(count - 1, 1))
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without a warning of ties from every fold; the final fit still gives one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DiscreteOutputWarning)
+        yield

@@ -1,0 +1,145 @@
+"""Invertible maps of the latent space that put directions and x-dependence right, with exact log-dets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..numerics import Float64Module
+from ..smoothers import Smoother
+from ..splines import LineSpline
+
+
+class LatentMap(Float64Module):
+    r"""A map :math:`z' = T(z; x)` of latent points, invertible in z.
+
+    Calling it gives :math:`z'` and :math:`\log|\det \partial z'/\partial z|`, (..., d), (..., p) -> (..., d),
+    (...), in float64. Constructor arguments are the whole state, kept as attributes of the same names.
+    """
+
+    def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """The latent point that is mapped to z, (..., d), (..., p) -> (..., d)."""
+        raise NotImplementedError
+
+
+class AffineMap(LatentMap):
+    r""":math:`z' = A (z - m)`, the same for every x.
+
+    Args:
+        shift: m, (d,).
+        matrix: A, (d, d), invertible; or (d,), the diagonal of one.
+    """
+
+    shift: Tensor
+    matrix: Tensor
+    _inverse: Tensor
+    _log_abs_det: Tensor
+
+    def __init__(self, shift: Tensor, matrix: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.register_buffer("matrix", matrix)
+        diagonal = matrix.dim() == 1
+        log_abs_det = matrix.abs().log().sum() if diagonal else torch.linalg.slogdet(matrix).logabsdet
+        if not bool(torch.isfinite(log_abs_det)):
+            raise ValueError("matrix must be finite and invertible.")
+        self.register_buffer(
+            "_inverse", 1 / matrix if diagonal else torch.linalg.inv(matrix), persistent=False
+        )
+        self.register_buffer("_log_abs_det", log_abs_det, persistent=False)
+
+    def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self._times(self.matrix, z.to(self.shift) - self.shift), self._log_abs_det.expand(z.shape[:-1])
+
+    def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        return self._times(self._inverse, z.to(self.shift)) + self.shift
+
+    @staticmethod
+    def _times(matrix: Tensor, z: Tensor) -> Tensor:
+        return z * matrix if matrix.dim() == 1 else z @ matrix.T
+
+
+class FeatureAffineMap(LatentMap):
+    r""":math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`: shift and scale of each coordinate are functions of x.
+
+    Args:
+        shift: m, a smoother with d answers.
+        log_scale: s, a smoother with d answers; they are held within [-limit, limit].
+        limit: largest change of a log scale.
+    """
+
+    def __init__(self, shift: Smoother, log_scale: Smoother, limit: float = 3.0) -> None:
+        super().__init__()
+        self.shift, self.log_scale, self.limit = shift, log_scale, limit
+
+    def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        shift, log_scale = self._at(x)
+        z = (z.to(torch.float64) - shift) * torch.exp(-log_scale)
+        return z, -log_scale.sum(-1).expand(z.shape[:-1])
+
+    def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        shift, log_scale = self._at(x)
+        return z.to(torch.float64) * torch.exp(log_scale) + shift
+
+    def _at(self, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        if x is None:
+            raise ValueError("This map depends on x: pass the features.")
+        return self.shift(x), self.log_scale(x).clamp(-self.limit, self.limit)
+
+
+class CoordinateMap(LatentMap):
+    r""":math:`z'_j = T_j(z_j)`: an increasing spline for each coordinate, straight beyond its ends.
+
+    Args:
+        knots: (d, k) ascending in each row.
+        values: (d, k) what the knots are mapped to, ascending in each row.
+        slopes: (d, k) positive slopes there; the first and last hold beyond the ends.
+    """
+
+    knots: Tensor
+    values: Tensor
+    slopes: Tensor
+
+    def __init__(self, knots: Tensor, values: Tensor, slopes: Tensor) -> None:
+        super().__init__()
+        for name, value in (("knots", knots), ("values", values), ("slopes", slopes)):
+            self.register_buffer(name, value)
+
+    def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mapped, log_slope = self._spline()(z.to(self.knots))
+        return mapped, log_slope.sum(-1)
+
+    def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        return self._spline().inverse(z.to(self.knots))
+
+    def _spline(self) -> LineSpline:
+        return LineSpline(self.knots, self.values, self.slopes)
+
+
+class Chain(LatentMap):
+    """Maps one after the other.
+
+    Args:
+        maps: the first one is applied first; none at all is the identity.
+    """
+
+    maps: Sequence[LatentMap]
+
+    def __init__(self, maps: Sequence[LatentMap]) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(maps)  # type: ignore[assignment]
+
+    def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        z = z.to(torch.float64)
+        log_abs_det = z.new_zeros(z.shape[:-1])
+        for step in self.maps:
+            z, change = step(z, x)
+            log_abs_det = log_abs_det + change
+        return z, log_abs_det
+
+    def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        for step in reversed(self.maps):
+            z = step.inverse(z, x)
+        return z

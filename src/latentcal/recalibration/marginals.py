@@ -1,0 +1,172 @@
+"""Shapes of the latent coordinates: each is mapped to normal scores by a stack of one-dimensional laws."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ..radius.scaled import ascend
+from ..radius.stacked import mixture_weights
+from .cross_fitting import CrossFitted, by_fold
+from .maps import CoordinateMap, LatentMap
+
+_REACH = 8.0  # of the nodes, in robust standard deviations
+_NODES = 161
+_BANDWIDTHS = (0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
+_KNOTS = 33
+_LARGEST_SCORE = 4.0
+_STEEPEST = 20.0
+
+
+class _Laws(NamedTuple):
+    """Laws of b coordinates in robust units u: the normal that the model assumes, a bent one, and kernels."""
+
+    middle: Tensor  # (b, 1)
+    spread: Tensor  # (b, 1)
+    bent: Tensor  # (b, 4)
+    bandwidth: Tensor  # (b, 1, 1)
+    nodes: Tensor  # (m,)
+    mass: Tensor  # (b, m), sums to 1
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log densities, (b, k) -> (3, b, k)."""
+        normal = _log_normal(self.middle + self.spread * u) + torch.log(self.spread)
+        standard = (u[..., None] - self.nodes) / self.bandwidth
+        log_kernels = _log_normal(standard) - torch.log(self.bandwidth)
+        kernels = torch.logsumexp(log_kernels + torch.log(self.mass)[:, None, :], -1)
+        score, log_slope = _bend(u, self.bent)
+        return torch.stack([normal, _log_normal(score) + log_slope, kernels])
+
+    def cdf(self, u: Tensor) -> Tensor:
+        """Distribution functions, (b, k) -> (3, b, k)."""
+        normal = torch.special.ndtr(self.middle + self.spread * u)
+        standard = (u[..., None] - self.nodes) / self.bandwidth
+        kernels = (torch.special.ndtr(standard) * self.mass[:, None, :]).sum(-1)
+        return torch.stack([normal, torch.special.ndtr(_bend(u, self.bent)[0]), kernels])
+
+
+def cross_fit_marginals(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
+    r"""The map :math:`z'_j = \Phi^{-1}(F_j(z_j))`, a spline, with a stack of laws :math:`F_j`.
+
+    .. math:: F_j = w_0 \Phi + w_1 \Phi(\sinh(\delta \operatorname{asinh}(\tfrac{z - \xi}{\eta}) - \epsilon))
+              + w_2 F_\text{kernels},
+
+    with weights of the highest held-out likelihood: where the coordinate is normal already, :math:`w_0` is
+    near 1 and the map near the identity.
+
+    Args:
+        z: (n, d) latents.
+        x: not needed.
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows.
+    """
+    n, dim = z.shape
+    middle = z.median(0).values
+    spread = (1.4826 * (z - middle).abs().median(0).values).clamp(min=1e-3)
+    nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=z.dtype, device=z.device)
+    counts = _binned((z - middle) / spread, fold, weights)  # (f, d, m)
+    training = torch.cat([counts.sum(0) - counts, counts.sum(0)[None]])  # folds first, then all rows
+    sets = len(training)
+    mass = training.reshape(-1, _NODES)
+    repeated = (middle.repeat(sets)[:, None], spread.repeat(sets)[:, None])
+    bandwidth = _bandwidths(nodes, counts, training)
+    laws = _Laws(
+        *repeated,
+        _fit_bent(nodes, mass),
+        bandwidth.repeat(sets)[:, None, None],
+        nodes,
+        mass / mass.sum(1, keepdim=True),
+    )
+    log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)
+    shares = torch.stack(
+        [mixture_weights(log_density[:, :-1, j], counts[:, j], steps=200) for j in range(dim)], 1
+    )
+    shares = (n * shares + 1 / 3) / (n + 1)
+    spline = _spline(laws, shares.repeat(1, sets), min(_LARGEST_SCORE, _score_within(n)))
+    maps: list[LatentMap] = [
+        CoordinateMap(*(part[i * dim : (i + 1) * dim] for part in spline)) for i in range(sets)
+    ]
+    return CrossFitted(maps[-1], *by_fold(z, x, fold, maps[:-1]))
+
+
+def _score_within(n: int) -> float:
+    """Normal score beyond which two of n points lie on one side."""
+    level = torch.tensor(1 - min(2 / n, 0.4), dtype=torch.float64)
+    return float(torch.special.ndtri(level))
+
+
+def _binned(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
+    """Weights on the nodes by fold and coordinate, (n, d) -> (f, d, m); a point is shared by two."""
+    dim, folds = u.shape[1], int(fold.max()) + 1
+    position = (u.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2 * _REACH))
+    left = position.long().clamp(max=_NODES - 2)
+    share = position - left
+    start = (fold[:, None] * dim + torch.arange(dim, device=u.device)) * _NODES
+    counts = torch.zeros(folds * dim * _NODES, dtype=u.dtype, device=u.device)
+    for place, part in ((left, 1 - share), (left + 1, share)):
+        counts.index_add_(0, (start + place).reshape(-1), (weights[:, None] * part).reshape(-1))
+    return counts.reshape(folds, dim, _NODES)
+
+
+def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor) -> Tensor:
+    """Bandwidth of the highest held-out likelihood for each coordinate, (d,)."""
+    scores = []
+    for width in _BANDWIDTHS:
+        kernels = torch.exp(_log_normal((nodes[:, None] - nodes) / width)) / width
+        density = (training[:-1] @ kernels) / training[:-1].sum(-1, keepdim=True)
+        scores.append((counts * torch.log(density.clamp(min=1e-300))).sum((0, 2)))
+    return nodes.new_tensor(_BANDWIDTHS)[torch.stack(scores).argmax(0)]
+
+
+def _fit_bent(nodes: Tensor, mass: Tensor) -> Tensor:
+    """Location, log scale, skew and log tail weight (b, 4) of bent normal laws, by penalised likelihood."""
+
+    def likelihood(theta: Tensor) -> Tensor:
+        score, log_slope = _bend(nodes.expand(len(mass), -1), theta)
+        fit = (mass * (_log_normal(score.clamp(-1e3, 1e3)) + log_slope)).sum(1)
+        return fit - 2 * (theta[:, 2:] ** 2).sum(1)
+
+    start = torch.zeros(len(mass), 4, dtype=nodes.dtype, device=nodes.device)
+    free = torch.ones(4, dtype=torch.bool, device=nodes.device)
+    return ascend(likelihood, start, free=free, limit=start.new_tensor([4.0, 3.0, 2.0, 1.0]))
+
+
+def _bend(u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Normal scores of a bent normal law and the log of their slope, (b, k), (b, 4) -> (b, k), (b, k)."""
+    location, log_scale, skew, log_tail = theta[:, :, None].unbind(1)
+    standard = (u - location) * torch.exp(-log_scale)
+    angle = torch.exp(log_tail) * torch.asinh(standard) - skew
+    log_cosh = angle + softplus(-2 * angle) - math.log(2)
+    log_slope = log_cosh + log_tail - log_scale - 0.5 * torch.log(1 + standard**2)
+    return torch.sinh(angle.clamp(-30, 30)), log_slope
+
+
+def _spline(laws: _Laws, shares: Tensor, reach: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Knots in units of z, their normal scores and the slopes there, (b, k) each."""
+    at_nodes = (shares[..., None] * laws.cdf(laws.nodes.expand(len(laws.mass), -1))).sum(0)
+    wanted = torch.linspace(-reach, reach, _KNOTS, dtype=laws.nodes.dtype, device=laws.nodes.device)
+    u = _interpolated(torch.special.ndtr(wanted), at_nodes, laws.nodes)
+    cdf = (shares[..., None] * laws.cdf(u)).sum(0)
+    log_density = torch.logsumexp(laws.log_prob(u) + torch.log(shares)[..., None], 0)
+    score = torch.special.ndtri(cdf)
+    slopes = torch.exp(log_density - _log_normal(score)) / laws.spread
+    return laws.middle + laws.spread * u, score, slopes.clamp(1 / _STEEPEST, _STEEPEST)
+
+
+def _interpolated(level: Tensor, cdf: Tensor, nodes: Tensor) -> Tensor:
+    """Points (b, k) at which increasing functions, cdf (b, m) at the nodes (m,), reach the levels (k,)."""
+    right = torch.searchsorted(cdf, level.expand(len(cdf), -1).contiguous()).clamp(1, len(nodes) - 1)
+    low, high = cdf.gather(1, right - 1), cdf.gather(1, right)
+    share = ((level - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
+    u = nodes[right - 1] + share * (nodes[right] - nodes[right - 1])
+    # Levels beyond the outermost nodes meet in one point: keep the knots apart.
+    apart = torch.arange(len(level), device=u.device) * 1e-6
+    return torch.cummax(u, 1).values + apart
+
+
+def _log_normal(score: Tensor) -> Tensor:
+    return -0.5 * score**2 - 0.5 * math.log(2 * math.pi)

@@ -1,0 +1,113 @@
+"""Calibration rows as they come, whole or in batches, and their latent norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+
+
+def visit_norms(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any,
+    batch_size: int | None,
+    progress: bool,
+    visit: Callable[[Tensor | None, Tensor, Tensor], None],
+    jitter: Callable[[Tensor], Tensor] | None = None,
+    statistic: Callable[[FlowDistribution, Tensor], Tensor] = FlowDistribution.latent_norm,
+) -> None:
+    """Call ``visit(x, y, norms)`` with one batch after the other; norms are on the CPU, and of jittered y.
+
+    With another ``statistic`` of prediction and y, such as ``FlowDistribution.latent``, it is that one.
+    """
+    if not isinstance(flow, ConditionalFlow):
+        raise TypeError(
+            f"flow must be a ConditionalFlow, got {type(flow).__name__}. "
+            "The arguments are (flow, x, y); a model of another library is wrapped first, by an adapter."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    batches, total = row_batches(x, y)
+    row = 0
+    with (
+        torch.no_grad(),
+        evaluation_mode(flow),
+        tqdm(total=total, desc="latent norms", unit=" points", disable=not progress) as bar,
+    ):
+        for batch_x, batch_y in batches:
+            _check_batch(flow, batch_x, batch_y)
+            size = batch_size or max(len(batch_y), 1)
+            for start in range(0, len(batch_y), size):
+                part_x = None if batch_x is None else batch_x[start : start + size]
+                part_y = batch_y[start : start + size]
+                norms = statistic(flow(part_x), part_y if jitter is None else jitter(part_y)).cpu()
+                _check_norms(norms, row)
+                visit(part_x, part_y, norms)
+                row += len(norms)
+                bar.update(len(norms))
+    if row == 0:
+        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+
+
+def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
+    """Pairs of tensors (x, y) from data or from an iterable of batches, and the number of points if known."""
+    if y is not None:
+        pair = (None if x is None else as_tensor(x), as_tensor(y))
+        return [pair], (len(pair[1]) if pair[1].dim() else None)
+    if x is None or isinstance(x, Tensor) or hasattr(x, "__array__") or not isinstance(x, Iterable):
+        raise ValueError(
+            "y is missing. The arguments are (flow, x, y), or (flow, None, y) for an unconditional flow; "
+            "only an iterable of batches, such as a DataLoader, goes without y."
+        )
+    return map(_as_pair, x), None
+
+
+def _as_pair(batch: Any) -> tuple[Tensor | None, Tensor]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return (None if batch[0] is None else as_tensor(batch[0])), as_tensor(batch[1])
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return None, as_tensor(batch[0])
+    if isinstance(batch, Tensor) or hasattr(batch, "__array__"):
+        return None, as_tensor(batch)
+    raise TypeError(f"A batch must be a pair (x, y), or y alone; got {type(batch).__name__}.")
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Numbers of any kind as a tensor without a graph, sharing memory where that is allowed."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _check_batch(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> None:
+    dim = flow.base.dim
+    shapes = f"y: {tuple(y.shape)}, x: {None if x is None else tuple(x.shape)}"
+    if y.dim() != 2 or (x is not None and x.dim() != 2):
+        raise ValueError(
+            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
+        )
+    if y.shape[1] != dim:
+        raise ValueError(
+            f"y has {y.shape[1]} outputs but the flow's latent has {dim} dimensions ({shapes}). "
+            "Arguments are (flow, x, y); were x and y swapped?"
+        )
+    if x is not None and len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
+
+
+def _check_norms(norms: Tensor, first_row: int) -> None:
+    infinite = torch.isinf(norms) if norms.dim() == 1 else torch.isinf(norms).any(-1)
+    if bool(infinite.any()):
+        rows = (first_row + infinite.nonzero().reshape(-1)[:5]).tolist()
+        raise ValueError(
+            f"{int(infinite.sum())} of {len(norms)} latent norms are infinite (first rows: {rows}): "
+            "the flow's encode overflows there. Drop those rows, or clip y."
+        )
