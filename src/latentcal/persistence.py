@@ -25,12 +25,20 @@ from .flow import ConditionalFlow
 from .norms import Norm
 from .radius.guarantee import TightenedRadius  # noqa: F401
 from .radius.law import RadiusLaw
+from .recalibration.align import Alignment
+from .recalibration.auto import AutoRecalibration
+from .recalibration.ladder import Ladder
 from .recalibration.latent import Recalibration
+from .recalibration.maps import LatentMap
+from .smoothers import AdditiveFeatures, Smoother
 
 SCHEMA = 1
 _STRUCTURE, _NUMBERS = "model.json", "model.safetensors"
-_FAMILIES: tuple[type, ...] = (RadiusLaw, RadialBase, Norm, ConditionalFlow)
-_RECORDS: tuple[type, ...] = (Recalibration, Fingerprint)
+_FAMILIES: tuple[type, ...] = (
+    *(RadiusLaw, RadialBase, Norm, ConditionalFlow),
+    *(LatentMap, Smoother, AdditiveFeatures),
+)
+_RECORDS: tuple[type, ...] = (Recalibration, Alignment, AutoRecalibration, Ladder, Fingerprint)
 
 
 class ModelFileError(ValueError):

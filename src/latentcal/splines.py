@@ -115,7 +115,7 @@ class LineSpline:
         inside = at.y + at.height * xi * (at.mean * xi + at.first * (1 - xi)) / denominator
         slope = at.last * xi**2 + 2 * at.mean * xi * (1 - xi) + at.first * (1 - xi) ** 2
         log_slope = 2 * torch.log(at.mean / denominator) + torch.log(slope)  # at the ends, that of the end
-        before, after = (x - at.x).clamp(max=0), (x - at.x - at.width).clamp(min=0)
+        before, after = _beyond(x, at.x, at.width)
         return inside + before * at.first + after * at.last, log_slope
 
     def inverse(self, y: Tensor) -> Tensor:
@@ -123,8 +123,14 @@ class LineSpline:
         at = _LineBins(self, self.y, y)
         rise = (y - at.y).clamp(min=0)
         xi = _root(torch.minimum(rise, at.height), at.mean, at.first, at.bend, at.height)
-        before, after = (y - at.y).clamp(max=0), (y - at.y - at.height).clamp(min=0)
+        before, after = _beyond(y, at.y, at.height)
         return at.x + at.width * xi + before / at.first + after / at.last
+
+
+def _beyond(point: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances <= 0 before a bin and >= 0 after it; constant at its ends, where the inside has the slope."""
+    before, after = point - start, point - start - size
+    return torch.where(before < 0, before, 0.0), torch.where(after > 0, after, 0.0)
 
 
 class _LineBins:

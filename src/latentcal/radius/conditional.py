@@ -66,6 +66,7 @@ class ConditionalRadius(RadiusLaw):
         if not bool(torch.isfinite(x).all()):
             raise ValueError("x has NaN or infinite values; drop or fill them.")
         if weights is not None:
+            check_radii(radii, weights, upper=reference.upper)
             kept = as_float64(weights).reshape(-1) > 1e-12 * as_float64(weights).max()
             fold = None if fold is None else fold[kept]
             x, radii, weights = x[kept], as_float64(radii)[kept], as_float64(weights)[kept]
@@ -78,6 +79,8 @@ class ConditionalRadius(RadiusLaw):
             raise ValueError(
                 f"A law on [0, {reference.upper:g}] cannot be stretched by a function of x; use groups."
             )
+        if len(radii) < 2:
+            raise ValueError("A law that is smooth in x needs at least 2 radii of positive weight, got 1.")
         if fold is None:
             fold = torch.arange(len(radii), device=radii.device) * min(_FOLDS, len(radii)) // len(radii)
         return SmoothRadius.of(radii, x, reference, weights, _SMOOTHERS[smoother], shape, fold, nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +11,18 @@ from torch import Tensor, nn
 
 from .conditional import ConditionalRadius, given_features
 from .law import RadiusLaw, as_float64
+from .scaled import ScaledRadius
 from .stacked import StackedRadius
 
 _FEWEST = 10  # radii of a group that get a law of their own
+_PRIOR = 100  # radii that the law of all is worth beside them
 
 
 class GroupedRadius(ConditionalRadius):
     """A law for each group of features (Mondrian), and one for everybody else.
 
-    A group's law is a stack around the law of all: with few radii of its own it is near that one.
+    A group of n radii has the law of all, stretched to its own scale (shrunk), with weight 100 / (n + 100),
+    and a law of its own with the rest.
 
     Args:
         whole: law for groups that are not known.
@@ -62,20 +66,28 @@ class GroupedRadius(ConditionalRadius):
                 "a label, or a function with few values."
             )
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
-        laws = [
-            StackedRadius.fit(radii[member == g], reference=whole, weights=weights[member == g], nodes=nodes)
-            for g in known
-        ]
+        log_scales = _shrunk_log_scales(radii, weights, member, len(labels))
+        laws: list[RadiusLaw] = []
+        for g in known:
+            rows = member == g
+            own = StackedRadius.fit(radii[rows], reference=reference, weights=weights[rows], nodes=nodes)
+            borrowed = (
+                ScaledRadius(whole, math.exp(float(log_scales[g]))) if math.isinf(whole.upper) else whole
+            )
+            share = float(counts[g]) / (float(counts[g]) + _PRIOR)
+            laws.append(
+                StackedRadius(
+                    [borrowed, own], radii.new_tensor([1 - share, share]), core=own.core, level=own.level
+                )
+            )
         return cls(whole, laws, labels[known], groups)
 
-    def refitted(
-        self, radii: Tensor, x: Tensor | None, whole: RadiusLaw, fit: Callable[[Tensor, RadiusLaw], RadiusLaw]
-    ) -> GroupedRadius:
-        """The same groups with laws ``fit(radii, whole)`` of other radii, ``whole`` for few of them."""
+    def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
+        """The same groups with laws of other radii; groups with few of them have that of all."""
         label = _label(given_features(x), self.groups)
         known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
-        laws = [fit(radii[label == value], whole) for value in known]
-        return GroupedRadius(whole, laws, self.labels.new_tensor(known), self.groups)
+        laws = [fit(radii[label == value]) for value in known]
+        return GroupedRadius(fit(radii), laws, self.labels.new_tensor(known), self.groups)
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         match = _label(given_features(x), self.groups)[..., None] == self.labels
@@ -125,6 +137,21 @@ class ChosenRadius(RadiusLaw):
             mine = choice == number
             answer = answer.masked_scatter(mine, function(self.laws[number], *(part[mine] for part in parts)))
         return answer
+
+
+def _shrunk_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
+    """Mean log radius of each group beside that of all, (g,), drawn to 0 as far as it may be chance."""
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.zeros(groups, dtype=radii.dtype, device=radii.device).index_add_(0, member, values)
+
+    log_r = torch.log(torch.where(radii > 0, radii, 1e-3 * radii[radii > 0].min()))
+    log_r = log_r - weights @ log_r / weights.sum()
+    mass = sums(weights)
+    mean = sums(weights * log_r) / mass
+    noise = weights @ (log_r - mean[member]) ** 2 / weights.sum() / mass
+    between = (mass @ (mean**2 - noise) / mass.sum()).clamp(min=0)
+    return mean * between / (between + noise).clamp(min=1e-300)
 
 
 def _label(x: Tensor, groups: Any) -> Tensor:

@@ -95,14 +95,15 @@ class RadiusLaw(Float64Module):
             return self.icdf(self._uniform(shape, generator))
 
     def rsample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        r"""Radii whose derivative by the law's own parameters is right, by implicit differentiation.
+        r"""Radii whose derivative by the law's own numbers is right, by implicit differentiation.
 
         .. math:: F_\theta(r) = u \;\Rightarrow\; \partial_\theta r = -\partial_\theta F_\theta / f_\theta(r)
         """
         u = self._uniform(shape, generator)
         with torch.no_grad():
             r = self.icdf(u)
-        if not any(parameter.requires_grad for parameter in self.parameters()):
+        # Of a law at given x, the buffers are functions of x.
+        if not any(tensor.requires_grad for tensor in (*self.parameters(), *self.buffers())):
             return r
         excess = self.cdf(r)
         return r - (excess - excess.detach()) * torch.exp(-self.log_prob(r)).detach()
@@ -124,6 +125,17 @@ class RadiusLaw(Float64Module):
         Laws with a table answer without making it.
         """
         return self.log_prob(r)
+
+    def log_anchors(self) -> tuple[float, ...]:
+        """Logs of the quartiles and of the quantiles at log tails of -500: where the law lives."""
+        if self._anchors is None:
+            levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=self._device())
+            far = levels.new_tensor(-500.0)
+            ends = (self.icdf_log_cdf(far), self.icdf_log_sf(far))
+            self._anchors = tuple(torch.cat([self.icdf(levels), torch.stack(ends)]).log().tolist())
+        return self._anchors
+
+    _anchors: tuple[float, ...] | None = None
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         """The law at features x, (..., p): itself, unless the law depends on x."""

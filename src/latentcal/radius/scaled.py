@@ -71,16 +71,22 @@ class ScaledRadius(RadiusLaw):
             raise ValueError("ScaledRadius.fit needs the law to scale: reference=flow.base.radius.")
         radii, weights = check_radii(radii, weights, upper=reference.upper)
         warn_if_tied(radii)
-        scale, exponent = fit_scale_power(radii, weights[None, :], reference, power=power)
+        free = torch.tensor([power], device=radii.device)
+        scale, exponent = fit_scale_power(radii, weights[None, :], reference, free)
         return cls(reference, float(scale[0]), float(exponent[0]))
 
     def log_prob(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
+        return self._log_prob(self.reference.log_prob, as_float64(r))
+
+    def log_prob_untabulated(self, r: Tensor) -> Tensor:
+        return self._log_prob(self.reference.log_prob_untabulated, as_float64(r))
+
+    def _log_prob(self, of_reference: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
         if self.power == 1:
-            return self.reference.log_prob(r / self.scale) - math.log(self.scale)
+            return of_reference(r / self.scale) - math.log(self.scale)
         log_r = torch.log(r.clamp(min=1e-300))
         log_s = (log_r - math.log(self.scale)) / self.power
-        log_density = self.reference.log_prob(torch.exp(log_s)) + log_s - log_r - math.log(self.power)
+        log_density = of_reference(torch.exp(log_s)) + log_s - log_r - math.log(self.power)
         return log_density.masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
     def log_cdf(self, r: Tensor) -> Tensor:
@@ -113,21 +119,26 @@ class ScaledRadius(RadiusLaw):
         return (as_float64(r).clamp(min=0) / self.scale) ** (1 / self.power)
 
 
+def scaled_log_prob(reference: RadiusLaw, r: Tensor, scale: Tensor, power: Tensor) -> Tensor:
+    """Log densities (f, k) of f laws, of scales and powers (f,), at radii (k,) above 0."""
+    log_r = torch.log(r)
+    log_s = (log_r - torch.log(scale)[:, None]) / power[:, None]
+    return reference.log_prob(torch.exp(log_s)) + log_s - log_r - torch.log(power)[:, None]
+
+
 def fit_scale_power(
-    radii: Tensor, weights: Tensor, reference: RadiusLaw, *, power: bool
+    radii: Tensor, weights: Tensor, reference: RadiusLaw, power: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Robust scales a (f,) and powers b (f,) for radii (k,) under several sets of weights (f, k)."""
-    sets = weights.shape[0]
-    if math.isfinite(reference.upper) and not power:
-        return radii.new_ones(sets), radii.new_ones(sets)
+    """Robust scales a (f,) and powers b (f,) for radii (k,) under several sets of weights (f, k).
+
+    ``power`` (f,) says whether b is fitted; else it is 1.
+    """
     smallest = radii[radii > 0].min()
     y = torch.log(torch.where(radii > 0, radii, 1e-3 * smallest))
-    quartiles = reference.icdf(y.new_tensor([0.25, 0.5, 0.75])).log()
+    *quartiles, lowest, highest = reference.log_anchors()
     center, spread = _weighted_quartiles(y, weights.sum(0))
-    wide = 5 * max(spread, float(quartiles[2] - quartiles[0]))
+    wide = 5 * max(spread, quartiles[2] - quartiles[0])
     log_outlier = math.log(_OUTLIER_SHARE / (math.pi * wide)) - torch.log1p(((y - center) / wide) ** 2)
-    lowest = float(reference.icdf_log_cdf(y.new_tensor(-500.0)).log())
-    highest = float(reference.icdf_log_sf(y.new_tensor(-500.0)).log())
 
     def likelihood(theta: Tensor) -> Tensor:
         location, log_power = theta[:, :1], theta[:, 1:]
@@ -136,17 +147,15 @@ def fit_scale_power(
         inlier = reference.log_prob(torch.exp(u)) + u - log_power + math.log1p(-_OUTLIER_SHARE)
         return (weights * torch.logaddexp(inlier, log_outlier)).sum(1) - 0.5 * log_power[:, 0] ** 2
 
-    start = torch.zeros(sets, 2, dtype=torch.float64, device=y.device)
-    bounded = math.isfinite(reference.upper)
-    if power:
-        ratio = spread / float(quartiles[2] - quartiles[0])
-        start[:, 1] = math.log(min(max(ratio, 0.1), 10.0))
-    if not bounded:
-        start[:, 0] = center - torch.exp(start[:, 1]) * float(quartiles[1])
+    start = torch.zeros(len(weights), 2, dtype=torch.float64, device=y.device)
+    unbounded = torch.full_like(power, math.isinf(reference.upper))
+    ratio = spread / (quartiles[2] - quartiles[0])
+    start[power, 1] = math.log(min(max(ratio, 0.1), 10.0))
+    start[:, 0] = (center - torch.exp(start[:, 1]) * quartiles[1]) * unbounded
     theta = ascend(
         likelihood,
         start,
-        free=torch.tensor([not bounded, power], device=y.device),
+        free=torch.stack([unbounded, power], 1),
         limit=start.new_tensor([math.inf, LARGEST_LOG_POWER]),
     )
     return torch.exp(theta[:, 0]), torch.exp(theta[:, 1])
@@ -158,9 +167,10 @@ def ascend(likelihood: Callable[[Tensor], Tensor], theta: Tensor, *, free: Tenso
     Args:
         likelihood: the functions.
         theta: (f, k) where to start.
-        free: (k,) whether a parameter may move.
+        free: (f, k) or (k,) whether a parameter may move.
         limit: (k,) largest absolute values.
     """
+    free = free.expand_as(theta)
     damping = torch.full_like(theta[:, 0], 1e-3)
     value, gradient, hessian = _derivatives(likelihood, theta, free)
     for _ in range(60):
@@ -195,8 +205,8 @@ def _derivatives(
             torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0]
             for i in range(theta.shape[1])
         ]
-    hessian = torch.stack(rows, 1) * free[:, None] * free
-    fixed = torch.diag((~free).to(theta))
+    hessian = torch.stack(rows, 1) * free[:, :, None] * free[:, None, :]
+    fixed = torch.diag_embed((~free).to(theta))
     return value.detach(), gradient.detach() * free, hessian.detach() - fixed
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ..smoothers import Smoother, log_dispersion
 from .conditional import ConditionalRadius, given_features
@@ -15,6 +16,7 @@ from .stacked import StackedRadius
 
 _KNEE = 0.3  # in units of the median: below, a change of shape fades out
 _FEWEST = 50  # radii for a shape that depends on x
+_LARGEST = 5.0, 1.0  # log scale, log power
 
 
 class SmoothRadius(ConditionalRadius):
@@ -55,12 +57,14 @@ class SmoothRadius(ConditionalRadius):
         middle, spread = _robust(log_r)
         calm = log_r.clamp(middle - 3 * spread, middle + 3 * spread)[:, None]
         scale, held_out_scale = kind.cross_fit(x, calm, fold, weights, level=False)
+        held_out_scale = held_out_scale.clamp(-_LARGEST[0], _LARGEST[0])
         bend: Smoother | None = None
         held_out_shape = torch.zeros_like(held_out_scale)
         median = float(reference.icdf(radii.new_tensor(0.5)))
         plain = _Stretch(held_out_scale[:, 0], held_out_shape[:, 0], median)
         if shape and len(radii) >= _FEWEST:
             bend, held_out_shape = log_dispersion(kind, x, calm - held_out_scale, fold, weights)
+            held_out_shape = held_out_shape.clamp(-_LARGEST[1], _LARGEST[1])
         law = StackedRadius.fit(plain.standard(radii), reference=reference, weights=weights, nodes=nodes)
         if bend is not None and bool((held_out_shape != 0).any()):
             bent = _Stretch(held_out_scale[:, 0], held_out_shape[:, 0], median)
@@ -85,9 +89,9 @@ class SmoothRadius(ConditionalRadius):
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         x = given_features(x)
-        log_scale = self.scale(x)[..., 0].clamp(-5, 5)
-        log_power = torch.zeros_like(log_scale) if self.shape is None else self.shape(x)[..., 0].clamp(-1, 1)
-        return StretchedRadius(self.law, log_scale, log_power, self.median)
+        log_scale = self.scale(x)[..., 0].clamp(-_LARGEST[0], _LARGEST[0])
+        log_power = torch.zeros_like(log_scale) if self.shape is None else self.shape(x)[..., 0]
+        return StretchedRadius(self.law, log_scale, log_power.clamp(-_LARGEST[1], _LARGEST[1]), self.median)
 
 
 class StretchedRadius(RadiusLaw):
@@ -169,27 +173,31 @@ class _Stretch:
             target = torch.log(standard[bent] / self.median)
 
             def log_standard(log_u: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-                square = torch.exp(2 * log_u)
-                value = log_u + 0.5 * kappa * torch.log((_KNEE**2 + square) / (_KNEE**2 + 1))
-                return value, 1 + kappa * square / (_KNEE**2 + square)
+                beyond = 2 * (log_u - math.log(_KNEE))  # log of (u / knee)^2, which may overflow
+                value = log_u + 0.5 * kappa * (softplus(beyond) - math.log1p(_KNEE**-2))
+                return value, 1 + kappa * torch.sigmoid(beyond)
 
             log_u = _solve_each(log_standard, target, kappa)
             r = r.masked_scatter(bent, torch.exp(log_u) * self.median * scale[bent])
         return r
 
     def _unit(self, r: Tensor) -> Tensor:
-        return r.clamp(min=0) * torch.exp(-self.log_scale) / self.median
+        # Its square must not overflow: from here on the ratio stays as it is.
+        return (r.clamp(min=0) * torch.exp(-self.log_scale) / self.median).clamp(max=1e150)
 
 
 def _solve_each(
     function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], target: Tensor, parameter: Tensor
 ) -> Tensor:
-    """Solutions (n,) of function(point, parameter) = target; the slope hardly changes, so Newton arrives."""
+    """Solutions (n,) of function(point, parameter) = target, where the slope rises, or falls, throughout.
+
+    Newton's steps then come from one side after the first, and arrive from anywhere.
+    """
     point = target.clone()
     for _ in range(60):
         value, slope = function(point, parameter)
         step = (target - value) / slope
-        point = point + step.clamp(-2, 2)
+        point = point + step
         if bool((step.abs() <= 1e-14 * (1 + point.abs())).all()):
             break
     return point

@@ -12,7 +12,7 @@ from ..numerics import solve_increasing
 from .folds import FoldedRadii, effective_size
 from .gamma_kde import MAX_KERNELS, GammaKDE, choose_rate, cube_roots
 from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
-from .scaled import ScaledRadius, fit_scale_power
+from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
@@ -95,13 +95,17 @@ class StackedRadius(TabulatedLaw):
         centers = folded.nodes**3
         # Folds first, then all radii: one batch of fits.
         training = torch.cat([folded.training, folded.total[None]])
-        held_out, scaled = [reference.log_prob(centers).expand_as(folded.weights)], []
-        for power in (False, True):
-            scales, powers = fit_scale_power(centers, training, reference, power=power)
-            laws = [ScaledRadius(reference, float(a), float(b)) for a, b in zip(scales, powers, strict=True)]
-            held_out.append(torch.stack([law.log_prob(centers) for law in laws[:-1]]))
-            scaled.append(laws[-1])
-        held_out.append(kde - torch.log(3 * folded.nodes**2))
+        sets = len(training)
+        power = torch.arange(2 * sets, device=t.device) >= sets
+        scales, powers = fit_scale_power(centers, training.repeat(2, 1), reference, power)
+        log_scaled = scaled_log_prob(reference, centers, scales, powers)
+        held_out = [
+            reference.log_prob(centers).expand_as(folded.weights),
+            log_scaled[: sets - 1],
+            log_scaled[sets:-1],
+            kde - torch.log(3 * folded.nodes**2),
+        ]
+        scaled = [ScaledRadius(reference, float(scales[i]), float(powers[i])) for i in (sets - 1, -1)]
         kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
         parts = [reference, *scaled, GammaKDE(kernels.nodes, rate, kernels.total, reference.upper)]
         n = effective_size(weights)

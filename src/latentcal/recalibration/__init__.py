@@ -3,6 +3,8 @@
 from .align import Aligned, Alignment, align
 from .auto import AutoRecalibration, autocalibrate
 from .beta_mixture import BetaMixture
+from .cross import cross_calibrate
+from .ensemble import FlowEnsemble
 from .ladder import Ladder, Rung
 from .latent import (
     AutocorrelationWarning,
@@ -26,6 +28,7 @@ __all__ = [
     "BetaMixture",
     "CalibrationReuseWarning",
     "EffectiveSizeWarning",
+    "FlowEnsemble",
     "Ladder",
     "NLLTerms",
     "PrerankDistribution",
@@ -35,6 +38,7 @@ __all__ = [
     "Rung",
     "align",
     "autocalibrate",
+    "cross_calibrate",
     "latent_norms",
     "nll_decomposition",
     "recalibrate",

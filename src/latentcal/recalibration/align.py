@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..fingerprint import Fingerprint
+from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.law import as_float64
@@ -90,7 +90,7 @@ def align(
     r"""A flow whose latent cloud is shifted and turned round, so that a radial law fits it.
 
     ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"features"`` a shift and scale
-    of each coordinate that depend on x; ``"marginals"`` an increasing map of each coordinate to normal scores.
+    of each coordinate that depend on x; ``"marginals"`` maps each coordinate to normal scores.
     Each is drawn towards the identity as far as held-out likelihood asks for. The law of the radius stays:
     ``recalibrate`` the answer on *other* rows, or let ``autocalibrate`` choose and fit both by cross-fitting.
 
@@ -104,6 +104,8 @@ def align(
         batch_size: points that the flow encodes at a time.
         progress: show a progress bar.
     """
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
     names = (maps,) if isinstance(maps, str) else tuple(maps)
     rows = LatentRows.of(flow, x, y, weights, batch_size, progress)
     if unknown := [name for name in names if name not in CROSS_FITS]:
@@ -158,16 +160,31 @@ class LatentRows:
         latents: list[Tensor] = []
         features: list[Tensor] = []
         fingerprint = Fingerprint()
+        previous: Recalibration | None = getattr(flow, "recalibration", None)
+        seen: set[int] = set()
 
         def keep(batch_x: Tensor | None, batch_y: Tensor, z: Tensor) -> None:
             nonlocal fingerprint
             latents.append(z)
             if batch_x is not None:
-                features.append(batch_x.cpu())
+                features.append(flow(batch_x)._context.cpu())  # rounded as in predictions: labels must match
             fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
+            if previous is not None:
+                seen.update(previous.fingerprint.matches(batch_x, batch_y))
 
         visit_norms(flow, x, y, batch_size, progress, keep, statistic=FlowDistribution.latent)
-        z = torch.cat(latents)
+        if previous is not None:
+            warn_of_reuse(
+                len(seen) / max(len(previous.fingerprint.hashes), 1),
+                "A second recalibration on them only fits their noise more closely.",
+            )
+        return cls.made(torch.cat(latents), torch.cat(features) if features else None, weights, fingerprint)
+
+    @classmethod
+    def made(
+        cls, z: Tensor, x: Tensor | None, weights: Tensor | None, fingerprint: Fingerprint
+    ) -> LatentRows:
+        """Rows that are encoded already, with weights of mean 1; those without weight are left out."""
         if weights is None:
             weight = torch.ones(len(z), dtype=torch.float64)
         else:
@@ -178,8 +195,10 @@ class LatentRows:
                 )
             if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
                 raise ValueError("Weights must be finite, not negative and not all 0.")
-            weight = weight / weight.mean()
-        return cls(z, torch.cat(features) if features else None, weight, fingerprint)
+            # A fold of rows that carry no weight would leave nothing to learn from for the others.
+            kept = weight > 1e-12 * weight.max()
+            z, x, weight = z[kept], None if x is None else x[kept], weight[kept] / weight[kept].mean()
+        return cls(z, x, weight, fingerprint)
 
     def take(self, rows: Tensor) -> LatentRows:
         """Some of the rows, by a mask (n,)."""

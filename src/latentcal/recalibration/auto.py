@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import RadialBase
 from ..flow import ConditionalFlow
-from ..radius.folds import effective_size
+from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.grouped import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
@@ -21,6 +21,7 @@ from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .align import FOLDS, Aligned, LatentRows
 from .cross_fitting import fold_numbers
+from .effective import effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb
 from .record import Recalibration
 
@@ -123,11 +124,17 @@ def calibrate_rows(
     learn = rows if max_lambda is None else rows.take(halves == 0)
     rung, ladder = climb(learn, base, groups=groups, folds=folds, contiguous=contiguous, progress=progress)
     fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
-    if max_lambda is None:
-        bound, judged = _measured(fitted, rows, base), rows
-    else:
-        judged = rows.take(halves == 1)
-        fitted, bound = _guaranteed(fitted, judged, base, max_lambda)
+    judged = rows if max_lambda is None else rows.take(halves == 1)
+    if max_lambda is not None:
+        fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
+    u = _pit(fitted, judged, base)
+    serial = autocorrelation_test(u) if contiguous else None
+    effective_n = effective_n_of(judged.weights, len(judged), serial)
+    bound = (
+        measure(BallRadius(1), u, weights=judged.weights, effective_n=effective_n)
+        if max_lambda is None
+        else Guarantee(len(judged), max_lambda)
+    )
     aligned = Aligned(flow, fitted.map) if len(fitted.map.maps) else flow
     model = aligned.with_base(base.with_radius(fitted.law))
     previous: Recalibration | None = flow.recalibration
@@ -140,7 +147,8 @@ def calibrate_rows(
         fit_seconds=time.perf_counter() - started,
         tied=tied_share(base.norm_of(rows.z)),
         fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
-        effective_n=effective_size(judged.weights),
+        effective_n=effective_n,
+        autocorrelation=None if serial is None else serial.p_value,
         ladder=ladder,
         guaranteed=max_lambda is not None,
     )
@@ -148,25 +156,21 @@ def calibrate_rows(
 
 
 @torch.no_grad()
-def _measured(fitted: FittedRung, rows: LatentRows, base: RadialBase) -> Guarantee:
-    radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
-    return measure(BallRadius(1), fitted.law.given(rows.x).cdf(radii))
+def _pit(fitted: FittedRung, rows: LatentRows, base: RadialBase) -> Tensor:
+    """Latent PIT of rows, (n,)."""
+    return fitted.law.given(rows.x).cdf(base.norm_of(fitted.map(rows.z, rows.x)[0]))
 
 
 @torch.no_grad()
-def _guaranteed(
-    fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float
-) -> tuple[FittedRung, Guarantee]:
-    """The same map with a law of the radius of these rows alone, as close to their norms as asked for."""
+def _tightened(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
+    """A law of the radius of these rows alone, as close to their norms as asked for."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
-    def law_of(radii: Tensor, reference: RadiusLaw) -> RadiusLaw:
-        return tighten(StackedRadius.fit(radii, reference=reference), radii, max_lambda=max_lambda)
+    def law_of(radii: Tensor) -> RadiusLaw:
+        return tighten(StackedRadius.fit(radii, reference=base.radius), radii, max_lambda=max_lambda)
 
     if isinstance(fitted.law, SmoothRadius):
-        law: RadiusLaw = fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x), base.radius))
-    elif isinstance(fitted.law, GroupedRadius):
-        law = fitted.law.refitted(radii, rows.x, law_of(radii, base.radius), law_of)
-    else:
-        law = law_of(radii, base.radius)
-    return FittedRung(fitted.map, law), Guarantee(len(rows), max_lambda)
+        return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))
+    if isinstance(fitted.law, GroupedRadius):
+        return fitted.law.refitted(radii, rows.x, law_of)
+    return law_of(radii)

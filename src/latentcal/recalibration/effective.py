@@ -24,7 +24,7 @@ def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest |
             "carry the law, and it is as uncertain as if there were no others. Clip the weights, or collect "
             "rows that are like those to come.",
             EffectiveSizeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if serial is None:
         return effective
@@ -36,6 +36,6 @@ def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest |
             "misses of a region come in runs. The flow leaves out something that lasts; give it lagged "
             "outputs, or judge it by rolling_pit.",
             AutocorrelationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return effective

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +15,10 @@ from torch import Tensor
 from ..discrete import Atoms, Dequantizer, atoms
 from ..fingerprint import CalibrationReuseWarning, Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, evaluation_mode
-from ..metrics.autocorrelation import autocorrelation_test
-from ..radius.guarantee import guarantee
-from ..radius.law import DiscreteOutputWarning, RadiusLaw, tied_share
-from ..radius.reference import BallRadius
+from ..radius.law import DiscreteOutputWarning, RadiusLaw
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
-from .effective import effective_n_of
+from .norms import recalibrate_norms
 from .record import AutocorrelationWarning, EffectiveSizeWarning, Recalibration
 from .rows import as_tensor, visit_norms
 
@@ -175,8 +171,6 @@ def recalibrate(
             len(seen) / max(len(previous.fingerprint.hashes), 1),
             "A second recalibration on them only fits their noise more closely.",
         )
-        fingerprint = fingerprint.merge(previous.fingerprint)
-
     heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
     heavy = heavy and discrete == "warn"
     if heavy and found is not None:
@@ -188,37 +182,19 @@ def recalibrate(
             DiscreteOutputWarning,
             stacklevel=2,
         )
-    started = time.perf_counter()
     with _silent_about_ties(heavy or discrete == "ignore"):  # once is enough
-        law = fit(radii, reference=flow.base.radius, x=all_x, weights=weights)
-    fit_seconds = time.perf_counter() - started
-    if not isinstance(law, RadiusLaw):
-        raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
-    at_x = law.given(all_x)
-    # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
-    with torch.no_grad():
-        u = None if at_x is law and order is None else at_x.cdf(radii)
-    serial = autocorrelation_test(u) if order == "time" and u is not None else None
-    effective_n = effective_n_of(weights, len(radii), serial)
-    judged = (law, radii) if at_x is law else (BallRadius(1), u)
-    bound = guarantee(*judged, weights=weights, effective_n=effective_n)
-    model = flow.with_base(flow.base.with_radius(law))
-    model.recalibration = Recalibration(
-        law=law,
-        reference=flow.base if previous is None else previous.reference,
-        n=len(radii),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
-        fit_seconds=fit_seconds,
-        tied=tied_share(radii),
-        fingerprint=fingerprint,
-        effective_n=effective_n,
-        autocorrelation=None if serial is None else serial.p_value,
-        atom_share=None if found is None else found.share,
-        atom_output=None if found is None else found.output,
-        dequantized=dequantizer is not None,
-    )
-    return model
+        return recalibrate_norms(
+            flow,
+            radii,
+            all_x,
+            fingerprint,
+            fit=fit,
+            weights=weights,
+            order=order,
+            atom_share=None if found is None else found.share,
+            atom_output=None if found is None else found.output,
+            dequantized=dequantizer is not None,
+        )
 
 
 def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NLLTerms:

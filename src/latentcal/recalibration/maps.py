@@ -39,6 +39,10 @@ class AffineMap(LatentMap):
 
     def __init__(self, shift: Tensor, matrix: Tensor) -> None:
         super().__init__()
+        shift, matrix = shift.to(torch.float64), matrix.to(torch.float64)
+        dim = len(shift)
+        if matrix.shape not in ((dim,), (dim, dim)):
+            raise ValueError(f"matrix must be ({dim}, {dim}) or ({dim},), got {tuple(matrix.shape)}.")
         self.register_buffer("shift", shift)
         self.register_buffer("matrix", matrix)
         diagonal = matrix.dim() == 1
@@ -104,8 +108,14 @@ class CoordinateMap(LatentMap):
 
     def __init__(self, knots: Tensor, values: Tensor, slopes: Tensor) -> None:
         super().__init__()
+        if not knots.shape == values.shape == slopes.shape or knots.dim() != 2 or knots.shape[1] < 2:
+            shapes = ", ".join(str(tuple(part.shape)) for part in (knots, values, slopes))
+            raise ValueError(f"knots, values and slopes must all be (d, k) with k >= 2, got {shapes}.")
         for name, value in (("knots", knots), ("values", values), ("slopes", slopes)):
-            self.register_buffer(name, value)
+            rise = value if name == "slopes" else value.diff(dim=1)
+            if not bool(torch.isfinite(value).all() & (rise > 0).all()):
+                raise ValueError(f"{name} must be finite and {'positive' if rise is value else 'ascending'}.")
+            self.register_buffer(name, value.to(torch.float64))
 
     def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mapped, log_slope = self._spline()(z.to(self.knots))

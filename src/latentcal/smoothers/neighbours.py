@@ -51,8 +51,6 @@ class NeighbourSmoother(Smoother):
         cls, x: Tensor, targets: Tensor, fold: Tensor, weights: Tensor, *, level: bool = True
     ) -> tuple[NeighbourSmoother, Tensor]:
         x = x.to(torch.float64)
-        if not level:
-            targets = targets - weights @ targets / weights.sum()
         mean, scale = standardizer(x)
         points = (x - mean) / scale
         kept = torch.arange(0, len(x), max(1, -(-len(x) // _MOST_POINTS)), device=x.device)
@@ -61,14 +59,16 @@ class NeighbourSmoother(Smoother):
         for f in range(int(fold.max()) + 1):
             rows, seen = fold == f, kept[fold[kept] != f]
             sizes = torch.tensor([min(n, len(seen)) for n in counts], device=x.device)
-            guesses[:, rows] = _local_means(points[rows], points[seen], targets[seen], weights[seen], sizes)
-        errors = (weights[:, None] * (targets - guesses) ** 2).sum(1)
+            values = targets[seen] if level else _centred(targets[seen], weights[seen])
+            guesses[:, rows] = _local_means(points[rows], points[seen], values, weights[seen], sizes)
+        aim = targets if level else _centred(targets, weights)
+        errors = (weights[:, None] * (aim - guesses) ** 2).sum(1)
         best = errors.argmin(0)
         smoother = cls(
             mean,
             scale,
             points[kept],
-            targets[kept],
+            targets[kept] if level else _centred(targets[kept], weights[kept]),
             weights[kept],
             torch.tensor(counts, device=x.device)[best],
         )
@@ -76,11 +76,17 @@ class NeighbourSmoother(Smoother):
 
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
+        if x.shape[-1] != len(self.mean):
+            raise ValueError(f"x has {x.shape[-1]} features, the model was fitted with {len(self.mean)}.")
         points = ((x.to(torch.float64) - self.mean) / self.scale).reshape(-1, len(self.mean))
         counts, which = torch.unique(self.count, return_inverse=True)
         means = _local_means(points, self.points, self.values, self.weights, counts)  # (c, m, k)
         chosen = means[which, :, torch.arange(len(which), device=x.device)]
         return chosen.T.reshape(*x.shape[:-1], -1)
+
+
+def _centred(targets: Tensor, weights: Tensor) -> Tensor:
+    return targets - weights @ targets / weights.sum()
 
 
 def _local_means(x: Tensor, points: Tensor, values: Tensor, weights: Tensor, counts: Tensor) -> Tensor:

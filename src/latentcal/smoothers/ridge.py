@@ -43,6 +43,9 @@ class RidgeSmoother(Smoother):
     ) -> tuple[RidgeSmoother, Tensor]:
         features = AdditiveFeatures.fit(x)
         columns = features(x)
+        # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
+        basis = torch.linalg.svd(columns, full_matrices=False).Vh.T if columns.shape[1] > len(x) else None
+        columns = columns if basis is None else columns @ basis
         if not level:
             targets = targets - weights @ targets / weights.sum()
         rows = [fold == number for number in range(int(fold.max()) + 1)]
@@ -55,6 +58,7 @@ class RidgeSmoother(Smoother):
             errors.append((weights[:, None] * (targets - guess) ** 2).sum(0))
         best = targets.new_tensor(_PENALTIES)[torch.stack(errors).argmin(0)]
         coefficients, intercept = _Solver(total, level).solve(best)
+        coefficients = coefficients if basis is None else basis @ coefficients
         return cls(features, coefficients, intercept), _out_of_fold(held_out, columns, targets, best)
 
     def forward(self, x: Tensor) -> Tensor:
