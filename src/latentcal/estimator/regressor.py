@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, Standardized
 from ..flows.ridge import fit_ridge
 from ..radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
-from ..recalibration import latent_norms, recalibrate
+from ..recalibration import autocalibrate, latent_norms, recalibrate
 from ..regions import Box, probability
 from . import storage
 from .latent_points import latent_points
@@ -35,7 +36,8 @@ _FLOWS: dict[Any, Callable[..., ConditionalFlow]] = {
     "flow_matching": flows.FlowMatching,
     "linear_gaussian": flows.LinearGaussianFlow,
 }
-_LAWS: dict[Any, Callable[..., RadiusLaw]] = {
+_LAWS: dict[Any, Callable[..., Any]] = {
+    "auto": autocalibrate,
     True: StackedRadius.fit,
     "stacked": StackedRadius.fit,
     "gamma_kde": GammaKDE.fit,
@@ -64,7 +66,8 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             features) that makes a flow.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
-            ``"scaled"``, or a function like ``StackedRadius.fit``; None or False for no recalibration.
+            ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
+            which mends directions and errors that depend on x too; None or False for none.
         validation_fraction: share of the rows that tells when to stop training.
         calibration_fraction: share of the rows for recalibration.
         learning_rate: of Adam.
@@ -148,9 +151,9 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             validation: pair (X, y) that tells when to stop, instead of a share of the rows.
             calibration: pair (X, y) for recalibration, instead of a share of the rows.
         """
-        law = self._law()
+        repair = self._repair()
         shares = {} if validation is not None else {"validation": self.validation_fraction}
-        if law is not None and calibration is None:
+        if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=FEWEST_ROWS * (1 + len(shares)))
         rng = check_random_state(self.random_state)
@@ -176,14 +179,14 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         self.base_model_ = Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
         self.model_: ConditionalFlow = self.base_model_
         self._norms = torch.empty(0, dtype=torch.float64)
-        if law is not None:
-            self._calibrate(*parts["calibration"], law)
+        if repair is not None:
+            self._calibrate(*parts["calibration"], repair)
         return self
 
     def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
-        """Fit the law of the latent norm to new rows, in place of the earlier one; nothing is trained."""
+        """Recalibrate by new rows, in place of what was there; nothing is trained."""
         x, y = self._accept(X, y)
-        self._calibrate(x, y, self._law() or StackedRadius.fit)
+        self._calibrate(x, y, self._repair() or recalibrate)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -304,12 +307,14 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _law(self) -> Callable[..., RadiusLaw] | None:
+    def _repair(self) -> Callable[..., ConditionalFlow] | None:
+        """Function (flow, x, y) that recalibrates; None for no recalibration."""
         if self.recalibration is None or self.recalibration is False:
             return None
-        return _choice("recalibration", self.recalibration, _LAWS)
+        chosen = _choice("recalibration", self.recalibration, _LAWS)
+        return autocalibrate if chosen is autocalibrate else partial(recalibrate, fit=chosen)
 
-    def _calibrate(self, x: Tensor, y: Tensor, law: Callable[..., RadiusLaw]) -> None:
+    def _calibrate(self, x: Tensor, y: Tensor, repair: Callable[..., ConditionalFlow]) -> None:
         share = self._trained_on.share_of(x, y)
         if share > _REUSE_LIMIT:
             warnings.warn(
@@ -318,7 +323,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
                 CalibrationReuseWarning,
                 stacklevel=3,
             )
-        self.model_ = recalibrate(self.base_model_, x, y, fit=law)
+        self.model_ = repair(self.base_model_, x, y)
         self._norms = latent_norms(self.base_model_, x, y).sort().values
 
     def _calibrated(self) -> Tensor:

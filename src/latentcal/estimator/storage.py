@@ -15,6 +15,7 @@ from .. import flows
 from .._version import __version__
 from ..fingerprint import Fingerprint
 from ..persistence import ModelFileError, load, save
+from ..recalibration import Aligned
 
 if TYPE_CHECKING:
     from .regressor import FlowRegressor
@@ -49,8 +50,8 @@ def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> FlowRegress
         value = state[name]
         setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
     model = estimator.model_ = load(path)
-    made = model.recalibration
-    estimator.base_model_ = model if made is None else model.with_base(made.reference)
+    made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
+    estimator.base_model_ = flow if made is None else flow.with_base(made.reference)
     return estimator
 
 

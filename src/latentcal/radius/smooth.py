@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from ..smoothers import Smoother, log_dispersion
 from .conditional import ConditionalRadius, given_features
@@ -152,13 +151,11 @@ class _Stretch:
 
     def log_ratio(self, r: Tensor) -> Tensor:
         """log(standardised radius / radius), finite at 0."""
-        return (
-            0.5 * self.excess * torch.log((_KNEE**2 + self._unit(r) ** 2) / (_KNEE**2 + 1)) - self.log_scale
-        )
+        return 0.5 * self.excess * _beyond_knee(self._log_unit(r))[0] - self.log_scale
 
     def log_slope(self, r: Tensor) -> Tensor:
         """log(d log standardised radius / d log radius)."""
-        return torch.log1p(self.excess / (1 + (_KNEE / self._unit(r).clamp(min=1e-100)) ** 2))
+        return torch.log1p(self.excess * _beyond_knee(self._log_unit(r))[1])
 
     def log_prob(self, of_standard: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
         log_ratio = self.log_ratio(r)
@@ -173,17 +170,22 @@ class _Stretch:
             target = torch.log(standard[bent] / self.median)
 
             def log_standard(log_u: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-                beyond = 2 * (log_u - math.log(_KNEE))  # log of (u / knee)^2, which may overflow
-                value = log_u + 0.5 * kappa * (softplus(beyond) - math.log1p(_KNEE**-2))
-                return value, 1 + kappa * torch.sigmoid(beyond)
+                rise, share = _beyond_knee(log_u)
+                return log_u + 0.5 * kappa * rise, 1 + kappa * share
 
             log_u = _solve_each(log_standard, target, kappa)
             r = r.masked_scatter(bent, torch.exp(log_u) * self.median * scale[bent])
         return r
 
-    def _unit(self, r: Tensor) -> Tensor:
-        # Its square must not overflow: from here on the ratio stays as it is.
-        return (r.clamp(min=0) * torch.exp(-self.log_scale) / self.median).clamp(max=1e150)
+    def _log_unit(self, r: Tensor) -> Tensor:
+        # Finite even for r = 0 and infinity, where a change of 0 must stay 0.
+        return torch.log(r.clamp(1e-300, 1e300)) - self.log_scale - math.log(self.median)
+
+
+def _beyond_knee(log_u: Tensor) -> tuple[Tensor, Tensor]:
+    """log((knee^2 + u^2) / (knee^2 + 1)) and u^2 / (knee^2 + u^2), (...) -> (...), (...); u^2 may overflow."""
+    beyond = 2 * (log_u - math.log(_KNEE))
+    return torch.logaddexp(beyond, torch.zeros_like(beyond)) - math.log1p(_KNEE**-2), torch.sigmoid(beyond)
 
 
 def _solve_each(
