@@ -110,27 +110,27 @@ class LineSpline:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Values and log slopes, (..., d) -> (..., d), (..., d)."""
         at = _LineBins(self, self.x, x)
-        xi = ((x - at.x) / at.width).clamp(0, 1)
+        within, before, after = _parts(x, at.x, at.width)
+        xi = within / at.width
         denominator = at.mean + at.bend * xi * (1 - xi)
         inside = at.y + at.height * xi * (at.mean * xi + at.first * (1 - xi)) / denominator
         slope = at.last * xi**2 + 2 * at.mean * xi * (1 - xi) + at.first * (1 - xi) ** 2
         log_slope = 2 * torch.log(at.mean / denominator) + torch.log(slope)  # at the ends, that of the end
-        before, after = _beyond(x, at.x, at.width)
         return inside + before * at.first + after * at.last, log_slope
 
     def inverse(self, y: Tensor) -> Tensor:
         """The points with these values, (..., d) -> (..., d)."""
         at = _LineBins(self, self.y, y)
-        rise = (y - at.y).clamp(min=0)
-        xi = _root(torch.minimum(rise, at.height), at.mean, at.first, at.bend, at.height)
-        before, after = _beyond(y, at.y, at.height)
+        within, before, after = _parts(y, at.y, at.height)
+        xi = _root(within, at.mean, at.first, at.bend, at.height)
         return at.x + at.width * xi + before / at.first + after / at.last
 
 
-def _beyond(point: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances <= 0 before a bin and >= 0 after it; constant at its ends, where the inside has the slope."""
+def _parts(point: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How far points are in their bins, before them (<= 0) and after them; at an end only one has a slope."""
     before, after = point - start, point - start - size
-    return torch.where(before < 0, before, 0.0), torch.where(after > 0, after, 0.0)
+    within = torch.where(before <= 0, torch.zeros_like(size), torch.where(after >= 0, size, before))
+    return within, torch.where(before <= 0, before, 0.0), torch.where(after >= 0, after, 0.0)
 
 
 class _LineBins:

@@ -21,7 +21,7 @@ class DiscreteOutputWarning(UserWarning):
 
 
 class RadiusLaw(Float64Module):
-    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; immutable, float64 inside.
+    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; float64 inside, immutable but for streams.
 
     A subclass gives ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow, and may
     be overridden where a closed form exists. Constructor arguments are the whole state and are kept as

@@ -183,7 +183,7 @@ class _Stretch:
 
 
 def _beyond_knee(log_u: Tensor) -> tuple[Tensor, Tensor]:
-    """log((knee^2 + u^2) / (knee^2 + 1)) and u^2 / (knee^2 + u^2), (...) -> (...), (...); u^2 may overflow."""
+    """log((knee^2 + u^2) / (knee^2 + 1)) and u^2 / (knee^2 + u^2) from log u, (...) -> (...), (...)."""
     beyond = 2 * (log_u - math.log(_KNEE))
     return torch.logaddexp(beyond, torch.zeros_like(beyond)) - math.log1p(_KNEE**-2), torch.sigmoid(beyond)
 

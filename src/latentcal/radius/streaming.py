@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .guarantee import TightenedRadius
 from .law import RadiusLaw, as_float64, check_radii
-from .scaled import ScaledRadius
+from .scaled import LARGEST_LOG_POWER, ScaledRadius
 
 _HALF_LIFE = 100.0
 _CELLS = 512
@@ -21,7 +21,6 @@ _PRIOR = 5.0  # observations that the reference is worth
 _LARGEST_LOG_R = 1500.0  # twice the log of any float
 _SMALLEST = 1e-300
 _TINY = 1e-9
-_LARGEST_LOG_POWER = math.log(20.0)
 # Between these levels of the scaled reference the data are counted; the outer ones see heavier tails.
 _KNOTS = (1e-4, 1e-3, 0.01, *(k / 16 for k in range(1, 16)), 0.99, 0.999, 1 - 1e-4)
 _TENTHS = np.linspace(0.1, 0.9, 9)
@@ -209,7 +208,7 @@ class StreamingRadius(RadiusLaw):
     # What is remembered.
 
     def _learn(self, radii: Tensor, weights: Tensor) -> None:
-        self._law = ()
+        self._law, self._anchors = (), None
         seen = int(self.totals[0])
         if self.recent is not None:
             kept = radii[-self.recent.numel() :]
@@ -355,4 +354,4 @@ def _garrote(power: float, noise: float) -> float:
     """b with its logarithm cut to 0 where its square is below ``noise``, and kept where it is far above."""
     log_power = math.log(max(power, 1e-9))
     kept = max(0.0, 1 - noise / log_power**2) if log_power else 0.0
-    return math.exp(min(max(kept * log_power, -_LARGEST_LOG_POWER), _LARGEST_LOG_POWER))
+    return math.exp(min(max(kept * log_power, -LARGEST_LOG_POWER), LARGEST_LOG_POWER))

@@ -82,7 +82,7 @@ class NeighbourSmoother(Smoother):
         counts, which = torch.unique(self.count, return_inverse=True)
         means = _local_means(points, self.points, self.values, self.weights, counts)  # (c, m, k)
         chosen = means[which, :, torch.arange(len(which), device=x.device)]
-        return chosen.T.reshape(*x.shape[:-1], -1)
+        return chosen.T.reshape(*x.shape[:-1], len(which))
 
 
 def _centred(targets: Tensor, weights: Tensor) -> Tensor:
