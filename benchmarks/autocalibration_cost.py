@@ -2,8 +2,8 @@
 
     python benchmarks/autocalibration_cost.py
 
-writes results/autocalibration_cost.json: medians of seconds on the clock and of the processor. They differ where
-the machine does something else as well. The flow is the identity, so its own time does not count.
+writes results/autocalibration_cost.json: medians of seconds on the clock and of the processor. They differ
+where the machine does something else as well. The flow is the identity, so its own time does not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from latentcal.splines import UnitSpline, monotone_slopes
+from latentcal.splines import LineSpline, UnitSpline, monotone_slopes
 
 
 def random_spline(bins: int, seed: int = 0) -> UnitSpline:
@@ -124,3 +124,68 @@ def test_gradients_reach_the_parameters():
         return (y * x + y_complement.sqrt() + log_slope).sum()
 
     assert torch.autograd.gradcheck(total, [p.requires_grad_() for p in parameters])
+
+
+# --- maps of the line
+
+
+def line_spline(dim: int = 3, knots: int = 7, seed: int = 0) -> LineSpline:
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.rand(2, dim, knots, dtype=torch.float64, generator=generator) + 0.05
+    slopes = torch.exp(torch.randn(dim, knots, dtype=torch.float64, generator=generator))
+    return LineSpline(torch.cumsum(steps[0], 1) - 2, torch.cumsum(steps[1], 1) - 1, slopes)
+
+
+def line_points(dim: int = 3) -> torch.Tensor:
+    far = torch.logspace(-3, 6, 40, dtype=torch.float64)
+    return torch.cat([-far.flip(0), torch.linspace(-3, 4, 301, dtype=torch.float64), far])[:, None].repeat(
+        1, dim
+    )
+
+
+@pytest.mark.parametrize("knots", [2, 3, 33])
+def test_a_map_of_the_line_is_increasing_and_its_inverse_inverts_far_beyond_the_ends(knots):
+    spline, x = line_spline(knots=knots), line_points()
+    y, log_slope = spline(x)
+    assert (spline(torch.sort(x, 0).values)[0].diff(dim=0) >= 0).all()
+    assert torch.isfinite(log_slope).all()
+    torch.testing.assert_close(spline.inverse(y), x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_map_of_the_line_has_the_slope_of_autograd_at_its_knots_too():
+    spline = line_spline()
+    for x in (line_points(), spline.x.T.clone()):
+        x = x.clone().requires_grad_()
+        y, log_slope = spline(x)
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(slope, torch.exp(log_slope), rtol=1e-10, atol=0)
+        y = y.detach().requires_grad_()
+        (inverse_slope,) = torch.autograd.grad(spline.inverse(y).sum(), y)
+        torch.testing.assert_close(inverse_slope, torch.exp(-log_slope.detach()), rtol=1e-7, atol=0)
+
+
+def test_a_map_of_the_line_goes_through_its_knots_with_their_slopes():
+    spline = line_spline()
+    y, log_slope = spline(spline.x.T)
+    torch.testing.assert_close(y, spline.y.T)
+    torch.testing.assert_close(log_slope, spline.slopes.T.log(), rtol=1e-10, atol=1e-12)
+    beyond, same = spline(spline.x[:, -1] + 10)
+    torch.testing.assert_close(beyond, spline.y[:, -1] + 10 * spline.slopes[:, -1])
+    torch.testing.assert_close(same, spline.slopes[:, -1].log())
+
+
+def test_a_map_of_the_line_keeps_leading_dims():
+    spline, x = line_spline(), line_points()[:24].reshape(2, 3, 4, 3)
+    y, log_slope = spline(x)
+    assert y.shape == log_slope.shape == x.shape
+    torch.testing.assert_close(y.reshape(-1, 3), spline(x.reshape(-1, 3))[0])
+    assert spline(x[:0])[0].shape == (0, 3, 4, 3)
+
+
+def test_knots_that_nearly_meet_leave_the_inverse_finite():
+    x = torch.tensor([[-1.0, 0.0, 1e-9, 2e-9, 1.0]], dtype=torch.float64)
+    y = torch.tensor([[-1.0, -1e-12, 0.0, 1e-12, 5.0]], dtype=torch.float64)
+    spline = LineSpline(x, y, torch.tensor([[1.0, 20.0, 0.05, 20.0, 1.0]], dtype=torch.float64))
+    points = torch.cat([torch.linspace(-1e-9, 3e-9, 100, dtype=torch.float64), x[0]])[:, None]
+    back = spline.inverse(spline(points)[0])
+    torch.testing.assert_close(back, points, rtol=1e-6, atol=1e-13)

@@ -15,14 +15,14 @@ from .scaled import ScaledRadius
 from .stacked import StackedRadius
 
 _FEWEST = 10  # radii of a group that get a law of their own
-_PRIOR = 100  # radii that the law of all is worth beside them
+_PRIOR = 500  # radii that what is common to all groups is worth beside them
 
 
 class GroupedRadius(ConditionalRadius):
     """A law for each group of features (Mondrian), and one for everybody else.
 
-    A group of n radii has the law of all, stretched to its own scale (shrunk), with weight 100 / (n + 100),
-    and a law of its own with the rest.
+    A group of n radii has a scale of its own, shrunk towards that of all, and at that scale the law that the
+    groups have in common with weight 500 / (n + 500), and a law of its own with the rest.
 
     Args:
         whole: law for groups that are not known.
@@ -66,14 +66,15 @@ class GroupedRadius(ConditionalRadius):
                 "a label, or a function with few values."
             )
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
-        log_scales = _shrunk_log_scales(radii, weights, member, len(labels))
+        scales = radii.new_ones(len(labels))
+        if math.isinf(reference.upper):
+            scales = torch.exp(_shrunk_log_scales(radii, weights, member, len(labels)))
+        common = StackedRadius.fit(radii / scales[member], reference=reference, weights=weights, nodes=nodes)
         laws: list[RadiusLaw] = []
         for g in known:
             rows = member == g
             own = StackedRadius.fit(radii[rows], reference=reference, weights=weights[rows], nodes=nodes)
-            borrowed = (
-                ScaledRadius(whole, math.exp(float(log_scales[g]))) if math.isinf(whole.upper) else whole
-            )
+            borrowed = ScaledRadius(common, float(scales[g]))
             share = float(counts[g]) / (float(counts[g]) + _PRIOR)
             laws.append(
                 StackedRadius(

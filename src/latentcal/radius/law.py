@@ -21,7 +21,9 @@ class DiscreteOutputWarning(UserWarning):
 
 
 class RadiusLaw(Float64Module):
-    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; float64 inside, immutable but for streams.
+    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; float64 inside.
+
+    Laws are immutable, but for :class:`StreamingRadius`.
 
     A subclass gives ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow, and may
     be overridden where a closed form exists. Constructor arguments are the whole state and are kept as

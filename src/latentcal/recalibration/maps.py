@@ -43,6 +43,8 @@ class AffineMap(LatentMap):
         dim = len(shift)
         if matrix.shape not in ((dim,), (dim, dim)):
             raise ValueError(f"matrix must be ({dim}, {dim}) or ({dim},), got {tuple(matrix.shape)}.")
+        if not bool(torch.isfinite(shift).all()):
+            raise ValueError("shift must be finite.")
         self.register_buffer("shift", shift)
         self.register_buffer("matrix", matrix)
         diagonal = matrix.dim() == 1
