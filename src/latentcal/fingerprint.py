@@ -63,15 +63,15 @@ class Fingerprint:
         return Fingerprint(tuple(np.unique(np.concatenate([own, hashes]))[:SIZE].tolist()))
 
 
-def warn_of_reuse(share: float, statement: str) -> None:
-    """Warn the caller's caller where more than 5 % of the calibration rows were met again."""
+def warn_of_reuse(share: float, statement: str, stacklevel: int = 3) -> None:
+    """Warn where more than 5 % of the calibration rows were met again: the caller's caller, or further up."""
     if share > _LIMIT:
         warnings.warn(
             f"About {share:.0%} of the rows that this model was recalibrated on are used again. {statement} "
             "Use rows that neither training nor recalibration saw. "
             "(In discrete data equal rows may be chance.)",
             CalibrationReuseWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

@@ -13,7 +13,6 @@ from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
 from latentcal.radius import Chi, ConditionalRadius, StackedRadius
 from latentcal.recalibration import Aligned, Alignment, align
-from latentcal.recalibration.align import LatentRows
 from latentcal.recalibration.maps import AffineMap, Chain
 from toys import SinhFlow, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
@@ -188,14 +187,6 @@ def test_weights_in_one_fold_alone_are_no_trap():
     weights = (torch.arange(100) < 20).double()
     model = align(scaled_gaussian(2, 1.0), x, y, maps=ALL_MAPS, weights=weights, order="time")
     assert torch.isfinite(model(x).log_prob(y)).all()
-
-
-def test_a_float32_flow_is_given_labels_as_predictions_see_them():
-    x = torch.tensor([[0.1], [0.7]], dtype=torch.float64).repeat(20, 1)
-    flow = scaled_gaussian(2, 1.0, dtype=torch.float32)
-    rows = LatentRows.of(flow, x, torch.randn(40, 2), None, None, False)
-    assert torch.equal(rows.x.double(), x.float().double())
-    assert torch.equal(rows.x, flow(x)._context)
 
 
 def test_the_record_says_what_was_done_and_warns_of_reuse():

@@ -176,7 +176,9 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             torch.default_generator.manual_seed(seed)
             flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
         # Answers are float64: in float32 their last digits depend on which rows are asked together.
-        self.base_model_ = Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
+        self.base_model_: ConditionalFlow = Standardized(
+            flow.double(), y_mean, y_scale, x_mean, x_scale
+        ).eval()
         self.model_: ConditionalFlow = self.base_model_
         self._norms = torch.empty(0, dtype=torch.float64)
         if repair is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..fingerprint import Fingerprint, warn_of_reuse
+from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.law import as_float64
@@ -22,7 +22,7 @@ from .cross_fitting import CrossFit, fold_numbers
 from .maps import Chain, LatentMap
 from .marginals import cross_fit_marginals
 from .record import Recalibration
-from .rows import visit_norms
+from .rows import Gathered, gather
 
 MapName = Literal["affine", "features", "marginals"]
 CROSS_FITS: dict[str, CrossFit] = {
@@ -107,7 +107,16 @@ def align(
     if order not in (None, "time"):
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
     names = (maps,) if isinstance(maps, str) else tuple(maps)
-    rows = LatentRows.of(flow, x, y, weights, batch_size, progress)
+    gathered = gather(
+        flow,
+        x,
+        y,
+        statistic=FlowDistribution.latent,
+        jitter=None,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    rows = LatentRows.made(gathered, weights)
     if unknown := [name for name in names if name not in CROSS_FITS]:
         raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
     if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
@@ -147,58 +156,18 @@ class LatentRows:
     fingerprint: Fingerprint
 
     @classmethod
-    def of(
-        cls,
-        flow: ConditionalFlow,
-        x: Any,
-        y: Any,
-        weights: Tensor | None,
-        batch_size: int | None,
-        progress: bool,
-    ) -> LatentRows:
-        """Encode the rows, in evaluation mode and without gradients."""
-        latents: list[Tensor] = []
-        features: list[Tensor] = []
-        fingerprint = Fingerprint()
-        previous: Recalibration | None = getattr(flow, "recalibration", None)
-        seen: set[int] = set()
-
-        def keep(batch_x: Tensor | None, batch_y: Tensor, z: Tensor) -> None:
-            nonlocal fingerprint
-            latents.append(z)
-            if batch_x is not None:
-                features.append(flow(batch_x)._context.cpu())  # rounded as in predictions: labels must match
-            fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
-            if previous is not None:
-                seen.update(previous.fingerprint.matches(batch_x, batch_y))
-
-        visit_norms(flow, x, y, batch_size, progress, keep, statistic=FlowDistribution.latent)
-        if previous is not None:
-            warn_of_reuse(
-                len(seen) / max(len(previous.fingerprint.hashes), 1),
-                "A second recalibration on them only fits their noise more closely.",
-            )
-        return cls.made(torch.cat(latents), torch.cat(features) if features else None, weights, fingerprint)
-
-    @classmethod
-    def made(
-        cls, z: Tensor, x: Tensor | None, weights: Tensor | None, fingerprint: Fingerprint
-    ) -> LatentRows:
-        """Rows that are encoded already, with weights of mean 1; those without weight are left out."""
+    def made(cls, gathered: Gathered, weights: Tensor | None) -> LatentRows:
+        """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
+        z, x, fingerprint = gathered
         if weights is None:
-            weight = torch.ones(len(z), dtype=torch.float64)
-        else:
-            weight = as_float64(weights).detach().cpu()
-            if weight.shape != (len(z),):
-                raise ValueError(
-                    f"weights has shape {tuple(weight.shape)} for {len(z)} points; give one each."
-                )
-            if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
-                raise ValueError("Weights must be finite, not negative and not all 0.")
-            # A fold of rows that carry no weight would leave nothing to learn from for the others.
-            kept = weight > 1e-12 * weight.max()
-            z, x, weight = z[kept], None if x is None else x[kept], weight[kept] / weight[kept].mean()
-        return cls(z, x, weight, fingerprint)
+            return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint)
+        weight = as_float64(weights).detach().cpu()
+        if weight.shape != (len(z),):
+            raise ValueError(f"weights has shape {tuple(weight.shape)} for {len(z)} points; give one each.")
+        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
+            raise ValueError("Weights must be finite, not negative and not all 0.")
+        kept = weight > 1e-12 * weight.max()
+        return cls(z, x, weight / weight[kept].mean(), fingerprint).take(kept)
 
     def take(self, rows: Tensor) -> LatentRows:
         """Some of the rows, by a mask (n,)."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..flow import ConditionalFlow
+from ..discrete import Dequantizer
+from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.grouped import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
@@ -20,10 +21,12 @@ from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .align import FOLDS, Aligned, LatentRows
+from .atoms import AtomCare, Discrete
 from .cross_fitting import fold_numbers
 from .effective import effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb
 from .record import Recalibration
+from .rows import gather
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def autocalibrate(
     folds: int = FOLDS,
     guarantee: bool = False,
     max_lambda: float = 1.0,
+    discrete: Discrete | Dequantizer = "warn",
+    generator: torch.Generator | None = None,
     batch_size: int | None = None,
     progress: bool = False,
 ) -> ConditionalFlow:
@@ -81,6 +86,8 @@ def autocalibrate(
         guarantee: choose and fit the maps on one half of the rows and the law of the radius on the other,
             with lambda bounded: the finite-sample statement of ``Guarantee`` then holds.
         max_lambda: that bound, in units of one order statistic.
+        discrete: what to do about atoms in y, as in :func:`recalibrate`.
+        generator: of the noise that this may add; seeded with 0 if None.
         batch_size: points that the flow encodes at a time.
         progress: show a progress bar.
 
@@ -91,16 +98,27 @@ def autocalibrate(
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
     if folds < 2:
         raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
-    rows = LatentRows.of(flow, x, y, weights, batch_size, progress)
-    return calibrate_rows(
+    care = AtomCare.of(y, discrete)
+    gathered = gather(
         flow,
-        rows,
-        groups=groups,
-        contiguous=order == "time",
-        folds=folds,
-        max_lambda=max_lambda if guarantee else None,
+        x,
+        y,
+        statistic=FlowDistribution.latent,
+        jitter=care.jitter(generator),
+        batch_size=batch_size,
         progress=progress,
     )
+    with care.one_warning():
+        return calibrate_rows(
+            flow,
+            LatentRows.made(gathered, weights),
+            groups=groups,
+            contiguous=order == "time",
+            folds=folds,
+            max_lambda=max_lambda if guarantee else None,
+            progress=progress,
+            **care.record,
+        )
 
 
 def calibrate_rows(
@@ -112,8 +130,12 @@ def calibrate_rows(
     folds: int = 5,
     max_lambda: float | None = None,
     progress: bool = False,
+    **about: Any,
 ) -> ConditionalFlow:
-    """``autocalibrate`` for rows that are encoded already; with a guarantee where ``max_lambda`` is given."""
+    """``autocalibrate`` for rows that are encoded already; with a guarantee where ``max_lambda`` is given.
+
+    ``about`` are further fields of the record.
+    """
     base = flow.base
     if base.given(rows.x) is not base:
         raise ValueError(
@@ -151,6 +173,7 @@ def calibrate_rows(
         autocorrelation=None if serial is None else serial.p_value,
         ladder=ladder,
         guaranteed=max_lambda is not None,
+        **about,
     )
     return model
 

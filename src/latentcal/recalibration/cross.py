@@ -18,7 +18,7 @@ from .auto import calibrate_rows
 from .cross_fitting import fold_numbers
 from .ensemble import FlowEnsemble
 from .norms import recalibrate_norms
-from .rows import as_tensor
+from .rows import Gathered, as_tensor
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
 
@@ -65,9 +65,7 @@ def cross_calibrate(
         The recalibrated flow, or a :class:`FlowEnsemble` of recalibrated flows.
     """
     if not callable(make_flow) or isinstance(make_flow, ConditionalFlow):
-        raise TypeError(
-            "make_flow must be a function (x, y) -> trained flow; a trained flow cannot be refolded."
-        )
+        raise TypeError("make_flow must be a function that trains: make_flow(x, y) -> flow.")
     outputs = as_tensor(y)
     features = None if x is None else as_tensor(x)
     n = len(outputs)
@@ -90,7 +88,7 @@ def cross_calibrate(
         latents[held_out] = z
         flows.append(flow)
     assert latents is not None
-    rows = LatentRows.made(latents, features, weights, Fingerprint.of(features, outputs))
+    rows = LatentRows.made(Gathered(latents, features, Fingerprint.of(features, outputs)), weights)
 
     def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:

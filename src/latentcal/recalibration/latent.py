@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..discrete import Atoms, Dequantizer, atoms
-from ..fingerprint import CalibrationReuseWarning, Fingerprint, warn_of_reuse
-from ..flow import ConditionalFlow, evaluation_mode
-from ..radius.law import DiscreteOutputWarning, RadiusLaw
+from ..discrete import Dequantizer
+from ..fingerprint import CalibrationReuseWarning
+from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
+from .atoms import AtomCare, Discrete
 from .norms import recalibrate_norms
 from .record import AutocorrelationWarning, EffectiveSizeWarning, Recalibration
-from .rows import as_tensor, visit_norms
+from .rows import gather, visit_norms
 
 __all__ = [
     "AutocorrelationWarning",
@@ -32,10 +31,6 @@ __all__ = [
     "nll_decomposition",
     "recalibrate",
 ]
-
-_HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which on it is said
-
-Discrete = Literal["warn", "dequantize", "ignore"]
 
 
 class NLLTerms(NamedTuple):
@@ -140,60 +135,23 @@ def recalibrate(
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
     if order not in (None, "time"):
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
-    dequantizer, found = _look_for_atoms(y, discrete)
-    if dequantizer is not None and generator is None:
-        generator = torch.Generator().manual_seed(0)
-    previous: Recalibration | None = getattr(flow, "recalibration", None)
-    parts: list[Tensor] = []
-    features: list[Tensor] = []
-    fingerprint = Fingerprint()
-    seen: set[int] = set()
-
-    def keep(batch_x: Tensor | None, batch_y: Tensor, norms: Tensor) -> None:
-        nonlocal fingerprint
-        parts.append(norms)
-        if batch_x is not None:
-            features.append(batch_x)
-        fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
-        if previous is not None:
-            seen.update(previous.fingerprint.matches(batch_x, batch_y))
-
-    jitter = None if dequantizer is None else lambda y: dequantizer.jitter(y, generator)
-    visit_norms(flow, x, y, batch_size, progress, keep, jitter)
-    radii = torch.cat(parts)
-    all_x = torch.cat(features) if features else None
+    care = AtomCare.of(y, discrete)
+    radii, features, fingerprint = gather(
+        flow,
+        x,
+        y,
+        statistic=FlowDistribution.latent_norm,
+        jitter=care.jitter(generator),
+        batch_size=batch_size,
+        progress=progress,
+    )
     if weights is not None and np.shape(weights) != (len(radii),):
         raise ValueError(
             f"weights has shape {tuple(np.shape(weights))} for {len(radii)} points; give one each."
         )
-    if previous is not None:
-        warn_of_reuse(
-            len(seen) / max(len(previous.fingerprint.hashes), 1),
-            "A second recalibration on them only fits their noise more closely.",
-        )
-    heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
-    heavy = heavy and discrete == "warn"
-    if heavy and found is not None:
-        warnings.warn(
-            f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A density "
-            "can peak there without bound, so likelihoods depend on how sharp the flow's spike is. "
-            "discrete='dequantize' adds noise to the outputs (then jitter those that are scored as well); "
-            "'ignore' is silent.",
-            DiscreteOutputWarning,
-            stacklevel=2,
-        )
-    with _silent_about_ties(heavy or discrete == "ignore"):  # once is enough
+    with care.one_warning():
         return recalibrate_norms(
-            flow,
-            radii,
-            all_x,
-            fingerprint,
-            fit=fit,
-            weights=weights,
-            order=order,
-            atom_share=None if found is None else found.share,
-            atom_output=None if found is None else found.output,
-            dequantized=dequantizer is not None,
+            flow, radii, features, fingerprint, fit=fit, weights=weights, order=order, **care.record
         )
 
 
@@ -231,34 +189,3 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
         # log|det R(z)| as the ratio of the densities of z and z' itself, not of z and R(R^-1(z')).
         radial = (log_before - log_latent).masked_fill(lost, 0.0)
         return NLLTerms(-log_before, radial, -log_abs_det)
-
-
-def _look_for_atoms(y: Any, discrete: Discrete | Dequantizer) -> tuple[Dequantizer | None, Atoms | None]:
-    """The noise for the outputs, if any, and their atoms, if they can be seen."""
-    own = isinstance(discrete, Dequantizer)
-    if not own and discrete not in ("warn", "dequantize", "ignore"):
-        raise ValueError(
-            f"discrete must be 'warn', 'dequantize', 'ignore' or a Dequantizer, got {discrete!r}."
-        )
-    values = None if y is None else as_tensor(y)
-    if values is None or values.dim() != 2 or len(values) == 0 or not bool(torch.isfinite(values).all()):
-        if discrete == "dequantize" and y is None:
-            raise ValueError(
-                "Batches are seen once, too late to fit the noise to all outputs. "
-                "Pass it: discrete=Dequantizer.fit(y_train)."
-            )
-        return (discrete if own else None), None  # type: ignore[return-value]
-    found = atoms(values)
-    if discrete == "dequantize":
-        return Dequantizer.fit(values), found
-    return (discrete if own else None), found  # type: ignore[return-value]
-
-
-@contextmanager
-def _silent_about_ties(silent: bool) -> Iterator[None]:
-    if not silent:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiscreteOutputWarning)
-        yield

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 
 
@@ -54,6 +55,52 @@ def visit_norms(
                 bar.update(len(norms))
     if row == 0:
         raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+
+
+class Gathered(NamedTuple):
+    """A statistic of all calibration rows, what it belongs to, and a sketch of the rows."""
+
+    values: Tensor
+    """(n,) or (n, k), on the CPU."""
+    x: Tensor | None
+    """(n, p)."""
+    fingerprint: Fingerprint
+
+
+def gather(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any,
+    *,
+    statistic: Callable[[FlowDistribution, Tensor], Tensor],
+    jitter: Callable[[Tensor], Tensor] | None,
+    batch_size: int | None,
+    progress: bool,
+) -> Gathered:
+    """Visit all rows, and warn the caller's caller where the flow was recalibrated on them before."""
+    values: list[Tensor] = []
+    features: list[Tensor] = []
+    fingerprint = Fingerprint()
+    previous = getattr(flow, "recalibration", None)
+    seen: set[int] = set()
+
+    def keep(batch_x: Tensor | None, batch_y: Tensor, value: Tensor) -> None:
+        nonlocal fingerprint
+        values.append(value)
+        if batch_x is not None:
+            features.append(batch_x.cpu())
+        fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
+        if previous is not None:
+            seen.update(previous.fingerprint.matches(batch_x, batch_y))
+
+    visit_norms(flow, x, y, batch_size, progress, keep, jitter, statistic)
+    if previous is not None:
+        warn_of_reuse(
+            len(seen) / max(len(previous.fingerprint.hashes), 1),
+            "A second recalibration on them only fits their noise more closely.",
+            stacklevel=4,
+        )
+    return Gathered(torch.cat(values), torch.cat(features) if features else None, fingerprint)
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
