@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ class FlowDistribution(Distribution):
             if not bool(torch.isfinite(self.x).all()):
                 raise ValueError(_describe_non_finite("x", self.x))
             batch_shape = self.x.shape[:-1]
-        self._context = _as_context(flow, self.x)
+        self._context = as_context(flow, self.x)
         self.base = flow.base.given(self._context)
         # The checks below are our own: torch's depend on a global that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
@@ -380,7 +380,15 @@ def evaluation_mode(flow: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
+@overload
+def as_context(flow: ConditionalFlow, x: Tensor) -> Tensor: ...
+
+
+@overload
+def as_context(flow: ConditionalFlow, x: None) -> None: ...
+
+
+def as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
     """x in the flow's dtype and device; whole numbers stay as they are, they may be labels."""
     if x is None:
         return None

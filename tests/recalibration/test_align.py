@@ -49,7 +49,7 @@ def recalibrated(maps, law: str) -> Aligned:
     return model.with_base(model.base.with_radius(LAWS[law](radii, x)))
 
 
-CASES = [(("affine",), "unchanged"), (("affine",), "stacked"), (("marginals",), "stacked")]
+CASES = [(("affine",), "unchanged"), (("marginals",), "stacked")]
 CASES += [((), law) for law in ("scale", "shape", "neighbours", "groups")]
 CASES += [(ALL_MAPS, "unchanged"), (ALL_MAPS, "shape"), (("affine", "features"), "groups")]
 each_case = pytest.mark.parametrize(("maps", "law"), CASES, ids=[f"{len(m)} maps, {law}" for m, law in CASES])
@@ -62,11 +62,11 @@ each_case = pytest.mark.parametrize(("maps", "law"), CASES, ids=[f"{len(m)} maps
 def test_the_density_integrates_to_one_at_every_x(maps, law):
     model = recalibrated(maps, law)
     # y = sinh(s): a grid that is fine in the middle and reaches far.
-    s = torch.linspace(-5, 5, 601, dtype=torch.float64)
+    s = torch.linspace(-4.5, 4.5, 501, dtype=torch.float64)
     y = torch.cartesian_prod(torch.sinh(s), torch.sinh(s))
     log_weight = torch.log(torch.cosh(s))
     for x in QUERIES[::2]:
-        log_density = model(x).log_prob(y).reshape(601, 601) + log_weight[:, None] + log_weight
+        log_density = model(x).log_prob(y).reshape(501, 501) + log_weight[:, None] + log_weight
         assert float(torch.exp(log_density).sum() * (s[1] - s[0]) ** 2) == pytest.approx(1, abs=1e-4)
 
 

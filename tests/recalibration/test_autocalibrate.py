@@ -61,17 +61,17 @@ def chosen(kind: str, seed: int, n: int = 1000) -> str:
 
 
 @functools.cache
-def small(kind: str = "scale by x", n: int = 150):
+def small(kind: str = "scale by x", n: int = 90):
     """A small autocalibrated flow, and its rows."""
     x, y = simulated(kind, n, 0)
     y = 1.2 * y + 0.6 if kind == "shift" else y
-    return autocalibrate(scaled_gaussian(DIM, 1.0), x, y), x, y
+    return autocalibrate(scaled_gaussian(DIM, 1.0), x, y, folds=2), x, y
 
 
 # --- the right rung
 
 
-@pytest.mark.parametrize("kind", ["calibrated", "shift", "skewness", "scale by x"])
+@pytest.mark.parametrize("kind", ["calibrated", "scale by x"])
 def test_the_simplest_rung_that_repairs_the_fault_is_chosen(kind):
     assert chosen(kind, seed=0) in RUNGS[kind]
 
@@ -88,7 +88,7 @@ def test_held_out_likelihood_rises_as_the_ladder_says_and_the_pit_becomes_unifor
     x, y = simulated("anisotropy", 2400, 1)
     y = y * 1.5
     flow = scaled_gaussian(DIM, 1.0)
-    model = autocalibrate(flow, x[:400], y[:400])
+    model = autocalibrate(flow, x[:400], y[:400], folds=3)
     ladder = model.recalibration.ladder
     gain = model(x[400:]).log_prob(y[400:]) - flow(x[400:]).log_prob(y[400:])
     error = ladder.errors[ladder.chosen] + float(gain.std() / math.sqrt(2000))
@@ -100,14 +100,10 @@ def test_held_out_likelihood_rises_as_the_ladder_says_and_the_pit_becomes_unifor
 
 
 def test_groups_are_tried_only_where_they_are_given():
-    x, y = simulated("scale by group", 200, 0)
-    flow = scaled_gaussian(DIM, 1.0)
-    with_groups, without = (
-        autocalibrate(flow, x, y, groups=g, folds=2).recalibration for g in (GROUPS, None)
-    )
-    assert "radial by group" in with_groups.ladder.names
-    assert not any("group" in name for name in without.ladder.names)
-    assert with_groups.ladder.gains[with_groups.ladder.names.index("radial by group")] > 0.1
+    x, y = simulated("scale by group", 90, 0)
+    ladder = autocalibrate(scaled_gaussian(DIM, 1.0), x, y, groups=GROUPS, folds=2).recalibration.ladder
+    assert ladder.gains[ladder.names.index("radial by group")] > 0.1
+    assert not any("group" in name for name in small()[0].recalibration.ladder.names)
 
 
 # --- what it says
@@ -124,7 +120,7 @@ def test_the_ladder_is_printed_with_the_choice_and_its_reason():
     assert f"-> {ladder.names[ladder.chosen]}" in text
     assert text.count("->") == 1
     assert f"Chosen: {ladder.names[ladder.chosen]} (" in text
-    assert "150 rows" in text
+    assert "90 rows" in text
     assert "read off the data" in text
 
 
@@ -141,7 +137,7 @@ def test_the_choice_is_the_simplest_within_one_standard_error_of_the_best():
 def test_the_same_rows_give_the_same_model_and_inputs_are_left_alone():
     model, x, y = small()
     before = x.clone(), y.clone()
-    again = autocalibrate(scaled_gaussian(DIM, 1.0), x, y)
+    again = autocalibrate(scaled_gaussian(DIM, 1.0), x, y, folds=2)
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
     assert again.recalibration.ladder == model.recalibration.ladder
@@ -151,7 +147,7 @@ def test_the_same_rows_give_the_same_model_and_inputs_are_left_alone():
 def test_another_order_of_the_rows_changes_the_folds_and_not_the_answer():
     model, x, y = small()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    other = autocalibrate(scaled_gaussian(DIM, 1.0), x[order], y[order])
+    other = autocalibrate(scaled_gaussian(DIM, 1.0), x[order], y[order], folds=2)
     assert other.recalibration.ladder.chosen == model.recalibration.ladder.chosen
     assert other.recalibration.fingerprint == model.recalibration.fingerprint
     assert (other(x).log_prob(y) - model(x).log_prob(y)).abs().mean() < 0.1
@@ -206,9 +202,9 @@ def test_other_bases_are_recalibrated_and_bounded_ones_radially_only(base, gener
 
 
 def test_a_float32_flow_keeps_its_dtype_and_finds_float64_labels(generator):
-    label = torch.randint(2, (200,), generator=generator)
+    label = torch.randint(2, (90,), generator=generator)
     x = torch.tensor([0.1, 0.7], dtype=torch.float64)[label][:, None]
-    y = torch.randn(200, 2, generator=generator) * torch.tensor([0.5, 2.0])[label][:, None]
+    y = torch.randn(90, 2, generator=generator) * torch.tensor([0.5, 2.0])[label][:, None]
     flow = scaled_gaussian(2, 1.0, dtype=torch.float32)
     model = autocalibrate(flow, x, y, groups=0, folds=2)
     assert model(x).log_prob(y).dtype == torch.float32
@@ -242,11 +238,11 @@ def test_a_handful_of_rows_is_enough_to_answer_something_finite(n, guarantee):
 
 
 def test_one_outlier_and_duplicated_rows_do_no_harm():
-    x, y = simulated("calibrated", 120, 3)
+    x, y = simulated("calibrated", 90, 3)
     spoilt = y.clone()
     spoilt[0, 0] = 1e6
     flow = scaled_gaussian(DIM, 1.0)
-    model = autocalibrate(flow, x, spoilt, folds=3)
+    model = autocalibrate(flow, x, spoilt, folds=2)
     loss = flow(x[1:]).log_prob(y[1:]) - model(x[1:]).log_prob(y[1:])
     assert loss.mean() < 0.1
     with pytest.warns(lc.DiscreteOutputWarning):
@@ -258,14 +254,14 @@ def test_one_outlier_and_duplicated_rows_do_no_harm():
 
 
 def test_weights_decide_which_rows_are_believed():
-    x, y = simulated("calibrated", 200, 0)
-    y = torch.cat([y[:100] * 3, y[100:]])
-    weights = torch.cat([torch.zeros(100), torch.ones(100)])
+    x, y = simulated("calibrated", 90, 0)
+    y = torch.cat([y[:45] * 3, y[45:]])
+    weights = torch.cat([torch.zeros(45), torch.ones(45)])
     flow = scaled_gaussian(DIM, 1.0)
     weighted = autocalibrate(flow, x, y, weights=weights, folds=2)
-    alone = autocalibrate(flow, x[100:], y[100:], folds=2)
+    alone = autocalibrate(flow, x[45:], y[45:], folds=2)
     torch.testing.assert_close(weighted(x).log_prob(y), alone(x).log_prob(y))
-    assert weighted.recalibration.effective_n == pytest.approx(100)
+    assert weighted.recalibration.effective_n == pytest.approx(45)
     everybody = autocalibrate(flow, x, y, folds=2)
     assert (everybody(x).log_prob(y) - alone(x).log_prob(y)).abs().max() > 0.5  # control
 
@@ -283,9 +279,9 @@ def test_rows_in_time_order_are_judged_by_blocks():
     level = torch.randn(10, generator=generator).double().repeat_interleave(40)  # slow: says little
     y = torch.randn(400, 1, generator=generator, dtype=torch.float64) + level[:, None]
     flow = scaled_gaussian(1, 1.0)
-    shuffled = autocalibrate(flow, None, y).recalibration
+    shuffled = autocalibrate(flow, None, y, folds=2).recalibration
     with pytest.warns(lc.AutocorrelationWarning):
-        ordered = autocalibrate(flow, None, y, order="time").recalibration
+        ordered = autocalibrate(flow, None, y, order="time", folds=2).recalibration
     error = [record.ladder.errors[1] for record in (shuffled, ordered)]
     assert error[1] > 1.3 * error[0]
     assert ordered.autocorrelation < 1e-3
@@ -296,20 +292,19 @@ def test_rows_in_time_order_are_judged_by_blocks():
 
 
 def test_with_a_guarantee_lambda_holds_on_the_half_that_the_law_was_fitted_to():
-    x, y = simulated("scale by x", 240, 0)
-    flow = scaled_gaussian(DIM, 1.0)
-    for bound, groups in ((1.0, None), (0.5, None)):
-        model = autocalibrate(flow, x, y, guarantee=True, max_lambda=bound, groups=groups, folds=2)
-        judged = fold_numbers(240, 2, seed=2) == 1
-        with pytest.warns(CalibrationReuseWarning):
-            u = latent_pit(model(x[judged]), y[judged])
-        assert measure(lc.BallRadius(1), u).lambda_ <= bound + 1e-6
-        record = model.recalibration
-        assert record.guaranteed
-        assert record.n == 120
-        assert record.epsilon == pytest.approx((1 + bound) / 121)
-        assert "fixed in advance" in str(record)
-    free = autocalibrate(flow, x, y, folds=2).recalibration
+    x, y = simulated("scale by x", 160, 0)
+    flow, bound = scaled_gaussian(DIM, 1.0), 0.7
+    model = autocalibrate(flow, x, y, guarantee=True, max_lambda=bound, folds=2)
+    judged = fold_numbers(160, 2, seed=2) == 1
+    with pytest.warns(CalibrationReuseWarning):
+        u = latent_pit(model(x[judged]), y[judged])
+    assert measure(lc.BallRadius(1), u).lambda_ <= bound + 1e-6
+    record = model.recalibration
+    assert record.guaranteed
+    assert record.n == 80
+    assert record.epsilon == pytest.approx((1 + bound) / 81)
+    assert "fixed in advance" in str(record)
+    free = small()[0].recalibration
     assert not free.guaranteed
     assert free.lambda_ > 1  # control: nobody holds it
 
@@ -343,7 +338,7 @@ def check_coverage(repetitions: int, n: int) -> None:
 
 
 def test_with_a_guarantee_mean_coverage_is_within_epsilon():
-    check_coverage(repetitions=30, n=60)
+    check_coverage(repetitions=15, n=60)
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_every_row_is_encoded_by_a_flow_that_did_not_see_it():
 
 
 def test_small_sets_are_calibrated_without_losing_a_row():
-    # 60 rows, 20 features: coverage of the 90 % region on new rows, averaged over 30 data sets. Plain training
+    # 60 rows, 20 features: coverage of the 90 % region on new rows, mean of 30 data sets. Plain training
     # covers 0.62 (s.e. 0.02), cross-calibration 0.95 (0.01): too much, as fold flows of 48 rows are worse.
     plain, crossed = [], []
     for seed in range(30):

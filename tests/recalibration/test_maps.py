@@ -202,6 +202,18 @@ def test_extreme_latents_give_finite_invertible_maps(fit, z):
     assert torch.isfinite(out.map(far, x[:1].expand(4, 2))[0]).all()
 
 
+def test_full_shrinkage_is_the_identity_to_the_last_bit():
+    z = noise(1000, 3, seed=2)
+    out = next(
+        out
+        for out in (fitted(cross_fit_affine, noise(400, 3, seed=s)) for s in range(9))
+        if not out.map.shift.any()
+    )
+    assert torch.equal(out.map(z)[0], z)
+    assert torch.equal(out.map.inverse(z), z)
+    assert not out.map(z)[1].any()
+
+
 def test_in_many_dimensions_the_affine_map_is_diagonal():
     assert fitted(cross_fit_affine, noise(30, 600)).map.matrix.shape == (600,)
     z = noise(200, 600, seed=3)

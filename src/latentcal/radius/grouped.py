@@ -22,7 +22,8 @@ class GroupedRadius(ConditionalRadius):
     """A law for each group of features (Mondrian), and one for everybody else.
 
     A group of n radii has a scale of its own, shrunk towards that of all, and at that scale the law that the
-    groups have in common with weight 500 / (n + 500), and a law of its own with the rest.
+    groups have in common with weight 500 / (n + 500), and a law of its own with the rest. On a bounded
+    support, where there are no scales, it has a stack around the law of all.
 
     Args:
         whole: law for groups that are not known.
@@ -66,9 +67,15 @@ class GroupedRadius(ConditionalRadius):
                 "a label, or a function with few values."
             )
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
-        scales = radii.new_ones(len(labels))
-        if math.isinf(reference.upper):
-            scales = torch.exp(_shrunk_log_scales(radii, weights, member, len(labels)))
+        if math.isfinite(reference.upper):  # there are no scales: stacks around the law of all
+            stacks = [
+                StackedRadius.fit(
+                    radii[member == g], reference=whole, weights=weights[member == g], nodes=nodes
+                )
+                for g in known
+            ]
+            return cls(whole, stacks, labels[known], groups)
+        scales = torch.exp(_shrunk_log_scales(radii, weights, member, len(labels)))
         common = StackedRadius.fit(radii / scales[member], reference=reference, weights=weights, nodes=nodes)
         laws: list[RadiusLaw] = []
         for g in known:
@@ -84,11 +91,22 @@ class GroupedRadius(ConditionalRadius):
         return cls(whole, laws, labels[known], groups)
 
     def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
-        """The same groups with laws of other radii; groups with few of them have that of all."""
+        """The same groups with laws of other radii; those with few of them have one in common."""
         label = _label(given_features(x), self.groups)
         known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
         laws = [fit(radii[label == value]) for value in known]
-        return GroupedRadius(fit(radii), laws, self.labels.new_tensor(known), self.groups)
+        rest = ~torch.isin(label, self.labels.new_tensor(known))
+        return GroupedRadius(
+            fit(radii[rest] if int(rest.sum()) >= _FEWEST else radii),
+            laws,
+            self.labels.new_tensor(known),
+            self.groups,
+        )
+
+    def smallest(self, x: Tensor | None) -> int:
+        """Rows of features (n, p) in the smallest of the groups."""
+        label = _label(given_features(x), self.groups)
+        return min((int((label == value).sum()) for value in self.labels.tolist()), default=len(label))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         match = _label(given_features(x), self.groups)[..., None] == self.labels

@@ -16,7 +16,7 @@ from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.grouped import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
-from ..radius.law import RadiusLaw, tied_share
+from ..radius.law import RadiusLaw, tied_share, warn_if_tied
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
@@ -24,7 +24,7 @@ from .align import FOLDS, Aligned, LatentRows
 from .atoms import AtomCare, Discrete
 from .cross_fitting import fold_numbers
 from .effective import effective_n_of
-from .ladder import FittedRung, Groups, Ladder, RungFitter, climb
+from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
 from .record import Recalibration
 from .rows import gather
 
@@ -79,7 +79,7 @@ def autocalibrate(
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
         y: (n, d) outputs.
         groups: column of x that holds a label, or a function of x that gives one: laws by group are then
-            tried too, and with a guarantee they have it group by group.
+            tried too. With a guarantee, epsilon is that of the smallest group that has a law of its own.
         weights: (n,) of the rows, for covariate shift; equal if None.
         order: ``"time"`` for rows that follow each other: folds are then blocks.
         folds: of the cross-validation.
@@ -96,6 +96,11 @@ def autocalibrate(
     """
     if order not in (None, "time"):
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
+    if guarantee and weights is not None:
+        raise ValueError(
+            "With weights there is no finite-sample guarantee: it rests on rows that are exchangeable with "
+            "those to come. Leave out one of the two."
+        )
     if folds < 2:
         raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
     care = AtomCare.of(y, discrete)
@@ -141,21 +146,23 @@ def calibrate_rows(
         raise ValueError(
             "The law of the flow's radius depends on x already. Autocalibrate the flow that it was made from."
         )
+    warn_if_tied(base.norm_of(rows.z))
     started = time.perf_counter()
     halves = fold_numbers(len(rows), 2, contiguous=contiguous, seed=2)
     learn = rows if max_lambda is None else rows.take(halves == 0)
     rung, ladder = climb(learn, base, groups=groups, folds=folds, contiguous=contiguous, progress=progress)
-    fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
     judged = rows if max_lambda is None else rows.take(halves == 1)
-    if max_lambda is not None:
-        fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
+    with silent_about_ties():
+        fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
+        if max_lambda is not None:
+            fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
     u = _pit(fitted, judged, base)
     serial = autocorrelation_test(u) if contiguous else None
     effective_n = effective_n_of(judged.weights, len(judged), serial)
     bound = (
         measure(BallRadius(1), u, weights=judged.weights, effective_n=effective_n)
         if max_lambda is None
-        else Guarantee(len(judged), max_lambda)
+        else Guarantee(_smallest_part(fitted.law, judged), max_lambda)
     )
     aligned = Aligned(flow, fitted.map) if len(fitted.map.maps) else flow
     model = aligned.with_base(base.with_radius(fitted.law))
@@ -176,6 +183,11 @@ def calibrate_rows(
         **about,
     )
     return model
+
+
+def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
+    """Number of rows behind the law of the smallest group, of all rows where there are none."""
+    return law.smallest(rows.x) if isinstance(law, GroupedRadius) else len(rows)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..fingerprint import Fingerprint
-from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..radius.law import RadiusLaw
 from .align import LatentRows
 from .auto import calibrate_rows
@@ -88,7 +88,8 @@ def cross_calibrate(
         latents[held_out] = z
         flows.append(flow)
     assert latents is not None
-    rows = LatentRows.made(Gathered(latents, features, Fingerprint.of(features, outputs)), weights)
+    at = None if features is None else as_context(flows[0], features).cpu()
+    rows = LatentRows.made(Gathered(latents, at, Fingerprint.of(features, outputs)), weights)
 
     def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:

@@ -24,6 +24,8 @@ Groups = int | Callable[[Tensor], Tensor] | None
 _INNER_FOLDS = 5
 _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
+_TIE = 1e-9  # nats: rounding
+_MOST_COORDINATES = 64  # that marginals are tried for
 _BLOCKS = 20  # of rows in time order, for standard errors
 _FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
 
@@ -179,7 +181,7 @@ def climb(
     folds = min(folds, len(rows))
     fold = fold_numbers(len(rows), folds, contiguous=contiguous)
     log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
-    with _without_warnings(), tqdm(total=folds * len(rungs), desc="ladder", disable=not progress) as bar:
+    with silent_about_ties(), tqdm(total=folds * len(rungs), desc="ladder", disable=not progress) as bar:
         for number in range(folds):
             held_out = fold == number
             fitter = RungFitter(rows.take(~held_out), base, groups, contiguous=contiguous, nodes=_COARSE)
@@ -192,6 +194,8 @@ def climb(
 
 def _possible(rung: Rung, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
     n = len(rows)
+    if "marginals" in rung.maps and base.dim > _MOST_COORDINATES:
+        return False
     if any(obstacle(name, base, rows) or n < _FEWEST[name] for name in rung.maps):
         return False
     if rung.law == "smooth":
@@ -210,7 +214,7 @@ def _compare(
     gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
     best = max(range(len(names)), key=gains.__getitem__)
     behind = [mean_and_error(log_likelihood[best] - row) for row in log_likelihood]
-    chosen = next(i for i, (gap, error) in enumerate(behind) if i == best or gap <= error)
+    chosen = next(i for i, (gap, error) in enumerate(behind) if gap <= error + _TIE)
     return Ladder(
         names,
         list(gains),
@@ -236,8 +240,8 @@ def _mean_and_error(difference: Tensor, weights: Tensor, contiguous: bool) -> tu
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Without a warning of ties from every fold; the final fit still gives one."""
+def silent_about_ties() -> Iterator[None]:
+    """Without a warning of ties from every fit: who looks at the rows first gives one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiscreteOutputWarning)
         yield

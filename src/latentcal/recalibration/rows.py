@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..fingerprint import Fingerprint, warn_of_reuse
-from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 
 
 def visit_norms(
@@ -88,7 +88,7 @@ def gather(
         nonlocal fingerprint
         values.append(value)
         if batch_x is not None:
-            features.append(batch_x.cpu())
+            features.append(as_context(flow, batch_x).cpu())  # as the law will see it when it predicts
         fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
         if previous is not None:
             seen.update(previous.fingerprint.matches(batch_x, batch_y))
