@@ -71,8 +71,9 @@ def autocalibrate(
 
     Rungs from "unchanged" over "radial" to maps of directions and laws that depend on x are compared by
     cross-validated log-likelihood. Differences are paired, point by point, and the simplest rung within one
-    standard error of the best is fitted to all rows. Inside a rung, too, each step learns from rows that the
-    steps before it did not see. ``print(model.recalibration)`` shows the ladder.
+    standard error of the best (corrected for training sets that overlap) is fitted to all rows. Inside a
+    rung, too, each step learns from rows that the steps before it did not see.
+    ``print(model.recalibration)`` shows the ladder.
 
     Args:
         flow: the flow.

@@ -67,7 +67,7 @@ class Ladder:
         names: the rungs, from the simplest up.
         gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point, each
             point's gain or loss counting for at most 3.
-        errors: standard errors of the gains.
+        errors: standard errors of the gains, corrected for training sets that overlap.
         behind: how far each is behind the best one, in the mean of paired differences.
         behind_errors: standard errors of these.
         chosen: number of the rung that was chosen.
@@ -209,7 +209,10 @@ def _compare(
     names: list[str], log_likelihood: Tensor, weights: Tensor, folds: int, contiguous: bool
 ) -> Ladder:
     def mean_and_error(difference: Tensor) -> tuple[float, float]:
-        return _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
+        mean, error = _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
+        # Training sets of two folds overlap, so held-out differences vary together: the correction of Nadeau
+        # and Bengio, without which a richer rung wins by chance too often.
+        return mean, error * math.sqrt(1 + folds / (folds - 1))
 
     gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
     best = max(range(len(names)), key=gains.__getitem__)
