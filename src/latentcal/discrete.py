@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .numerics import as_tensor
+
 _ROUNDING = 0.05  # of a step, by which values of a lattice may be off it
 
 
@@ -176,7 +178,7 @@ class Dequantizer:
 
     def jitter(self, y: Any, generator: torch.Generator | None = None) -> Tensor:
         """Outputs with noise, (..., d) -> (..., d); whole numbers become floats."""
-        y = torch.as_tensor(y)
+        y = as_tensor(y)
         y = y if y.is_floating_point() else y.to(torch.get_default_dtype())
         if y.dim() == 0 or y.shape[-1] != len(self.steps):
             raise ValueError(
@@ -194,7 +196,7 @@ class Dequantizer:
 
 
 def _outputs(y: Any) -> Tensor:
-    y = torch.as_tensor(y).detach()
+    y = as_tensor(y)
     if y.dim() != 2 or len(y) == 0:
         raise ValueError(f"y must be (n, d) with at least one row, got {tuple(y.shape)}.")
     if not bool(torch.isfinite(y).all()):

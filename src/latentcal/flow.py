@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from .base import RadialBase
+from .numerics import Float64Module, as_tensor
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
 _MOMENT_CHUNK = 1 << 22  # numbers held at a time
@@ -90,10 +91,10 @@ class ConditionalFlow(nn.Module):
                 f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. Get a "
                 "flow that learns from a stream: recalibrate(flow, x, y, fit=StreamingRadius.fit)."
             )
-        y = torch.as_tensor(y)
-        if x is not None and torch.as_tensor(x).shape[:-1] != y.shape[:-1]:
+        x, y = None if x is None else as_tensor(x), as_tensor(y)
+        if x is not None and x.shape[:-1] != y.shape[:-1]:
             raise ValueError(
-                f"x {tuple(torch.as_tensor(x).shape)} and y {tuple(y.shape)} must have one row a point. "
+                f"x {tuple(x.shape)} and y {tuple(y.shape)} must have one row a point. "
                 "The arguments are (x, y)."
             )
         with torch.no_grad(), evaluation_mode(self):
@@ -364,7 +365,7 @@ def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
     for child in module.children():
-        if not isinstance(child, RadialBase):
+        if not isinstance(child, (RadialBase, Float64Module)):  # both keep float64, whatever the flow is
             yield from _map_tensors(child)
 
 

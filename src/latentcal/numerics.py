@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,13 @@ class Float64Module(nn.Module):
 
         super()._apply(keep_float64, recurse)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop or renew what was derived from tensors that have changed."""
 
 
 def log1mexp(v: Tensor) -> Tensor:
@@ -169,3 +177,11 @@ def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."
         ) from None
     return x.expand(*leading, x.shape[-1]), y.expand(*leading, y.shape[-1])
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Numbers of any kind (arrays, tables, lists) as a tensor without a graph."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .numerics import as_tensor
 from .smoothers import AdditiveFeatures
 
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(7, -7, -1))  # relative to 1 a row
@@ -141,7 +142,7 @@ def _with_one(columns: Tensor) -> Tensor:
 
 
 def _features(name: str, x: Any) -> Tensor:
-    x = torch.as_tensor(x).detach().cpu().to(torch.float64)
+    x = as_tensor(x).cpu().to(torch.float64)
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be (n, p), one row a point; got shape {tuple(x.shape)}.")
     if not bool(torch.isfinite(x).all()):

@@ -251,8 +251,25 @@ def test_latent_draws_follow_a_law_that_depends_on_x(generator):
     x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     norms = region_at(flow, LatentScore(), 1.2).sample(x, 2000, generator=generator).norm(dim=-1)
     for column, scale in ((0, math.exp(-1)), (1, math.e)):
-        u = Chi(2).cdf(norms[:, column] / scale) / Chi(2).cdf(torch.tensor(1.2 / scale))
+        # The threshold is a place in the law, as log-odds: the same probability at every x.
+        u = Chi(2).cdf(norms[:, column] / scale) / torch.sigmoid(torch.tensor(1.2))
         assert distance_to_uniform(u) < uniform_limit(2000)
+
+
+def test_a_latent_region_is_as_wide_as_the_law_at_each_x(generator):
+    flow = scaled_gaussian(2, 1.0).with_base(standard_normal(2).with_radius(ScaleFromX(Chi(2))))
+    x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    region = region_at(flow, LatentScore(), 1.2)
+    radius = Chi(2).icdf(torch.sigmoid(torch.tensor(1.2, dtype=torch.float64))) * torch.exp(x[:, 0])
+    lower, upper = region.bounds(x, generator=generator)
+    torch.testing.assert_close(upper, radius[:, None].expand(2, 2), rtol=0.01, atol=0)
+    torch.testing.assert_close(lower, -radius[:, None].expand(2, 2), rtol=0.01, atol=0)
+    torch.testing.assert_close(region.volume(x).value, math.pi * radius**2, rtol=1e-6, atol=0)
+    rim = region.boundary(x[1:])[0].norm(dim=-1)
+    torch.testing.assert_close(rim, radius[1].expand_as(rim), rtol=1e-6, atol=0)
+    on_the_rim = torch.stack([radius, torch.zeros(2).to(radius)], 1)
+    assert region.contains(0.999 * on_the_rim, x).all()
+    assert not region.contains(1.001 * on_the_rim, x).any()
 
 
 def test_a_generator_makes_everything_repeatable(generator):

@@ -126,3 +126,22 @@ def test_a_trained_flow_is_no_recipe():
         lc.cross_calibrate(overfitted, x[1:], y)
     with pytest.raises(ValueError, match="one dimension"):
         lc.FlowEnsemble([])
+
+
+def test_rows_without_weight_count_for_nothing_in_the_calibration():
+    x, y = draw(60, seed=0, features=2)
+    weights = torch.ones(60).double()
+    weights[:5] = 0
+    model = lc.cross_calibrate(overfitted, x, y, fit=lc.ScaledRadius.fit, weights=weights)
+    assert model.recalibration.n == 55
+
+
+@pytest.mark.parametrize("fit", [None, lc.ScaledRadius.fit], ids=["ladder", "law"])
+def test_time_order_is_looked_at(fit):
+    x, y = draw(60, seed=0, features=2)
+    model = lc.cross_calibrate(overfitted, x, y, fit=fit, order="time")
+    assert model.recalibration.autocorrelation > 0.001
+    with pytest.raises(ValueError, match="order must be 'time' or None, got 'tmie'"):
+        lc.cross_calibrate(overfitted, x, y, order="tmie")
+    with pytest.raises(ValueError, match="y is missing"):
+        lc.cross_calibrate(overfitted, x, None)

@@ -327,3 +327,13 @@ def test_winsorising_holds_outliers_and_leaves_the_rest():
     torch.testing.assert_close(calm[1:], z[1:], rtol=0, atol=0)
     wide = 10 * noise(500, 2)
     assert (winsorized(wide) == wide).float().mean() > 0.99  # the data's own spread counts where it is larger
+
+
+def test_a_state_that_is_loaded_is_used():
+    first = AffineMap(torch.zeros(2), torch.eye(2))
+    second = AffineMap(torch.ones(2), torch.tensor([[2.0, 0.0], [1.0, 2.0]]))
+    first.load_state_dict(second.state_dict())
+    z = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mapped, log_abs_det = first(z)
+    torch.testing.assert_close(first.inverse(mapped), z)
+    torch.testing.assert_close(log_abs_det, second(z)[1])

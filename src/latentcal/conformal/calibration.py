@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..fingerprint import Fingerprint, warn_of_reuse
-from ..recalibration import Recalibration
+from ..radius import ConditionalRadius
+from ..recalibration import Aligned, Recalibration
 from .density import DensityScore, HPDScore
 from .distributional import DCPScore
 from .evaluation import as_tensor, evaluate, frozen, random_seed
@@ -76,7 +77,7 @@ def conformal_region(
 
     Warns:
         CalibrationReuseWarning: where the model was recalibrated on these rows. Not so for the latent norm of
-            a flow from ``recalibrate``, which has the same norms as before.
+            a flow from ``recalibrate`` with one law for all x, which has the same norms as before.
         InfiniteRegionWarning: where n is below c / (1 - c), so that the region is everything.
 
     Examples:
@@ -146,7 +147,12 @@ def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
 def _reused(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
     """Share of the rows of the model's recalibration that are used again, where that voids the guarantee."""
     record = getattr(model, "recalibration", None)
-    # Latent recalibration keeps the maps: the norms, and with them their regions, are those of before.
-    harmless = isinstance(record, Recalibration) and not score.uses_density
+    # Recalibration by one law keeps the maps: the norms, and with them their regions, are those of before.
+    harmless = (
+        isinstance(record, Recalibration)
+        and not isinstance(record.law, ConditionalRadius)
+        and not isinstance(model, Aligned)
+        and not score.uses_density
+    )
     fingerprint = getattr(record, "fingerprint", None)
     return 0.0 if harmless or fingerprint is None else fingerprint.share_of(x, y)

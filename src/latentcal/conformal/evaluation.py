@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..flow import FlowDistribution, evaluation_mode, tensor_options
+from ..numerics import as_tensor as numbers
 from ..pit import draw
 
 Inside = Callable[[Tensor], Tensor]
@@ -105,7 +105,7 @@ def as_tensor(values: Any) -> Tensor | None:
     """A tensor without a graph from a tensor, an array or numbers; None stays None."""
     if values is None:
         return None
-    return values.detach() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+    return numbers(values)
 
 
 def outputs_of(model: Any, x: Tensor | None) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ..flow import FlowDistribution, tensor_options
 from ..norms import FirstCoordinate
@@ -25,8 +26,10 @@ class LatentScore(Score):
     r"""Norm of the latent, :math:`s(x, y) = \rho(\mathrm{encode}(y; x))`: the score of CONTRA and L-CP.
 
     The region :math:`\{s \le t\}` is the image of the latent ball of radius t, connected and without holes.
-    What it looks like is known through the flow's maps, so nothing is found by rejection. Recalibration of
-    the latent norm does not change it.
+    What it looks like is known through the flow's maps, so nothing is found by rejection. Recalibration by a
+    law that is the same for all x does not change it. Where the law of the norm depends on x, the score is
+    the norm's place in that law, as log-odds :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius
+    of the ball depends on x.
 
     References:
         Fang, Tan and Huang, CONTRA: Conformal prediction region via normalizing flow transformation, 2025.
@@ -36,7 +39,12 @@ class LatentScore(Score):
     uses_density = False
 
     def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
-        return _prediction(model, x).latent_norm(y)
+        pred = _prediction(model, x)
+        norm = pred.latent_norm(y)
+        if not _depends_on_x(pred):
+            return norm
+        log_cdf, log_sf = pred.base.radius.log_tails(norm)
+        return log_cdf - log_sf
 
     def sample(
         self,
@@ -51,9 +59,8 @@ class LatentScore(Score):
         """Draws (s, n, d) of the model, conditional on the region: their radii are below the threshold."""
         pred = _prediction(model, x)
         law, shape = pred.base.radius, (count, *(pred.batch_shape or (1,)))
-        radius = torch.tensor(_radius(pred, threshold), dtype=torch.float64)
         level = _uniform(shape, generator).log()
-        within = law.log_cdf(radius).to(level.device)  # (n,) where the law depends on x
+        within = law.log_cdf(_radius(pred, threshold)).to(level.device)  # (n,) where the law depends on x
         return decode_latent(pred, _points(pred, law.icdf_log_cdf(level + within), generator))
 
     def volume(
@@ -97,8 +104,8 @@ class LatentScore(Score):
         pred = _prediction(model, x)
         norm, dim, t = pred.base.norm, pred.base.dim, _radius(pred, threshold)
         if dim == 1:
-            low = 0.0 if isinstance(norm, FirstCoordinate) else -t
-            ends = decode_latent(pred, torch.tensor([low, t], dtype=torch.float64).reshape(2, 1, 1))
+            low = torch.zeros_like(t) if isinstance(norm, FirstCoordinate) else -t
+            ends = decode_latent(pred, torch.stack([low, t]).reshape(2, -1, 1))
             return Bounds(ends.amin(0), ends.amax(0))
         shape = (_START, *(pred.batch_shape or (1,)))
         start = norm.sample_direction(shape, dim, generator)
@@ -107,9 +114,11 @@ class LatentScore(Score):
             noise = proposal_noise(best, generator) / math.sqrt(dim)
             points = best + step[..., None].to(best) * noise
             points = points / norm(points)[..., None].clamp(min=1e-9)
-            return points, decode_latent(pred, t * points.flatten(0, 1)).unflatten(0, points.shape[:2])
+            return points, decode_latent(pred, t[..., None] * points.flatten(0, 1)).unflatten(
+                0, points.shape[:2]
+            )
 
-        return climb(start, decode_latent(pred, t * start), propose)
+        return climb(start, decode_latent(pred, t[..., None] * start), propose)
 
     def boundary(
         self,
@@ -143,10 +152,18 @@ def _prediction(model: Any, x: Tensor | None) -> FlowDistribution:
     return pred
 
 
-def _radius(pred: FlowDistribution, threshold: float) -> float:
-    """The threshold as a radius that can be decoded: beyond a bounded support there is nothing."""
-    upper = pred.base.radius.upper
-    return min(threshold, upper * (1 - torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps))
+def _depends_on_x(pred: FlowDistribution) -> bool:
+    return pred.base is not pred.flow.base
+
+
+def _radius(pred: FlowDistribution, threshold: float) -> Tensor:
+    """The threshold as radii that can be decoded, () or (n,): beyond a bounded support there is nothing."""
+    law = pred.base.radius
+    radius = torch.tensor(threshold, dtype=torch.float64)
+    if _depends_on_x(pred):
+        odds = radius.expand(pred.batch_shape)
+        radius = law.icdf_log_tails(logsigmoid(odds), logsigmoid(-odds))
+    return radius.clamp(max=law.upper * (1 - torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps))
 
 
 def _points(pred: FlowDistribution, radius: Tensor, generator: torch.Generator | None) -> Tensor:

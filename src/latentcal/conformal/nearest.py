@@ -67,7 +67,8 @@ class PCPScore(Score):
         y = centres.gather(0, which[..., None].expand(-1, -1, dim)) + offset.to(centres)
         # A point on the rim of its own ball may be outside by rounding.
         balls = (_distances(y, centres) <= threshold).sum(-1).clamp(min=1).to(torch.float64)
-        return mean_volume(math.log(s) + log_ball_volume(norm, dim, threshold) - balls.log())
+        log_ball = log_ball_volume(norm, dim, torch.tensor(threshold, dtype=torch.float64))
+        return mean_volume(math.log(s) + log_ball.to(balls.device) - balls.log())
 
     def bounds(
         self, model: Any, x: Tensor | None, threshold: float, *, generator: torch.Generator | None

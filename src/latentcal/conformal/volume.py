@@ -45,10 +45,9 @@ def mean_volume(log_terms: Tensor, hit: Tensor | None = None, *, rounding: float
     return Volume(value, torch.where(nothing, single_hit, error), log_mean)
 
 
-def log_ball_volume(norm: Norm, dim: int, radius: float) -> float:
-    """Log volume of the ball of a norm; -inf for radius 0."""
-    log_radius = math.log(radius) if radius > 0 else -math.inf
-    return dim * log_radius + norm.log_surface(dim) - math.log(dim)
+def log_ball_volume(norm: Norm, dim: int, radius: Tensor) -> Tensor:
+    """Log volumes of balls of a norm, (...) -> (...); -inf for radius 0."""
+    return dim * torch.log(radius) + norm.log_surface(dim) - math.log(dim)
 
 
 def importance_volume(

@@ -250,7 +250,10 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
 
         The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
-        calibration, and is an average over all X, not one for each.
+        calibration, and is an average over all X, not one for each. With ``recalibration="auto"`` the region
+        is still that of the flow before it: the rows that fitted the maps cannot promise anything about
+        them. For a region of the repaired model, give ``model_`` and other rows to
+        ``latentcal.conformal_region``.
 
         Args:
             X: (n, p) features.
@@ -282,7 +285,8 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
     def anomaly_pvalue(self, X: Any, y: Any) -> np.ndarray:
         """How usual each y is at its X, as a conformal p-value (n,): small for anomalies.
 
-        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`).
+        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`). As for
+        ``predict_region``, the flow before recalibration is what is asked.
         """
         norms = latent_norms(self.base_model_, *self._accept(X, y))
         return rank_pvalue(self._calibrated(), norms).numpy()

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..numerics import as_tensor
 from ..smoothers import NeighbourSmoother, RidgeSmoother, Smoother
 from .law import RadiusLaw, as_float64, check_radii
 
@@ -60,7 +61,7 @@ class ConditionalRadius(RadiusLaw):
                 "ConditionalRadius.fit needs the features and the law that the model assumes: "
                 "ConditionalRadius.fit(radii, x, reference=flow.base.radius)."
             )
-        x = torch.as_tensor(x).detach()
+        x = as_tensor(x)
         if x.dim() != 2 or len(x) != len(radii):
             raise ValueError(f"x must be (n, p) for {len(radii)} radii, got shape {tuple(x.shape)}.")
         if not bool(torch.isfinite(x).all()):

@@ -104,9 +104,11 @@ class GroupedRadius(ConditionalRadius):
         )
 
     def smallest(self, x: Tensor | None) -> int:
-        """Rows of features (n, p) in the smallest of the groups."""
+        """Rows of features (n, p) in the smallest of the groups; all others together are one, if not few."""
         label = _label(given_features(x), self.groups)
-        return min((int((label == value).sum()) for value in self.labels.tolist()), default=len(label))
+        sizes = [int((label == value).sum()) for value in self.labels.tolist()]
+        others = len(label) - sum(sizes)
+        return min([*sizes, others] if others >= _FEWEST else sizes, default=len(label))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         match = _label(given_features(x), self.groups)[..., None] == self.labels
@@ -174,6 +176,11 @@ def _shrunk_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: i
 
 
 def _label(x: Tensor, groups: Any) -> Tensor:
+    if not callable(groups) and not isinstance(groups, int):
+        raise TypeError(
+            f"groups must be a column of x, such as 0, or a function of x; got {type(groups).__name__}. "
+            "Labels alone would not be known for a new x."
+        )
     if callable(groups):
         label = torch.as_tensor(groups(x))
         if label.shape != x.shape[:-1]:

@@ -230,8 +230,12 @@ class TightenedRadius(RadiusLaw):
 
     def _apply(self, fn, recurse: bool = True) -> RadiusLaw:  # type: ignore[no-untyped-def]
         super()._apply(fn, recurse)
-        self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
+        self._forget()
         return self
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
 
 
 def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:

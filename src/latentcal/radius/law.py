@@ -140,6 +140,9 @@ class RadiusLaw(Float64Module):
 
     _anchors: tuple[float, ...] | None = None
 
+    def _forget(self) -> None:
+        self._anchors = None
+
     def given(self, x: Tensor | None) -> RadiusLaw:
         """The law at features x, (..., p): itself, unless the law depends on x."""
         return self

@@ -163,6 +163,10 @@ class StackedRadius(TabulatedLaw):
 
     _core: tuple[float, float] | None = None
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._core = None
+
     def _find_core_end(self) -> tuple[float, float]:
         level = self._scalar(math.log(self.level))
 

@@ -208,7 +208,7 @@ class StreamingRadius(RadiusLaw):
     # What is remembered.
 
     def _learn(self, radii: Tensor, weights: Tensor) -> None:
-        self._law, self._anchors = (), None
+        self._forget()
         seen = int(self.totals[0])
         if self.recent is not None:
             kept = radii[-self.recent.numel() :]
@@ -345,9 +345,9 @@ class StreamingRadius(RadiusLaw):
         super()._apply(fn, recurse)
         return self
 
-    def _load_from_state_dict(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
+    def _forget(self) -> None:
+        super()._forget()
         self._law = ()
-        super()._load_from_state_dict(*args, **kwargs)
 
 
 def _garrote(power: float, noise: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,11 +15,11 @@ from ..base import RadialBase
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
-from ..radius.law import as_float64
+from ..radius.law import as_float64, tied_share
 from ..radius.reference import Chi
 from .affine import cross_fit_affine
 from .by_features import cross_fit_features
-from .cross_fitting import CrossFit, fold_numbers
+from .cross_fitting import CrossFit, check_order, fold_numbers
 from .maps import Chain, LatentMap
 from .marginals import cross_fit_marginals
 from .record import Recalibration
@@ -104,9 +105,10 @@ def align(
         batch_size: points that the flow encodes at a time.
         progress: show a progress bar.
     """
-    if order not in (None, "time"):
-        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+    check_order(order)
     names = (maps,) if isinstance(maps, str) else tuple(maps)
+    if unknown := [name for name in names if name not in CROSS_FITS]:
+        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
     gathered = gather(
         flow,
         x,
@@ -117,11 +119,10 @@ def align(
         progress=progress,
     )
     rows = LatentRows.made(gathered, weights)
-    if unknown := [name for name in names if name not in CROSS_FITS]:
-        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
     if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
         raise ValueError(" ".join(reasons))
     fold = fold_numbers(len(rows.z), FOLDS, contiguous=order == "time")
+    started = time.perf_counter()
     z, steps = rows.z, []
     for name in names:
         fitted = CROSS_FITS[name](z, rows.x, fold, rows.weights)
@@ -135,8 +136,8 @@ def align(
         n=len(z),
         lambda_=math.nan,
         epsilon=math.nan,
-        fit_seconds=0.0,
-        tied=0.0,
+        fit_seconds=time.perf_counter() - started,
+        tied=tied_share(flow.base.norm_of(rows.z)),
         fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
         maps=names,
     )

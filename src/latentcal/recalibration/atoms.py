@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..discrete import Atoms, Dequantizer, atoms
+from ..numerics import as_tensor
 from ..radius.law import DiscreteOutputWarning
-from .rows import as_tensor
 
 Discrete = Literal["warn", "dequantize", "ignore"]
 _HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which on it is said

@@ -22,11 +22,14 @@ from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .align import FOLDS, Aligned, LatentRows
 from .atoms import AtomCare, Discrete
-from .cross_fitting import fold_numbers
-from .effective import effective_n_of
+from .cross_fitting import check_order, fold_numbers
+from .effective import FEWEST_IN_TIME, effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
+from .norms import check_base
 from .record import Recalibration
 from .rows import gather
+
+_FEWEST_GUARANTEED = 10  # rows of each half
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class AutoRecalibration(Recalibration):
                 f"  epsilon     {self.epsilon:.4f} (lambda <= {self.lambda_:g} was fixed in advance: over "
                 "calibration sets, mean coverage is within epsilon of its level)"
             )
+            lines.append("The law of the radius was fitted anew to the half of the rows that chose nothing.")
         return "\n".join([*lines, str(self.ladder)])
 
 
@@ -72,7 +76,7 @@ def autocalibrate(
     Rungs from "unchanged" over "radial" to maps of directions and laws that depend on x are compared by
     cross-validated log-likelihood. Differences are paired, point by point, and the simplest rung within one
     standard error of the best (corrected for training sets that overlap) is fitted to all rows. Inside a
-    rung, too, each step learns from rows that the steps before it did not see.
+    rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere.
     ``print(model.recalibration)`` shows the ladder.
 
     Args:
@@ -95,12 +99,11 @@ def autocalibrate(
     Returns:
         The recalibrated flow; its ``recalibration`` is an :class:`AutoRecalibration`.
     """
-    if order not in (None, "time"):
-        raise ValueError(f"order must be 'time' or None, got {order!r}.")
-    if guarantee and weights is not None:
+    check_order(order)
+    if guarantee and (weights is not None or order is not None):
         raise ValueError(
-            "With weights there is no finite-sample guarantee: it rests on rows that are exchangeable with "
-            "those to come. Leave out one of the two."
+            "A finite-sample guarantee rests on rows that are exchangeable with those to come: there is none "
+            "with weights or in time order. Leave out one of the two."
         )
     if folds < 2:
         raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
@@ -143,11 +146,13 @@ def calibrate_rows(
     ``about`` are further fields of the record.
     """
     base = flow.base
-    if base.given(rows.x) is not base:
-        raise ValueError(
-            "The law of the flow's radius depends on x already. Autocalibrate the flow that it was made from."
-        )
+    check_base(flow, rows.x)
     warn_if_tied(base.norm_of(rows.z))
+    if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:
+        raise ValueError(
+            f"A guarantee takes at least {2 * _FEWEST_GUARANTEED} rows, half for the maps and half for the "
+            f"law; got {len(rows)}."
+        )
     started = time.perf_counter()
     halves = fold_numbers(len(rows), 2, contiguous=contiguous, seed=2)
     learn = rows if max_lambda is None else rows.take(halves == 0)
@@ -158,7 +163,7 @@ def calibrate_rows(
         if max_lambda is not None:
             fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
     u = _pit(fitted, judged, base)
-    serial = autocorrelation_test(u) if contiguous else None
+    serial = autocorrelation_test(u) if contiguous and len(u) >= FEWEST_IN_TIME else None
     effective_n = effective_n_of(judged.weights, len(judged), serial)
     bound = (
         measure(BallRadius(1), u, weights=judged.weights, effective_n=effective_n)

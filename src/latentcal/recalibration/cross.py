@@ -12,13 +12,15 @@ from tqdm import tqdm
 
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..numerics import as_tensor
 from ..radius.law import RadiusLaw
-from .align import LatentRows
+from .align import Aligned, LatentRows
 from .auto import calibrate_rows
-from .cross_fitting import fold_numbers
+from .cross_fitting import check_order, fold_numbers
 from .ensemble import FlowEnsemble
+from .ladder import Groups
 from .norms import recalibrate_norms
-from .rows import Gathered, as_tensor
+from .rows import Gathered
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
 
@@ -30,6 +32,7 @@ def cross_calibrate(
     *,
     folds: int = 5,
     fit: Callable[..., RadiusLaw] | None = None,
+    groups: Groups = None,
     ensemble: bool = False,
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
@@ -55,6 +58,7 @@ def cross_calibrate(
         y: (n, d) outputs.
         folds: number of flows that are trained on a part.
         fit: law of the radius to fit, such as ``StackedRadius.fit``; None climbs the ladder.
+        groups: see :func:`autocalibrate`; only for the ladder.
         ensemble: recalibrate the equal mixture of the fold flows instead of a flow trained on all rows.
         weights: (n,) of the rows in the calibration; equal if None.
         order: ``"time"`` for rows that follow each other: folds are then blocks.
@@ -62,10 +66,13 @@ def cross_calibrate(
         progress: show a progress bar.
 
     Returns:
-        The recalibrated flow, or a :class:`FlowEnsemble` of recalibrated flows.
+        The recalibrated flow, or a :class:`FlowEnsemble` of recalibrated flows (save its flows one by one).
     """
     if not callable(make_flow) or isinstance(make_flow, ConditionalFlow):
         raise TypeError("make_flow must be a function that trains: make_flow(x, y) -> flow.")
+    check_order(order)
+    if y is None:
+        raise ValueError("y is missing. The arguments are (make_flow, x, y), or (make_flow, None, y).")
     outputs = as_tensor(y)
     features = None if x is None else as_tensor(x)
     n = len(outputs)
@@ -93,9 +100,10 @@ def cross_calibrate(
 
     def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:
-            return calibrate_rows(flow, rows, contiguous=order == "time", progress=progress)
+            return calibrate_rows(flow, rows, groups=groups, contiguous=order == "time", progress=progress)
         norms = flow.base.norm_of(rows.z)
-        return recalibrate_norms(flow, norms, rows.x, rows.fingerprint, fit=fit, weights=weights)
+        chosen = None if weights is None else rows.weights
+        return recalibrate_norms(flow, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order)
 
     if not ensemble:
         everything = torch.ones(n, dtype=torch.bool)
@@ -113,8 +121,6 @@ def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> 
 
 def _alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
     """Another flow with the map and the law of a recalibrated one."""
-    from .align import Aligned
-
     inner = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
     copy = inner.with_base(model.base)
     copy.recalibration = model.recalibration

@@ -27,6 +27,12 @@ CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
 """``cross_fit(z, x, fold, weights)`` for latents (n, d), features (n, p), folds (n,) and weights (n,)."""
 
 
+def check_order(order: str | None) -> None:
+    """Raise where the order of rows is neither "time" nor None."""
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+
+
 def fold_numbers(n: int, folds: int, *, contiguous: bool = False, seed: int = 0) -> Tensor:
     """Number of the fold of each of n rows, (n,): at random, or in blocks for rows that are ordered."""
     number = torch.arange(n) * folds // n

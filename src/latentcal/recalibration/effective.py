@@ -11,6 +11,7 @@ from ..radius.folds import effective_size
 from ..radius.law import as_float64
 from .record import AutocorrelationWarning, EffectiveSizeWarning
 
+FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
 _AUTOCORRELATED = 0.001  # p-value below which it is said
 _FEW_POINTS, _SMALL_SHARE = 20, 0.05
 

@@ -68,7 +68,8 @@ class Ladder:
         gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point, each
             point's gain or loss counting for at most 3.
         errors: standard errors of the gains, corrected for training sets that overlap.
-        behind: how far each is behind the best one, in the mean of paired differences.
+        behind: how far each is behind the best one, in the mean of paired differences. These are cut off at 3
+            nats as well, each for itself, so they need not be differences of the gains.
         behind_errors: standard errors of these.
         chosen: number of the rung that was chosen.
         n: rows that the choice was made on.
@@ -114,9 +115,9 @@ class FittedRung:
     def log_likelihood(self, rows: LatentRows, base: RadialBase) -> Tensor:
         """Log density of the latents of rows, (n,), up to a constant that all rungs share."""
         z, log_abs_det = self.map(rows.z, rows.x)
-        r = base.norm_of(z)
+        r = base.norm_of(z).clamp(min=1e-100)  # at the origin itself both terms are infinite
         log_radius = self.law.given(rows.x).log_prob_untabulated(r)
-        return log_radius - (base.dim - 1) * torch.log(r.clamp(min=1e-100)) + log_abs_det
+        return log_radius - (base.dim - 1) * torch.log(r) + log_abs_det
 
 
 class RungFitter:
@@ -139,7 +140,7 @@ class RungFitter:
         self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
     def fit(self, rung: Rung) -> FittedRung:
-        """The rung, each of its steps learned from rows that the steps before it did not see."""
+        """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
         maps, z = self._maps(rung.maps)
         return FittedRung(Chain(maps), self._law(rung.law, self.base.norm_of(z)))
 
@@ -178,6 +179,8 @@ def climb(
 ) -> tuple[Rung, Ladder]:
     """The rung that held-out likelihood asks for, and the account of how it was chosen."""
     rungs = [rung for rung in LADDER if _possible(rung, rows, base, groups)]
+    if len(rungs) == 1:
+        return rungs[0], Ladder([rungs[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
     folds = min(folds, len(rows))
     fold = fold_numbers(len(rows), folds, contiguous=contiguous)
     log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
@@ -212,7 +215,7 @@ def _compare(
         mean, error = _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
         # Training sets of two folds overlap, so held-out differences vary together: the correction of Nadeau
         # and Bengio, without which a richer rung wins by chance too often.
-        return mean, error * math.sqrt(1 + folds / (folds - 1))
+        return mean, error * math.sqrt(1 + folds / max(folds - 1, 1))
 
     gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
     best = max(range(len(names)), key=gains.__getitem__)

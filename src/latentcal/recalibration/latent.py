@@ -17,6 +17,7 @@ from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
 from .atoms import AtomCare, Discrete
+from .cross_fitting import check_order
 from .norms import recalibrate_norms
 from .record import AutocorrelationWarning, EffectiveSizeWarning, Recalibration
 from .rows import gather, visit_norms
@@ -133,8 +134,7 @@ def recalibrate(
     """
     if isinstance(fit, type):
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
-    if order not in (None, "time"):
-        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+    check_order(order)
     care = AtomCare.of(y, discrete)
     radii, features, fingerprint = gather(
         flow,
@@ -164,7 +164,8 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
               \qquad z' = \mathrm{encode}(y; x),\; z = R^{-1}(z'),
 
     with :math:`f_Z` the base that the flow was trained with and R the radial map from it to the recalibrated
-    one. The flow's term is that of the uncalibrated model, and for such a model the radial term is 0.
+    one. The flow's term is that of the uncalibrated model, with the log-det of its map added for an
+    aligned one; for a model without recalibration the radial term is 0.
 
     Args:
         model: a recalibrated (or any) flow.

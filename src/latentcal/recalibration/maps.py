@@ -47,14 +47,18 @@ class AffineMap(LatentMap):
             raise ValueError("shift must be finite.")
         self.register_buffer("shift", shift)
         self.register_buffer("matrix", matrix)
-        diagonal = matrix.dim() == 1
-        log_abs_det = matrix.abs().log().sum() if diagonal else torch.linalg.slogdet(matrix).logabsdet
-        if not bool(torch.isfinite(log_abs_det)):
-            raise ValueError("matrix must be finite and invertible.")
-        self.register_buffer(
-            "_inverse", 1 / matrix if diagonal else torch.linalg.inv(matrix), persistent=False
+        self.register_buffer("_inverse", torch.empty_like(matrix), persistent=False)
+        self.register_buffer("_log_abs_det", matrix.new_zeros(()), persistent=False)
+        self._forget()
+
+    def _forget(self) -> None:
+        diagonal = self.matrix.dim() == 1
+        self._log_abs_det = (
+            self.matrix.abs().log().sum() if diagonal else torch.linalg.slogdet(self.matrix).logabsdet
         )
-        self.register_buffer("_log_abs_det", log_abs_det, persistent=False)
+        if not bool(torch.isfinite(self._log_abs_det)):
+            raise ValueError("matrix must be finite and invertible.")
+        self._inverse = 1 / self.matrix if diagonal else torch.linalg.inv(self.matrix)
 
     def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self._times(self.matrix, z.to(self.shift) - self.shift), self._log_abs_det.expand(z.shape[:-1])

@@ -15,8 +15,17 @@ from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.guarantee import guarantee
 from ..radius.law import RadiusLaw, tied_share
 from ..radius.reference import BallRadius
-from .effective import effective_n_of
+from .effective import FEWEST_IN_TIME, effective_n_of
 from .record import Recalibration
+
+
+def check_base(flow: ConditionalFlow, x: Tensor | None) -> None:
+    """A clear error where the law of the radius depends on x already: another one would lose that."""
+    if flow.base.radius.given(x) is not flow.base.radius:
+        raise ValueError(
+            f"The law of the flow's radius, {type(flow.base.radius).__name__}, depends on x already: another "
+            "law in its place would lose that. Recalibrate the flow that it was made from, by all rows."
+        )
 
 
 def recalibrate_norms(
@@ -34,6 +43,7 @@ def recalibrate_norms(
 
     ``about`` are further fields of the record.
     """
+    check_base(flow, x)
     started = time.perf_counter()
     law = fit(radii, reference=flow.base.radius, x=x, weights=weights)
     fit_seconds = time.perf_counter() - started
@@ -43,7 +53,8 @@ def recalibrate_norms(
     # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
     with torch.no_grad():
         u = None if at_x is law and order is None else at_x.cdf(radii)
-    serial = autocorrelation_test(u) if order == "time" and u is not None else None
+    in_time = order == "time" and len(radii) >= FEWEST_IN_TIME
+    serial = autocorrelation_test(u) if in_time and u is not None else None
     effective_n = effective_n_of(weights, len(radii), serial)
     judged = (law, radii) if at_x is law else (BallRadius(1), u)
     bound = guarantee(*judged, weights=weights, effective_n=effective_n)

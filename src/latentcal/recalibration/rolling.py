@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flow import ConditionalFlow
+from ..flow import ConditionalFlow, as_context
+from ..numerics import as_tensor
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from .latent import latent_norms
+from .norms import check_base
 
 
 def rolling_pit(
@@ -51,11 +53,12 @@ def rolling_pit(
         raise ValueError("rolling_pit takes rows in time order, (flow, x, y), not batches.")
     if step < 1 or (window is not None and window < 1):
         raise ValueError(f"step and window must be at least 1, got {step} and {window}.")
+    x = None if x is None else as_context(flow, as_tensor(x))
+    check_base(flow, x)
     radii = latent_norms(flow, x, y, batch_size=batch_size)
     n = len(radii)
     if not 1 <= first < n:
         raise ValueError(f"first must lie between 1 and n - 1 = {n - 1}, got {first}.")
-    x = None if x is None else torch.as_tensor(x)
     parts = []
     for now in range(first, n, step):
         past = slice(0 if window is None else max(0, now - window), now)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..numerics import as_tensor
 
 
 def visit_norms(
@@ -124,14 +124,6 @@ def _as_pair(batch: Any) -> tuple[Tensor | None, Tensor]:
     if isinstance(batch, Tensor) or hasattr(batch, "__array__"):
         return None, as_tensor(batch)
     raise TypeError(f"A batch must be a pair (x, y), or y alone; got {type(batch).__name__}.")
-
-
-def as_tensor(values: Any) -> Tensor:
-    """Numbers of any kind as a tensor without a graph, sharing memory where that is allowed."""
-    if isinstance(values, Tensor):
-        return values.detach()
-    array = np.asarray(values)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _check_batch(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> None:
