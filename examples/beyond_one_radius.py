@@ -24,6 +24,7 @@ def truth(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main(folder: Path) -> None:
+    """Print the ladder and draw both faults."""
     flow = lc.flows.LinearGaussianFlow(None, torch.zeros(2).double(), torch.eye(2).double())
     x, y = truth(2000, seed=0)
     models = {"radial": lc.recalibrate(flow, x, y), "autocalibrate": lc.autocalibrate(flow, x, y)}

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def blocks(text: str) -> list[tuple[str, str | None]]:
     """Python blocks, each with the text block that directly follows it."""
     found = list(BLOCK.finditer(text))
     result = []
-    for block, following in zip(found, [*found[1:], None], strict=True):
+    for block, following in zip_longest(found, found[1:]):
         if block[1] == "python":
             adjacent = following is not None and following[1] == "text"
             adjacent = adjacent and not text[block.end() : following.start()].strip()
