@@ -19,7 +19,7 @@ from ..radius.law import as_float64, tied_share
 from ..radius.reference import Chi
 from .affine import cross_fit_affine
 from .by_features import cross_fit_features
-from .cross_fitting import CrossFit, check_order, fold_numbers
+from .cross_fitting import FOLDS, CrossFit, check_order, fold_numbers
 from .maps import Chain, LatentMap
 from .marginals import cross_fit_marginals
 from .record import Recalibration
@@ -31,7 +31,6 @@ CROSS_FITS: dict[str, CrossFit] = {
     "features": cross_fit_features,
     "marginals": cross_fit_marginals,
 }
-FOLDS = 5
 FEWEST = 20  # rows
 
 

@@ -20,9 +20,9 @@ from ..radius.law import RadiusLaw, tied_share, warn_if_tied
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
-from .align import FOLDS, Aligned, LatentRows
+from .align import Aligned, LatentRows
 from .atoms import AtomCare, Discrete
-from .cross_fitting import check_order, fold_numbers
+from .cross_fitting import FOLDS, check_order, fold_numbers
 from .effective import FEWEST_IN_TIME, effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
 from .norms import check_base
@@ -45,14 +45,15 @@ class AutoRecalibration(Recalibration):
     guaranteed: bool = False
 
     def __str__(self) -> str:
-        lines = super().__str__().splitlines()
-        if self.guaranteed:
-            lines[1] = (
-                f"  epsilon     {self.epsilon:.4f} (lambda <= {self.lambda_:g} was fixed in advance: over "
-                "calibration sets, mean coverage is within epsilon of its level)"
-            )
-            lines.append("The law of the radius was fitted anew to the half of the rows that chose nothing.")
-        return "\n".join([*lines, str(self.ladder)])
+        return f"{super().__str__()}\n{self.ladder}"
+
+    def _about_epsilon(self) -> str:
+        if not self.guaranteed:
+            return super()._about_epsilon()
+        return (
+            f"lambda <= {self.lambda_:g} was fixed in advance: over calibration sets, mean coverage is "
+            "within epsilon of its level. The law was fitted to the half of the rows that chose nothing"
+        )
 
 
 def autocalibrate(
@@ -136,7 +137,7 @@ def calibrate_rows(
     *,
     groups: Groups = None,
     contiguous: bool = False,
-    folds: int = 5,
+    folds: int = FOLDS,
     max_lambda: float | None = None,
     progress: bool = False,
     **about: Any,

@@ -16,7 +16,7 @@ from ..numerics import as_tensor
 from ..radius.law import RadiusLaw
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
-from .cross_fitting import check_order, fold_numbers
+from .cross_fitting import FOLDS, check_order, fold_numbers
 from .ensemble import FlowEnsemble
 from .ladder import Groups
 from .norms import recalibrate_norms
@@ -30,7 +30,7 @@ def cross_calibrate(
     x: Any,
     y: Any,
     *,
-    folds: int = 5,
+    folds: int = FOLDS,
     fit: Callable[..., RadiusLaw] | None = None,
     groups: Groups = None,
     ensemble: bool = False,

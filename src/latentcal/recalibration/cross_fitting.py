@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .maps import LatentMap
 
+FOLDS = 5
 WINSOR = 4.0  # standard deviations
 
 

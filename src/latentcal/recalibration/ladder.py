@@ -17,11 +17,10 @@ from ..radius.conditional import ConditionalRadius
 from ..radius.law import DiscreteOutputWarning, RadiusLaw
 from ..radius.stacked import StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
-from .cross_fitting import fold_numbers
+from .cross_fitting import FOLDS, fold_numbers
 from .maps import Chain, LatentMap
 
 Groups = int | Callable[[Tensor], Tensor] | None
-_INNER_FOLDS = 5
 _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _TIE = 1e-9  # nats: rounding
@@ -135,7 +134,7 @@ class RungFitter:
         self, rows: LatentRows, base: RadialBase, groups: Groups, *, contiguous: bool, nodes: int = 512
     ) -> None:
         self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
-        folds = min(_INNER_FOLDS, len(rows))
+        folds = min(FOLDS, len(rows))
         self.fold = fold_numbers(len(rows), folds, contiguous=contiguous, seed=1)
         self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
@@ -173,7 +172,7 @@ def climb(
     base: RadialBase,
     *,
     groups: Groups = None,
-    folds: int = 5,
+    folds: int = FOLDS,
     contiguous: bool = False,
     progress: bool = False,
 ) -> tuple[Rung, Ladder]:

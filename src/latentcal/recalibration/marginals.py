@@ -18,6 +18,7 @@ _REACH = 8.0  # of the nodes, in robust standard deviations
 _NODES = 161
 _BANDWIDTHS = (0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _KNOTS = 33
+_BLOCK = 32  # coordinates at a time
 _LARGEST_SCORE = 4.0
 _STEEPEST = 20.0
 
@@ -64,6 +65,17 @@ def cross_fit_marginals(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tens
         fold: (n,) fold of each row.
         weights: (n,) of the rows.
     """
+    # Coordinates are fitted by themselves: some at a time, so that memory does not grow with their number.
+    blocks = [_splines(part, fold, weights) for part in z.split(_BLOCK, dim=1)]
+    maps: list[LatentMap] = [
+        CoordinateMap(*(torch.cat(parts) for parts in zip(*block, strict=True)))
+        for block in zip(*blocks, strict=True)
+    ]
+    return CrossFitted(maps[-1], *by_fold(z, x, fold, maps[:-1]))
+
+
+def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...]]:
+    """Knots, values and slopes, (d, k) each, learned without each of the folds and, last, from all rows."""
     n, dim = z.shape
     middle = z.median(0).values
     spread = (1.4826 * (z - middle).abs().median(0).values).clamp(min=1e-3)
@@ -87,10 +99,7 @@ def cross_fit_marginals(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tens
     )
     shares = (n * shares + 1 / 3) / (n + 1)
     spline = _spline(laws, shares.repeat(1, sets), min(_LARGEST_SCORE, _score_within(n)))
-    maps: list[LatentMap] = [
-        CoordinateMap(*(part[i * dim : (i + 1) * dim] for part in spline)) for i in range(sets)
-    ]
-    return CrossFitted(maps[-1], *by_fold(z, x, fold, maps[:-1]))
+    return list(zip(*(part.split(dim) for part in spline), strict=True))
 
 
 def _score_within(n: int) -> float:

@@ -57,12 +57,17 @@ class Recalibration:
     atom_output: int | None = None
     dequantized: bool = False
 
+    def _about_epsilon(self) -> str:
+        return (
+            f"lambda = {self.lambda_:.2f}; read off the data, so a diagnostic of the coverage error and "
+            "not a bound"
+        )
+
     def __str__(self) -> str:
         lines = [
             f"Recalibrated on {self.n:,} points: {type(self.law).__name__} "
             f"in place of {type(self.reference.radius).__name__}",
-            f"  epsilon     {self.epsilon:.4f} (lambda = {self.lambda_:.2f}; read off the data, "
-            "so a diagnostic of the coverage error and not a bound)",
+            f"  epsilon     {self.epsilon:.4f} ({self._about_epsilon()})",
             f"  tied norms  {self.tied:.1%}",
         ]
         if self.effective_n is not None and self.effective_n < self.n * (1 - 1e-9):
