@@ -1,6 +1,8 @@
-"""Does autocalibrate find out what is wrong with a model, repair it, and leave a right one alone?
+r"""Does autocalibrate find out what is wrong with a model, repair it, and leave a right one alone?
 
-    python benchmarks/simulated_truths.py --runs 40 --processes 2
+    python benchmarks/simulated_truths.py
+    python benchmarks/simulated_truths.py --group-rows 330 --truths skewness "scale by x" groups \
+        --out benchmarks/results/simulated_truths_small_groups.csv
 
 The model says that y in four dimensions is N(0, I) at every x; the truth differs from it in one respect. x
 has two Gaussian columns and a label 0, 1 or 2. A run is one calibration set, and a line of
@@ -145,8 +147,8 @@ def group_ratios(u: Tensor, label: Tensor, calibration_label: Tensor) -> dict[st
     return {"l_ece": max(group.l_ece for group in groups)} | {key: max(r) for key, r in widened.items()}
 
 
-def run(cell: tuple[str, int, int]) -> dict[str, object]:
-    truth, n, seed = cell
+def run(cell: tuple[str, int, int, int]) -> dict[str, object]:
+    truth, n, seed, grouped = cell
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1_000_003 * list(RIGHT).index(truth) + 7919 * n + seed)
     x, y = draw(truth, n, generator)
@@ -178,7 +180,7 @@ def run(cell: tuple[str, int, int]) -> dict[str, object]:
         )
         row[f"by_x_{name}"] = report["PIT and x"].p_value
         u = lc.latent_pit(model(x_test), y_test)
-        ratios = group_ratios(u[:GROUPED], x_test[:GROUPED, LABEL], x[:, LABEL])
+        ratios = group_ratios(u[:grouped], x_test[:grouped, LABEL], x[:, LABEL])
         row |= {f"group_{key}_{name}": ratio for key, ratio in ratios.items()}
         slabs = lc.metrics.worst_slab_coverage(
             x_test, u <= 0.9, generator=torch.Generator().manual_seed(seed)
@@ -277,12 +279,19 @@ def table(rows: list[dict[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--truths", nargs="*", choices=list(RIGHT), default=list(RIGHT))
+    parser.add_argument("--group-rows", type=int, default=GROUPED, help="new points in the three groups")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     done = {(row["truth"], int(row["n"]), int(row["seed"])) for row in read(arguments.out)}
-    cells = [(*size, seed) for seed in range(arguments.runs) for size in SIZES]
-    run_all(run, [cell for cell in cells if cell not in done], arguments.out, arguments.processes)
+    cells = [
+        (*size, seed, arguments.group_rows)
+        for seed in range(arguments.runs)
+        for size in SIZES
+        if size[0] in arguments.truths and (*size, seed) not in done
+    ]
+    run_all(run, cells, arguments.out, arguments.processes)
     print(table(read(arguments.out)))
 
 

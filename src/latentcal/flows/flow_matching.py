@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
+from .ode import integrate
 
 _EXACT_UP_TO = 32  # outputs for which the trace of the Jacobian is exact
 _FREQUENCIES = 4
@@ -154,28 +155,22 @@ class FlowMatching(ConditionalFlow):
         self, start: Tensor, x: Tensor | None, *, backward: bool, tangents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """End point and the integrals (..., k) of the traces seen by each probe."""
-        odeint = _import_odeint()
         x = self._features_of(x)
         context = self.velocity.context_of(x)
         leading = start.shape[:-1] if x is None else torch.broadcast_shapes(start.shape[:-1], x.shape[:-1])
-        start = start.expand(*leading, self.dim)
-        count = 0 if tangents is None else tangents.shape[-1]
 
-        def derivative(t: Tensor, state: Tensor) -> Tensor:
-            q = state[..., : self.dim]
+        def field(t: Tensor, q: Tensor) -> tuple[Tensor, Tensor | None]:
             velocity, moved = self.velocity(t, q, context, tangents)
-            if moved is None or tangents is None:
-                return velocity
-            return torch.cat([velocity, (tangents * moved).sum(-2)], -1)
+            return velocity, None if tangents is None else (tangents * moved).sum(-2)
 
-        state = torch.cat([start, start.new_zeros(*leading, count)], -1)
-        times = torch.tensor([1.0, 0.0] if backward else [0.0, 1.0], dtype=start.dtype, device=start.device)
-        if self.steps is None:
-            options: dict[str, Any] = {"method": "dopri5", "rtol": self.tolerance, "atol": self.tolerance}
-        else:
-            options = {"method": "rk4", "options": {"step_size": 1 / self.steps}}
-        end = odeint(derivative, state, times, **options)[-1]
-        return end[..., : self.dim], end[..., self.dim :]
+        return integrate(
+            field,
+            start.expand(*leading, self.dim),
+            (1.0, 0.0) if backward else (0.0, 1.0),
+            traces=0 if tangents is None else tangents.shape[-1],
+            tolerance=self.tolerance,
+            steps=self.steps,
+        )
 
     def _features_of(self, x: Tensor | None) -> Tensor | None:
         if self.features == 0:
@@ -186,11 +181,3 @@ class FlowMatching(ConditionalFlow):
                 f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
             )
         return x.to(self.velocity.out.weight.dtype)
-
-
-def _import_odeint() -> Any:
-    try:
-        from torchdiffeq import odeint
-    except ImportError as error:
-        raise ImportError("Flow matching needs torchdiffeq: pip install 'latentcal[flows]'.") from error
-    return odeint

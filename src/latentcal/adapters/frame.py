@@ -1,0 +1,142 @@
+"""What all adapters share: evaluation mode, dtype and device of the model, rows for functions of rows."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..base import RadialBase
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
+from ..numerics import broadcast_leading
+
+
+class AdaptedFlow(ConditionalFlow):
+    """A flow around somebody else's model.
+
+    The model's networks are in evaluation mode during each call, and back in their own afterwards: with
+    dropout or batch statistics a latent would be random. A subclass gives ``_encode`` and ``_decode``, for
+    points that already have the leading dims of x, and ``_latent`` where the determinant is what costs.
+
+    Args:
+        base: law of the standardised latent.
+        networks: modules that the model uses; they move and train with the flow.
+        like: a tensor whose dtype and device data are to have where the networks hold none.
+    """
+
+    def __init__(
+        self, base: RadialBase, networks: Iterable[nn.Module] = (), like: Tensor | None = None
+    ) -> None:
+        super().__init__(base)
+        self.networks = nn.ModuleList(networks)
+        if like is not None and tensor_options(self)[0] is None:
+            self.register_buffer("_like", like.detach().new_empty(0), persistent=False)
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with evaluation_mode(self):
+            return self._encode(_expanded(y, x), x)
+
+    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        with evaluation_mode(self):
+            return self._latent(_expanded(y, x), x)
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        with evaluation_mode(self):
+            return self._decode(_expanded(z, x), x)
+
+    def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _decode(self, z: Tensor, x: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _latent(self, y: Tensor, x: Tensor | None) -> Tensor:
+        return self._encode(y, x)[0]
+
+
+def _expanded(points: Tensor, x: Tensor | None) -> Tensor:
+    return points if x is None else broadcast_leading(x, points)[1]
+
+
+def as_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Points (n, d) and features (n, p) of all leading dims in one, as functions of batches expect them."""
+    if x is not None:
+        x, points = broadcast_leading(x, points)
+        x = x.reshape(-1, x.shape[-1])
+    return points.reshape(-1, points.shape[-1]), x
+
+
+def call_with(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function of its arguments, without the last one, x, where that is None."""
+    return function(*(arguments[:-1] if arguments[-1] is None else arguments))
+
+
+def own_mode(networks: list[nn.Module]) -> Any:
+    """Evaluation mode for networks that have no flow around them yet."""
+    return evaluation_mode(nn.ModuleList(networks))
+
+
+def networks_in(*things: Any) -> list[nn.Module]:
+    """Modules among things, and those that functions among them name: directly, as methods, or partially.
+
+    A function is followed into its closure, its defaults, and the functions of its own file.
+    """
+    found: dict[int, nn.Module] = {}
+    seen: set[int] = set()
+    pending = list(things)
+    while pending:
+        thing = pending.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, nn.Module):
+            found[id(thing)] = thing
+        elif isinstance(thing, functools.partial):
+            pending += [thing.func, *thing.args, *thing.keywords.values()]
+        elif inspect.ismethod(thing):
+            pending += [thing.__self__, thing.__func__]
+        elif inspect.isfunction(thing):
+            pending += _named_by(thing)
+        elif isinstance(thing, (list, tuple)):
+            pending += thing
+        elif isinstance(thing, dict):
+            pending += thing.values()
+        elif callable(thing) and not isinstance(thing, type) and hasattr(thing, "__dict__"):
+            pending += vars(thing).values()
+    return list(found.values())
+
+
+def _named_by(function: Any) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    # Not co_names: it also holds names of attributes, which may be those of unrelated globals.
+    names = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+    for name in names:
+        value = function.__globals__.get(name)
+        same_file = inspect.isfunction(value) and value.__globals__ is function.__globals__
+        if same_file or isinstance(value, nn.Module):
+            yield value
+
+
+def check_networks(networks: Any) -> list[nn.Module]:
+    """The modules that a user named, or an error."""
+    networks = [networks] if isinstance(networks, nn.Module) else list(networks)
+    for network in networks:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"networks must be torch modules, got {type(network).__name__}.")
+    return networks
+
+
+def features_of(x: Any) -> Tensor | None:
+    """Example features as a tensor."""
+    return None if x is None else torch.as_tensor(x)

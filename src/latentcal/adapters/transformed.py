@@ -1,0 +1,153 @@
+"""Distributions of torch: a base law and a chain of transforms from latent to data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Transform, TransformedDistribution
+
+from ..flow import ConditionalFlow
+from .bases import AffineBase, BaseKind, no_latent, read_base
+from .frame import AdaptedFlow, call_with, check_networks, features_of, networks_in, own_mode
+
+
+class TorchFlow(AdaptedFlow):
+    r"""A flow whose maps are the transforms of a torch distribution; made by :func:`from_torch`.
+
+    .. math:: y = (t_k \circ \dots \circ t_1)(u), \quad u = m + S z, \qquad
+              \log|\det \partial z / \partial y| = -\log|\det S| - \sum_i \log|\det \partial t_i|
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution | Callable[..., Distribution],
+        kind: BaseKind,
+        networks: Iterable[nn.Module],
+        like: Tensor,
+    ) -> None:
+        super().__init__(kind.radial(), networks, like)
+        self.distribution, self.kind = distribution, kind
+
+    def _chain(self, x: Tensor | None) -> tuple[list[Transform], AffineBase]:
+        if isinstance(self.distribution, Distribution):
+            transforms, base = unfold(self.distribution)
+        else:
+            transforms, base = unfold(call_with(self.distribution, x))
+        return transforms, base.require(self.kind)
+
+    def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        transforms, base = self._chain(x)
+        # A transform with a cache would hand back the very latent that it decoded y from, right or wrong.
+        u, log_abs_det = through_inverses(transforms, y.clone())
+        z, of_base = base.standardize(u)
+        return z, log_abs_det + of_base
+
+    def _decode(self, z: Tensor, x: Tensor | None) -> Tensor:
+        transforms, base = self._chain(x)
+        y = base.restore(z).clone()
+        for transform in transforms:
+            y = transform(y)
+        return y
+
+
+def from_torch(
+    distribution: Distribution | Callable[..., Distribution],
+    x: Any = None,
+    *,
+    networks: nn.Module | Iterable[nn.Module] | None = None,
+) -> ConditionalFlow:
+    """A flow from a torch distribution, or from a function x -> distribution.
+
+    The distribution is a ``TransformedDistribution`` (or ``Independent``, or nested ones) over vectors of
+    length d, with transforms that are one to one, on a base that :func:`read_base` can standardise: normal,
+    multivariate t, uniform box, Laplace.
+
+    Args:
+        distribution: the distribution; or a function, such as a network, of x (n, p) that returns one with
+            batch shape (n,).
+        x: (n, p) some features, from which the base of a function is read; none for a function without x.
+        networks: modules that the function uses. Those that it is, is a method of, or names in its code are
+            found without.
+
+    Examples:
+        >>> from torch.distributions import AffineTransform, ExpTransform, Independent, Normal
+        >>> base = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+        >>> chain = [AffineTransform(1.0, 2.0), ExpTransform()]
+        >>> from_torch(TransformedDistribution(base, chain)).latent(torch.ones(1, 2))
+        tensor([[-0.5000, -0.5000]])
+    """
+    found = networks_in(distribution) if networks is None else check_networks(networks)
+    if isinstance(distribution, Distribution):
+        example = distribution
+    elif callable(distribution):
+        with torch.no_grad(), own_mode(found):
+            example = _try(distribution, features_of(x))
+    else:
+        raise TypeError(
+            "from_torch takes a torch distribution or a function x -> distribution, got "
+            f"{type(distribution).__name__}."
+        )
+    transforms, base = unfold(example)
+    found += [module for module in networks_in(transforms) if all(module is not other for other in found)]
+    return TorchFlow(distribution, base.kind, found, base.loc)
+
+
+def _try(function: Callable[..., Any], x: Tensor | None) -> Any:
+    try:
+        return call_with(function, x)
+    except Exception as error:
+        if x is None:
+            raise TypeError(
+                "The function does not work without x. Give some features from which the base law can be "
+                f"read: from_torch(function, x). ({type(error).__name__}: {error})"
+            ) from error
+        raise
+
+
+def unfold(distribution: Any) -> tuple[list[Transform], AffineBase]:
+    """Transforms, latent to data, of distributions inside one another, and the base below them all."""
+    if not isinstance(distribution, Distribution):
+        what = type(distribution).__name__
+        raise TypeError(
+            f"Expected a torch distribution, got {what}. A network becomes a flow by a function "
+            "x -> TransformedDistribution, by from_velocity or by from_functions."
+        )
+    if len(distribution.event_shape) != 1:
+        raise ValueError(
+            f"The distribution has batch shape {tuple(distribution.batch_shape)} and event shape "
+            f"{tuple(distribution.event_shape)}; the outputs must be its event, (d,). Put them there with "
+            "Independent(distribution, 1)."
+        )
+    transforms: list[Transform] = []
+    inner: Any = distribution
+    while isinstance(inner, (TransformedDistribution, Independent)):
+        if isinstance(inner, TransformedDistribution):
+            transforms = [*inner.transforms, *transforms]
+        inner = inner.base_dist
+    for transform in transforms:
+        if not transform.bijective:
+            raise no_latent(transform)
+    # What Independent took from the batch is part of the event: the coordinates of the base.
+    base = read_base(inner if inner.event_shape else Independent(inner, 1, validate_args=False))
+    if base.kind.dim != distribution.event_shape[0]:
+        raise ValueError(
+            f"The distribution has {distribution.event_shape[0]} outputs and {base.kind.dim} latent "
+            "dimensions; the transforms must keep the dimension."
+        )
+    return transforms, base
+
+
+def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Tensor]:
+    """Latent u of y and log|det du/dy|, (..., d) -> (..., d), (...)."""
+    log_abs_det = y.new_zeros(())
+    for transform in reversed(transforms):
+        u = transform.inv(y)
+        step = transform.log_abs_det_jacobian(u, y)
+        # Element-wise transforms return one number a coordinate, the others one a point.
+        if transform.domain.event_dim == 0:
+            step = step.expand(y.shape).sum(-1)
+        log_abs_det, y = log_abs_det - step, u
+    return y, log_abs_det.expand(y.shape[:-1])

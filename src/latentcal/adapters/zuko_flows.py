@@ -1,0 +1,121 @@
+"""Flows of zuko."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..flow import ConditionalFlow, tensor_options
+from .bases import AffineBase, BaseKind, no_latent, read_base
+from .frame import AdaptedFlow, features_of, own_mode
+
+
+class ZukoFlow(AdaptedFlow):
+    r"""A flow whose maps are those of a zuko flow, data to latent; made by :func:`from_zuko`.
+
+    .. math:: u = t(y; x), \quad z = S^{-1}(u - m), \qquad
+              \log|\det \partial z / \partial y| = \log|\det \partial t| - \log|\det S|
+    """
+
+    def __init__(self, network: nn.Module, kind: BaseKind, conditional: bool) -> None:
+        super().__init__(kind.radial(), [network])
+        self.kind, self.conditional = kind, conditional
+
+    def _parts(self, x: Tensor | None) -> tuple[Any, AffineBase, int]:
+        if self.conditional and x is None:
+            raise ValueError("This zuko flow was made with a context; x is None, not (..., p).")
+        flow = self.networks[0](x if self.conditional else None)
+        return flow.transform, read_base(flow.base).require(self.kind), flow.reinterpreted
+
+    def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        transform, base, elementwise = self._parts(x)
+        u, log_abs_det = transform.call_and_ladj(y)
+        if elementwise:
+            log_abs_det = log_abs_det.sum(-1)
+        z, of_base = base.standardize(u)
+        return z, log_abs_det + of_base
+
+    def _latent(self, y: Tensor, x: Tensor | None) -> Tensor:
+        transform, base, _ = self._parts(x)
+        return base.standardize(transform(y))[0]
+
+    def _decode(self, z: Tensor, x: Tensor | None) -> Tensor:
+        transform, base, _ = self._parts(x)
+        y: Tensor = transform.inv(base.restore(z))
+        return y
+
+
+def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> ConditionalFlow:
+    """A flow from one of zuko: NSF, MAF, NICE, GF, SOSPF, BPF, NAF, UNAF, CNF, or a ``zuko.flows.Flow``.
+
+    The zuko flow is not copied: what trains or moves one of the two does so to the other. One that was made
+    without a context does not look at x.
+
+    Args:
+        flow: the zuko flow, conditional (context > 0) or not.
+        x: (n, p) some features; needed only where the base law itself depends on them.
+        circular: take a flow on a circle or torus (NCSF) all the same, as one on a box. The norm is then the
+            distance from a centre that is arbitrary, since a circle has none.
+
+    Raises:
+        TypeError: where it is not a zuko flow.
+        ValueError: where the base is not radial in any norm.
+    """
+    zuko = sys.modules.get("zuko")  # who has a zuko flow has imported zuko; we do not
+    if zuko is None or not isinstance(flow, zuko.lazy.LazyDistribution):
+        raise TypeError(_not_a_flow(flow, zuko))
+    if "CircularShiftTransform" in repr(flow) and not circular:
+        raise ValueError(
+            f"{type(flow).__name__} lives on a circle, whose centre is arbitrary, so its latent norm means "
+            "nothing. Recalibrate by a pre-rank, recalibrate_prerank(model, x, y), or take the circle "
+            "as a box: from_zuko(flow, circular=True)."
+        )
+    with torch.no_grad(), own_mode([flow]):
+        example = _example(flow, features_of(x))
+        base = read_base(example)
+        return ZukoFlow(flow, base.kind, _looks_at_x(flow, base.kind.dim))
+
+
+def _example(flow: Any, x: Tensor | None) -> Any:
+    """The base law at some x, or without one."""
+    lazy_base = getattr(flow, "base", None)
+    try:
+        if x is None and isinstance(lazy_base, nn.Module) and hasattr(flow, "transform"):
+            return lazy_base(None)
+        distribution = flow(x)
+    except Exception as error:
+        if x is not None:
+            raise
+        raise TypeError(
+            "The base law of this zuko flow cannot be read without x. Give some features: "
+            f"from_zuko(flow, x). ({type(error).__name__}: {error})"
+        ) from error
+    if not (hasattr(distribution, "transform") and hasattr(distribution, "base")):
+        raise no_latent(distribution)
+    return distribution.base
+
+
+def _looks_at_x(flow: Any, dim: int) -> bool:
+    dtype, device = tensor_options(flow)
+    try:
+        flow(None).transform(torch.zeros(1, dim, dtype=dtype, device=device))
+    except Exception:  # each kind of flow fails in its own way where its context is missing
+        return True
+    return False
+
+
+def _not_a_flow(flow: Any, zuko: Any) -> str:
+    kind = type(flow).__name__
+    if zuko is not None and isinstance(flow, (zuko.lazy.LazyTransform, torch.distributions.Transform)):
+        return f"{kind} is a zuko transform, which has no base law. Pass zuko.flows.Flow(transform, base)."
+    if zuko is not None and isinstance(flow, zuko.distributions.NormalizingFlow):
+        return "That is a zuko flow at one x, flow(x). Pass the flow itself."
+    if isinstance(flow, ConditionalFlow):
+        return f"{kind} is a latentcal flow already and needs no adapter."
+    return (
+        f"from_zuko takes a zuko flow such as zuko.flows.NSF(d, context=p), got {kind}. For other models see "
+        "from_torch, from_velocity and from_functions."
+    )
