@@ -1,7 +1,7 @@
 r"""Does autocalibrate find out what is wrong with a model, repair it, and leave a right one alone?
 
     python benchmarks/simulated_truths.py
-    python benchmarks/simulated_truths.py --group-rows 330 --truths skewness "scale by x" groups \
+    python benchmarks/simulated_truths.py --group-rows 400 --truths skewness "scale by x" groups \
         --out benchmarks/results/simulated_truths_small_groups.csv
 
 The model says that y in four dimensions is N(0, I) at every x; the truth differs from it in one respect. x

@@ -37,11 +37,11 @@ def run(text: str) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_the_code_of_a_document_runs_and_prints_what_it_says(path, tmp_path, monkeypatch):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
     run(path.read_text())
-    matplotlib.pyplot.close("all")
+    pyplot.close("all")
 
 
 def test_a_document_that_says_something_else_fails():

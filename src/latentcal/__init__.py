@@ -3,8 +3,9 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import data, flows, metrics, plots
+from . import adapters, data, flows, metrics, plots
 from ._version import __version__
+from .adapters import from_functions, from_torch, from_velocity, from_zuko
 from .base import (
     RadialBase,
     laplace,
@@ -142,6 +143,7 @@ __all__ = [
     "StudentRadius",
     "TightenedRadius",
     "__version__",
+    "adapters",
     "align",
     "anomaly_pvalue",
     "atoms",
@@ -155,6 +157,10 @@ __all__ = [
     "density_ratio",
     "expected_utility",
     "flows",
+    "from_functions",
+    "from_torch",
+    "from_velocity",
+    "from_zuko",
     "guarantee",
     "hdr_pit",
     "laplace",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -82,15 +83,16 @@ def own_mode(networks: list[nn.Module]) -> Any:
 
 
 def networks_in(*things: Any) -> list[nn.Module]:
-    """Modules among things, and those that functions among them name: directly, as methods, or partially.
+    """Modules among things, and those that functions among them use, as far as that can be seen.
 
-    A function is followed into its closure, its defaults, and the functions of its own file.
+    A function is followed into its closure, its defaults, the functions of its own file, what it is partial
+    of, and the attributes of the object that it is a method of.
     """
     found: dict[int, nn.Module] = {}
     seen: set[int] = set()
-    pending = list(things)
+    pending = deque(things)
     while pending:
-        thing = pending.pop(0)
+        thing = pending.popleft()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
@@ -99,7 +101,9 @@ def networks_in(*things: Any) -> list[nn.Module]:
         elif isinstance(thing, functools.partial):
             pending += [thing.func, *thing.args, *thing.keywords.values()]
         elif inspect.ismethod(thing):
-            pending += [thing.__self__, thing.__func__]
+            owner = thing.__self__
+            pending += [owner, thing.__func__]
+            pending += () if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}).values()
         elif inspect.isfunction(thing):
             pending += _named_by(thing)
         elif isinstance(thing, (list, tuple)):
@@ -120,7 +124,7 @@ def _named_by(function: Any) -> Iterator[Any]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     # Not co_names: it also holds names of attributes, which may be those of unrelated globals.
-    names = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+    names = dict.fromkeys(i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL")
     for name in names:
         value = function.__globals__.get(name)
         same_file = inspect.isfunction(value) and value.__globals__ is function.__globals__
@@ -137,6 +141,10 @@ def check_networks(networks: Any) -> list[nn.Module]:
     return networks
 
 
-def features_of(x: Any) -> Tensor | None:
-    """Example features as a tensor."""
-    return None if x is None else torch.as_tensor(x)
+def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
+    """Example features as a tensor of the networks' dtype and device; whole numbers may be labels."""
+    if x is None:
+        return None
+    x = torch.as_tensor(x)
+    dtype, device = tensor_options(nn.ModuleList(networks))
+    return x.to(dtype=dtype if x.is_floating_point() else None, device=device)

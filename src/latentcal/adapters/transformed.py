@@ -23,19 +23,19 @@ class TorchFlow(AdaptedFlow):
 
     def __init__(
         self,
-        distribution: Distribution | Callable[..., Distribution],
+        function: Callable[..., Distribution],
         kind: BaseKind,
         networks: Iterable[nn.Module],
-        like: Tensor,
+        like: Tensor | None,
+        conditional: bool,
     ) -> None:
         super().__init__(kind.radial(), networks, like)
-        self.distribution, self.kind = distribution, kind
+        self.function, self.kind, self.conditional = function, kind, conditional
 
     def _chain(self, x: Tensor | None) -> tuple[list[Transform], AffineBase]:
-        if isinstance(self.distribution, Distribution):
-            transforms, base = unfold(self.distribution)
-        else:
-            transforms, base = unfold(call_with(self.distribution, x))
+        if self.conditional and x is None:
+            raise ValueError("This distribution is a function of x; x is None, not (..., p).")
+        transforms, base = unfold(call_with(self.function, x if self.conditional else None))
         return transforms, base.require(self.kind)
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class TorchFlow(AdaptedFlow):
 
     def _decode(self, z: Tensor, x: Tensor | None) -> Tensor:
         transforms, base = self._chain(x)
-        y = base.restore(z).clone()
+        y = base.restore(z)  # a new tensor, so no cache knows it
         for transform in transforms:
             y = transform(y)
         return y
@@ -68,7 +68,7 @@ def from_torch(
     Args:
         distribution: the distribution; or a function, such as a network, of x (n, p) that returns one with
             batch shape (n,).
-        x: (n, p) some features, from which the base of a function is read; none for a function without x.
+        x: (n, p) some features, from which the base of a function is read; None where it takes none.
         networks: modules that the function uses. Those that it is, is a method of, or names in its code are
             found without.
 
@@ -80,19 +80,20 @@ def from_torch(
         tensor([[-0.5000, -0.5000]])
     """
     found = networks_in(distribution) if networks is None else check_networks(networks)
-    if isinstance(distribution, Distribution):
-        example = distribution
-    elif callable(distribution):
-        with torch.no_grad(), own_mode(found):
-            example = _try(distribution, features_of(x))
-    else:
+    if not callable(distribution) and not isinstance(distribution, Distribution):
         raise TypeError(
             "from_torch takes a torch distribution or a function x -> distribution, got "
             f"{type(distribution).__name__}."
         )
-    transforms, base = unfold(example)
+    if isinstance(distribution, Distribution):
+        function, x = (lambda: distribution), None
+    else:
+        function, x = distribution, features_of(x, found)
+    with torch.no_grad(), own_mode(found):
+        transforms, base = unfold(_try(function, x))
     found += [module for module in networks_in(transforms) if all(module is not other for other in found)]
-    return TorchFlow(distribution, base.kind, found, base.loc)
+    # What a function returns may have taken its dtype from x, so it does not say what x should be.
+    return TorchFlow(function, base.kind, found, base.loc if x is None else None, conditional=x is not None)
 
 
 def _try(function: Callable[..., Any], x: Tensor | None) -> Any:
@@ -146,8 +147,9 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
     for transform in reversed(transforms):
         u = transform.inv(y)
         step = transform.log_abs_det_jacobian(u, y)
-        # Element-wise transforms return one number a coordinate, the others one a point.
-        if transform.domain.event_dim == 0:
+        # Element-wise transforms return one number a coordinate, the others one a point (a StackTransform,
+        # against its own event_dim, one a coordinate).
+        if transform.domain.event_dim == 0 or step.dim() == y.dim():
             step = step.expand(y.shape).sum(-1)
         log_abs_det, y = log_abs_det - step, u
     return y, log_abs_det.expand(y.shape[:-1])

@@ -52,7 +52,9 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
     """A flow from one of zuko: NSF, MAF, NICE, GF, SOSPF, BPF, NAF, UNAF, CNF, or a ``zuko.flows.Flow``.
 
     The zuko flow is not copied: what trains or moves one of the two does so to the other. One that was made
-    without a context does not look at x.
+    without a context does not look at x. Where zuko inverts by bisection (GF, SOSPF, BPF, NAF) it looks no
+    farther than [-10, 10]: such flows need standardised data, and :func:`check_flow` tells where samples end
+    there.
 
     Args:
         flow: the zuko flow, conditional (context > 0) or not.
@@ -74,25 +76,24 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
             "as a box: from_zuko(flow, circular=True)."
         )
     with torch.no_grad(), own_mode([flow]):
-        example = _example(flow, features_of(x))
-        base = read_base(example)
+        base = read_base(_example(flow, features_of(x, [flow])))
         return ZukoFlow(flow, base.kind, _looks_at_x(flow, base.kind.dim))
 
 
 def _example(flow: Any, x: Tensor | None) -> Any:
-    """The base law at some x, or without one."""
-    lazy_base = getattr(flow, "base", None)
+    """The base law at x; without x as well, where it can be had."""
     try:
-        if x is None and isinstance(lazy_base, nn.Module) and hasattr(flow, "transform"):
-            return lazy_base(None)
         distribution = flow(x)
     except Exception as error:
         if x is not None:
             raise
-        raise TypeError(
-            "The base law of this zuko flow cannot be read without x. Give some features: "
-            f"from_zuko(flow, x). ({type(error).__name__}: {error})"
-        ) from error
+        try:
+            return flow.base(None)
+        except Exception:
+            raise TypeError(
+                "The base law of this zuko flow cannot be read without x. Give some features: "
+                f"from_zuko(flow, x). ({type(error).__name__}: {error})"
+            ) from error
     if not (hasattr(distribution, "transform") and hasattr(distribution, "base")):
         raise no_latent(distribution)
     return distribution.base

@@ -53,11 +53,12 @@ def integrate(
 def with_divergence(velocity: Callable[[Tensor], Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
     r"""v(q) and :math:`\operatorname{tr} \nabla v(q)`, (n, d) -> (n, d), (n, 1), by d passes of autograd.
 
-    Each row of v must depend on its own row of q alone. Where gradients are on, the trace has them too.
+    Each row of v must depend on its own row of q alone. Where v has gradients, the trace has them too.
     """
-    keep = torch.is_grad_enabled()
+    # The trace needs a graph of its own; it is kept only where something that was there before wants it.
+    keep = torch.is_grad_enabled() and (q.requires_grad or velocity(q).requires_grad)
     with torch.enable_grad():
-        q = q if keep and q.requires_grad else q.detach().requires_grad_()
+        q = q if q.requires_grad and keep else q.detach().requires_grad_()
         v = velocity(q)
         trace = torch.zeros_like(q[..., 0])
         for j in range(q.shape[-1] if v.requires_grad else 0):
