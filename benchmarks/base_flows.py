@@ -20,7 +20,15 @@ import torch
 from resumable import read, run_all
 
 import latentcal as lc
-from latentcal.flows import AutoregressiveFlow, ConvexPotentialFlow, FlowMatching, mean_nll, train_flow
+from latentcal.data.splits import Split
+from latentcal.flows import (
+    AutoregressiveFlow,
+    ConvexPotentialFlow,
+    FlowMatching,
+    TrainingLog,
+    mean_nll,
+    train_flow,
+)
 
 MAX_EPOCHS = 5000  # an epoch of a small set is one step
 RESULTS = Path(__file__).parent / "results" / "base_flows.csv"
@@ -46,8 +54,10 @@ PUBLISHED = {
 }
 
 
-def run(cell: tuple[str, str, int, int]) -> dict[str, object]:
-    name, dataset, seed, patience = cell
+def trained(
+    name: str, dataset: str, seed: int, patience: int
+) -> tuple[lc.ConditionalFlow, Split, TrainingLog]:
+    """A flow trained on one split of a data set, the split, and the losses."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     parts = lc.data.split(lc.data.load(dataset), seed)
@@ -60,6 +70,12 @@ def run(cell: tuple[str, str, int, int]) -> dict[str, object]:
         max_epochs=MAX_EPOCHS,
         seed=seed,
     )
+    return flow, parts, log
+
+
+def run(cell: tuple[str, str, int, int]) -> dict[str, object]:
+    name, dataset, seed, patience = cell
+    flow, parts, log = trained(*cell)
     return {
         "flow": name,
         "dataset": dataset,

@@ -17,11 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from base_flows import FLOWS, MAX_EPOCHS
+from base_flows import trained
 
-import latentcal as lc
 from latentcal.flow import evaluation_mode
-from latentcal.flows import train_flow
 
 PATIENCE = {"convex potential": 60, "autoregressive": 30}
 DATASETS = (
@@ -41,18 +39,7 @@ def path_of(name: str, dataset: str, seed: int) -> Path:
 def train(cell: tuple[str, str, int]) -> str:
     """Train one flow and write the latents of its calibration and test rows."""
     name, dataset, seed = cell
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    parts = lc.data.split(lc.data.load(dataset), seed)
-    flow = FLOWS[name](parts.train.y.shape[1], parts.train.x.shape[1]).to(parts.train.y.dtype)
-    log = train_flow(
-        flow,
-        *parts.train,
-        validation=parts.validation,
-        patience=PATIENCE[name],
-        max_epochs=MAX_EPOCHS,
-        seed=seed,
-    )
+    flow, parts, log = trained(*cell, PATIENCE[name])
     arrays = {}
     with torch.no_grad(), evaluation_mode(flow):
         for part, (x, y) in (("calibration", parts.validation), ("test", parts.test)):
