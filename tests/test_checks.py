@@ -146,17 +146,21 @@ def test_what_cannot_be_checked_is_not_tried(generator):
     report = check_flow(scaled_gaussian(65, 1.0, torch.float32), None, y)
     assert report.passed
     assert "d = 65 is above 64" in str(report)
+    assert str(report).endswith("All 9 checks passed, 1 could not be tried.")
     rest = [check.passed for check in check_flow(_Wrong("elementwise"), x, x).checks[1:]]
     assert set(rest) == {None}
 
 
-def test_the_report_is_a_table(generator, capsys):
+def test_the_report_is_a_table_with_a_verdict(generator, capsys):
     x, y = _data(generator)
     report = check_flow(SinhFlow(2), x, y)
     lines = str(report).splitlines()
     assert lines[0].split() == ["check", "error", "allowed"]
     assert lines[1].split() == ["shapes", "ok"]
-    assert len(lines) == 1 + len(report.checks)
+    assert len(lines) == 2 + len(report.checks)
+    assert lines[-1] == "All 10 checks passed."
+    wrong = str(check_flow(_Wrong("log_det"), x, y))
+    assert wrong.endswith("1 of 10 checks failed: log|det| against autograd.")
     assert capsys.readouterr().out == ""
 
 

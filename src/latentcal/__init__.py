@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 from . import adapters, data, flows, metrics, plots
 from ._version import __version__
-from .adapters import from_functions, from_torch, from_velocity, from_zuko
+from .adapters import (
+    from_functions,
+    from_nflows,
+    from_normflows,
+    from_pyro,
+    from_sbi,
+    from_torch,
+    from_velocity,
+    from_zuko,
+    to_sbi,
+)
 from .base import (
     RadialBase,
     laplace,
@@ -158,6 +168,10 @@ __all__ = [
     "expected_utility",
     "flows",
     "from_functions",
+    "from_nflows",
+    "from_normflows",
+    "from_pyro",
+    "from_sbi",
     "from_torch",
     "from_velocity",
     "from_zuko",
@@ -183,6 +197,7 @@ __all__ = [
     "standard_normal",
     "student_t",
     "tighten",
+    "to_sbi",
     "uniform_ball",
     "uniform_cube",
     "uniform_interval",

@@ -47,7 +47,15 @@ class FlowCheck:
         return self
 
     def __str__(self) -> str:
-        return _table(self.checks)
+        return f"{_table(self.checks)}\n{self._verdict()}"
+
+    def _verdict(self) -> str:
+        tried, failed = [c for c in self.checks if c.passed is not None], self._failed()
+        if failed:
+            return f"{len(failed)} of {len(tried)} checks failed: {', '.join(c.name for c in failed)}."
+        return f"All {len(tried)} checks passed" + (
+            "." if len(tried) == len(self.checks) else f", {len(self.checks) - len(tried)} could not be tried."
+        )
 
     def _failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)

@@ -19,6 +19,10 @@ _ROUTE = (
 )
 
 
+class NoLatentError(ValueError):
+    """A model without a latent norm to recalibrate: no flow, or one on a base that is not radial."""
+
+
 @dataclass(frozen=True)
 class BaseKind:
     """Which radial law a base is once it is standardised; it must be the same for every x."""
@@ -66,6 +70,11 @@ class AffineBase:
         """The model's latent u, (..., d) -> (..., d)."""
         loc, scale = self.loc.to(z), self.scale.to(z)
         return loc + ((scale @ z[..., None])[..., 0] if self.full else scale * z)
+
+    @classmethod
+    def normal(cls, loc: Tensor, scale: Tensor) -> AffineBase:
+        """A normal law with independent coordinates, (..., d) each."""
+        return cls(BaseKind("normal", loc.shape[-1]), loc, scale)
 
     def require(self, kind: BaseKind) -> AffineBase:
         """This base, or an error where it is not of the kind that it was when the adapter was made."""
@@ -157,7 +166,7 @@ def _read(base: Any, dim: int) -> AffineBase:
     if type(base).__name__ == "MultivariateStudentT":  # pyro's
         kind = BaseKind("student", dim, _one_number(base.df, base))
         return AffineBase(kind, base.loc, base.scale_tril, full=True)
-    raise _refusal(base, "it is not known to be radial in any norm")
+    raise refusal(base)
 
 
 @_read.register
@@ -184,7 +193,7 @@ def _(base: td.Laplace, dim: int) -> AffineBase:
 @_read.register
 def _(base: td.StudentT, dim: int) -> AffineBase:
     if dim > 1:
-        raise _refusal(
+        raise refusal(
             base,
             f"{dim} independent t coordinates are not radial in any norm (only the multivariate t law is)",
         )
@@ -194,20 +203,21 @@ def _(base: td.StudentT, dim: int) -> AffineBase:
 def _one_number(values: Tensor, base: Any) -> float:
     first = float(values.reshape(-1)[0])
     if not bool((values == first).all()):
-        raise _refusal(base, "its degrees of freedom differ from point to point")
+        raise refusal(base, "its degrees of freedom differ from point to point")
     return first
 
 
-def _refusal(base: Any, reason: str) -> ValueError:
-    return ValueError(
+def refusal(base: Any, reason: str = "it is not known to be radial in any norm") -> NoLatentError:
+    """The error for a base law that cannot be standardised to a radial one."""
+    return NoLatentError(
         f"The base law {_name(base)} has no latent norm to recalibrate: {reason}. Bases that work: normal, "
         f"multivariate t, a uniform box, independent Laplace. {_ROUTE}"
     )
 
 
-def no_latent(thing: Any) -> ValueError:
+def no_latent(thing: Any) -> NoLatentError:
     """The error for a density that no flow makes."""
-    return ValueError(f"{_name(thing)} is not made by a flow, so it has no latent. {_ROUTE}")
+    return NoLatentError(f"{_name(thing)} is not made by a flow, so it has no latent. {_ROUTE}")
 
 
 def _name(base: Any) -> str:

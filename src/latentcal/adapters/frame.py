@@ -148,3 +148,21 @@ def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
     x = torch.as_tensor(x)
     dtype, device = tensor_options(nn.ModuleList(networks))
     return x.to(dtype=dtype if x.is_floating_point() else None, device=device)
+
+
+def vector_length(shape: Any) -> int:
+    """d of an event shape (d,), or an error."""
+    if len(shape) != 1:
+        raise ValueError(f"The model's events have shape {tuple(shape)}, not (d,). Flatten the outputs.")
+    return int(shape[0])
+
+
+def not_of(adapter: str, what: str, thing: Any) -> str:
+    """The words for a model that an adapter cannot take."""
+    kind = type(thing).__name__
+    if isinstance(thing, ConditionalFlow):
+        return f"{kind} is a latentcal flow already and needs no adapter."
+    return (
+        f"{adapter} takes {what}, got {kind}. For other models see the other adapters, or from_functions, "
+        "which takes any two functions y -> z and z -> y."
+    )

@@ -49,7 +49,7 @@ class TorchFlow(AdaptedFlow):
         transforms, base = self._chain(x)
         y = base.restore(z)  # a new tensor, so no cache knows it
         for transform in transforms:
-            y = transform(y)
+            y = _applied(transform, y)
         return y
 
 
@@ -145,7 +145,7 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
     """Latent u of y and log|det du/dy|, (..., d) -> (..., d), (...)."""
     log_abs_det = y.new_zeros(())
     for transform in reversed(transforms):
-        u = transform.inv(y)
+        u = _applied(transform.inv, y)
         step = transform.log_abs_det_jacobian(u, y)
         # Element-wise transforms return one number a coordinate, the others one a point (a StackTransform,
         # against its own event_dim, one a coordinate).
@@ -153,3 +153,15 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
             step = step.expand(y.shape).sum(-1)
         log_abs_det, y = log_abs_det - step, u
     return y, log_abs_det.expand(y.shape[:-1])
+
+
+def _applied(transform: Transform, points: Tensor) -> Tensor:
+    try:
+        moved: Tensor = transform(points)
+    except (KeyError, NotImplementedError) as error:  # what pyro and torch raise where it is missing
+        own = transform.inv if type(transform).__name__ == "_InverseTransform" else transform
+        raise NotImplementedError(
+            f"{type(own).__name__} goes one way only: it has no formula for the other. Latents and densities "
+            f"need data to latent, samples latent to data; one of the two is missing here. ({error})"
+        ) from error
+    return moved

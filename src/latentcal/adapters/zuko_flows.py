@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..flow import ConditionalFlow, tensor_options
 from .bases import AffineBase, BaseKind, no_latent, read_base
-from .frame import AdaptedFlow, features_of, own_mode
+from .frame import AdaptedFlow, features_of, not_of, own_mode
 
 
 class ZukoFlow(AdaptedFlow):
@@ -20,14 +20,19 @@ class ZukoFlow(AdaptedFlow):
               \log|\det \partial z / \partial y| = \log|\det \partial t| - \log|\det S|
     """
 
-    def __init__(self, network: nn.Module, kind: BaseKind, conditional: bool) -> None:
-        super().__init__(kind.radial(), [network])
+    def __init__(
+        self, network: nn.Module, kind: BaseKind, conditional: bool, embedding: nn.Module | None = None
+    ) -> None:
+        super().__init__(kind.radial(), [network] if embedding is None else [network, embedding])
         self.kind, self.conditional = kind, conditional
 
     def _parts(self, x: Tensor | None) -> tuple[Any, AffineBase, int]:
         if self.conditional and x is None:
             raise ValueError("This zuko flow was made with a context; x is None, not (..., p).")
-        flow = self.networks[0](x if self.conditional else None)
+        context = x if self.conditional else None
+        for embedding in self.networks[1:]:
+            context = embedding(context)
+        flow = self.networks[0](context)
         return flow.transform, read_base(flow.base).require(self.kind), flow.reinterpreted
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,9 +119,4 @@ def _not_a_flow(flow: Any, zuko: Any) -> str:
         return f"{kind} is a zuko transform, which has no base law. Pass zuko.flows.Flow(transform, base)."
     if zuko is not None and isinstance(flow, zuko.distributions.NormalizingFlow):
         return "That is a zuko flow at one x, flow(x). Pass the flow itself."
-    if isinstance(flow, ConditionalFlow):
-        return f"{kind} is a latentcal flow already and needs no adapter."
-    return (
-        f"from_zuko takes a zuko flow such as zuko.flows.NSF(d, context=p), got {kind}. For other models see "
-        "from_torch, from_velocity and from_functions."
-    )
+    return not_of("from_zuko", "a zuko flow such as zuko.flows.NSF(d, context=p)", flow)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_OVERSTEPPING = {"dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun"}
+
 Field = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 
 
@@ -33,21 +35,32 @@ def integrate(
         solver: a method of torchdiffeq; Dormand-Prince (``dopri5``), or ``rk4`` with ``steps``, if None.
     """
     odeint, dim = _import_odeint(), start.shape[-1]
+    # The field keeps its dtype, but small steps and small errors are lost in float32 next to large points.
+    wide = start.dtype if start.device.type == "mps" else torch.float64
 
     def derivative(t: Tensor, state: Tensor) -> Tensor:
-        velocity, along = field(t, state[..., :dim])
-        return velocity if along is None else torch.cat([velocity, along], -1)
+        velocity, along = field(t.to(start.dtype), state[..., :dim].to(start.dtype))
+        return (velocity if along is None else torch.cat([velocity, along], -1)).to(wide)
 
-    state = torch.cat([start, start.new_zeros(*start.shape[:-1], traces)], -1)
+    state = torch.cat([start, start.new_zeros(*start.shape[:-1], traces)], -1).to(wide)
+    span = torch.tensor(times, dtype=wide, device=start.device)
     if steps is None:
-        options: dict[str, Any] = {"method": solver or "dopri5", "rtol": tolerance, "atol": tolerance}
+        method = solver or "dopri5"
+        options: dict[str, Any] = {"method": method, "rtol": tolerance, "atol": tolerance}
+        if method in _OVERSTEPPING:
+            # Else they step beyond the last time, where a field need not be defined, and interpolate back.
+            options["options"] = {"step_t": span[1:].clone()}
     else:
         step_size = abs(times[1] - times[0]) / steps
         options = {"method": solver or "rk4", "options": {"step_size": step_size}}
-    end = odeint(derivative, state, torch.tensor(times, dtype=start.dtype, device=start.device), **options)[
-        -1
-    ]
-    return end[..., :dim], end[..., dim:]
+    try:
+        end = odeint(derivative, state, span, **options)[-1]
+    except AssertionError as error:  # torchdiffeq's word for a step that has shrunk to nothing
+        raise ArithmeticError(
+            f"The solver found no step that keeps the error below {tolerance:g}: the field is too steep or not "
+            f"finite. Loosen tolerance, or set a number of steps. ({error})"
+        ) from error
+    return end[..., :dim].to(start.dtype), end[..., dim:].to(start.dtype)
 
 
 def with_divergence(velocity: Callable[[Tensor], Tensor], q: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from .latent import (
     nll_decomposition,
     recalibrate,
 )
+from .partitions import evaluate_partitions, recalibrate_partitions
 from .prerank import PrerankRecalibrated, PrerankRecalibration, recalibrate_prerank
 from .prerank_distribution import PrerankDistribution
 from .rolling import rolling_pit
@@ -39,9 +40,11 @@ __all__ = [
     "align",
     "autocalibrate",
     "cross_calibrate",
+    "evaluate_partitions",
     "latent_norms",
     "nll_decomposition",
     "recalibrate",
+    "recalibrate_partitions",
     "recalibrate_prerank",
     "rolling_pit",
 ]

@@ -1,0 +1,172 @@
+"""Posteriors and estimators of sbi as flows, and recalibrated flows as posteriors of sbi."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+from ..flow import ConditionalFlow, Standardized, tensor_options
+from .bases import NoLatentError, no_latent, read_base
+from .frame import own_mode, vector_length
+from .nflows_flows import adapt
+from .sbi_density import estimator_of, shaped
+from .velocity import from_velocity
+from .zuko_flows import ZukoFlow
+
+
+class ConditionEmbedding(nn.Module):
+    """What an estimator's transforms see of the observation: flat features, shaped and embedded.
+
+    Args:
+        network: embedding of the estimator, with its standardisation.
+        shape: of one observation.
+    """
+
+    def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.network, self.shape = network, tuple(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., p) -> (..., e), with p the number of entries of an observation."""
+        embedded: Tensor = self.network(shaped(x, self.shape)).flatten(1)
+        return embedded.reshape(*x.shape[:-1], embedded.shape[-1])
+
+
+class VectorField(nn.Module):
+    """The velocity v(t, theta, x) of a flow matching or score estimator, with x flat."""
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, t: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """(n,), (n, d), (n, p) -> (n, d)."""
+        velocity: Tensor = self.estimator.ode_fn(q, shaped(x, self.estimator.condition_shape), t)
+        return velocity
+
+
+def from_sbi(model: Any, *, tolerance: float = 1e-6, steps: int | None = None) -> ConditionalFlow:
+    r"""A flow from a posterior or an estimator of sbi; the parameters are its y, the observation its x.
+
+    Estimators on nflows (``maf``, ``nsf``, ``maf_rqs``) and zuko (``zuko_nsf``, ...), flow matching (FMPE)
+    and score models (NPSE), whose probability flow is solved as an ordinary differential equation. Of a
+    posterior the estimator is taken as it was trained, without the rejection of what lies outside the prior;
+    :func:`to_sbi` puts that back. Nothing is copied.
+
+    Observations that are not vectors (images, series) are given flat: x.flatten(1).
+
+    Calibration pairs must be new draws from prior and simulator. After several rounds of inference with
+    other proposals, give ``weights`` prior/proposal to :func:`recalibrate`.
+
+    Args:
+        model: a ``DirectPosterior``, a ``VectorFieldPosterior``, or a trained estimator.
+        tolerance: of the solver, for FMPE and NPSE.
+        steps: fixed steps of the solver instead, for FMPE and NPSE; None for an adaptive one.
+
+    Raises:
+        TypeError: where it is neither.
+        ValueError: where there is no latent (mixture density networks) or no radial base (``made``).
+    """
+    estimator = estimator_of(model)
+    try:
+        return _flow_of(estimator, tolerance, steps)
+    except NoLatentError as error:
+        message = f"{error} The model that it needs: predictor_from_sbi(...) of the posterior or estimator."
+        raise NoLatentError(message) from None
+
+
+def _flow_of(estimator: Any, tolerance: float, steps: int | None) -> ConditionalFlow:
+    kinds: Any = sys.modules["sbi.neural_nets.estimators"]
+    dim = vector_length(estimator.input_shape)
+    if isinstance(estimator, kinds.ConditionalVectorFieldEstimator):
+        return _from_vector_field(estimator, dim, tolerance, steps)
+    if not isinstance(estimator, (kinds.NFlowsFlow, kinds.ZukoFlow)):
+        raise no_latent(estimator)
+    embedding = ConditionEmbedding(estimator.embedding_net, estimator.condition_shape)
+    dtype, device = tensor_options(estimator)
+    example = torch.zeros(1, math.prod(estimator.condition_shape), dtype=dtype, device=device)
+    if isinstance(estimator, kinds.NFlowsFlow):
+        return adapt(estimator.net, embedding, example, conditional=True)
+    with torch.no_grad(), own_mode([estimator]):
+        kind = read_base(estimator.net(embedding(example)).base).kind
+    return ZukoFlow(estimator.net, kind, conditional=True, embedding=embedding)
+
+
+def _from_vector_field(estimator: Any, dim: int, tolerance: float, steps: int | None) -> ConditionalFlow:
+    # sbi has the data at the early time, and its noise is neither centred nor of unit size for score models.
+    flow = from_velocity(
+        VectorField(estimator),
+        dim,
+        data_at=estimator.t_min,
+        noise_at=estimator.t_max,
+        base=Independent(Normal(estimator.mean_base[0], estimator.std_base[0]), 1),
+        tolerance=tolerance,
+        steps=steps,
+    )
+    if estimator.compose_enabled:
+        # Not from_z(1) - from_z(0), where the scale is lost next to a large shift.
+        flow = Standardized(flow, estimator._theta_shift[0], estimator._theta_scale[0])
+    return flow
+
+
+def to_sbi(model: Any, prior: Any, *, x_shape: tuple[int, ...] | None = None) -> Any:
+    """A recalibrated flow as a posterior of sbi.
+
+    The result is a ``DirectPosterior``: ``sample``, ``sample_batched``, ``log_prob``, ``map``, ``run_sbc``,
+    ``run_tarp``, ``LC2ST`` and ``pairplot`` run on it unchanged, and what lies outside the prior is rejected
+    again.
+
+    Args:
+        model: a recalibrated flow, or any function x -> distribution.
+        prior: the prior of the inference.
+        x_shape: shape of one observation; known where the flow came from :func:`from_sbi`.
+    """
+    from .sbi_posterior import RecalibratedEstimator, direct_posterior
+
+    shape = _condition_shape(model) if x_shape is None else tuple(x_shape)
+    if shape is None:
+        raise TypeError(
+            "The shape of an observation is not known, since the flow did not come from from_sbi. Say it: "
+            "to_sbi(model, prior, x_shape=(p,))."
+        )
+    dim = prior.sample((1,)).shape[-1]
+    if isinstance(model, ConditionalFlow) and model.base.dim != dim:
+        raise ValueError(f"The prior has {dim} parameters, the flow {model.base.dim} outputs.")
+    return direct_posterior(RecalibratedEstimator(model, dim, shape), prior)
+
+
+def finite_pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs (x, y) of simulations without NaN and infinite values; warns of how many were dropped.
+
+    Args:
+        x: (n, ...) observations.
+        y: (n, d) parameters.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} simulations, y {len(y)}.")
+    keep = torch.isfinite(x).flatten(1).all(-1) & torch.isfinite(y).flatten(1).all(-1)
+    dropped = int((~keep).sum())
+    if dropped:
+        warnings.warn(
+            f"{dropped} of {len(x)} simulations have NaN or infinite values and were dropped. The posterior "
+            "is then that given a valid simulation.",
+            stacklevel=2,
+        )
+    return x[keep], y[keep]
+
+
+def _condition_shape(model: Any) -> tuple[int, ...] | None:
+    model = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    modules: Any = model.modules() if isinstance(model, nn.Module) else ()
+    for module in modules:
+        if isinstance(module, ConditionEmbedding):
+            return module.shape
+        if hasattr(module, "condition_shape"):
+            return tuple(module.condition_shape)
+    return None

@@ -1,0 +1,105 @@
+"""Rows in partitions: the same fit as on one machine, through real workers over TCP."""
+
+import pytest
+import torch
+
+import latentcal as lc
+from latentcal.recalibration import evaluate_partitions, recalibrate_partitions
+from toys import SinhFlow
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+pd = pytest.importorskip("pandas")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dask")
+    with (
+        dask.config.set({"distributed.worker.daemon": True}),
+        distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            protocol="tcp",
+            host="127.0.0.1",
+            dashboard_address=None,
+            local_directory=str(folder),
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def rows(n=600, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, generator=generator), 1.4 * torch.randn(n, 2, generator=generator)
+
+
+def in_parts(x, y, count=5):
+    return [dask.delayed((a, b)) for a, b in zip(x.chunk(count), y.chunk(count), strict=True)]
+
+
+def assert_same_model(ours, theirs, x, y):
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x).log_prob(y), theirs(x).log_prob(y), rtol=1e-6, atol=1e-6)
+    assert ours.recalibration.n == theirs.recalibration.n
+    assert ours.recalibration.fingerprint == theirs.recalibration.fingerprint
+
+
+def test_two_workers_over_tcp_fit_what_one_machine_fits(client):
+    assert all(address.startswith("tcp://") for address in client.scheduler_info()["workers"])
+    assert len(client.scheduler_info()["workers"]) == 2
+    x, y = rows()
+    flow = SinhFlow(2)
+    expected = lc.recalibrate(flow, x, y)
+    model = recalibrate_partitions(flow, in_parts(x, y))
+    assert_same_model(model, expected, x, y)
+    new_x, new_y = rows(300, seed=1)
+    u, log_density = evaluate_partitions(model, in_parts(new_x, new_y))
+    with torch.no_grad():
+        torch.testing.assert_close(u, lc.latent_pit(expected(new_x), new_y), rtol=1e-6, atol=1e-6)
+        direct = expected(new_x).log_prob(new_y.double())
+    torch.testing.assert_close(log_density, direct, rtol=1e-6, atol=1e-6)
+    with pytest.warns(lc.CalibrationReuseWarning, match="used again"):  # said by workers, heard here
+        evaluate_partitions(model, in_parts(x, y))
+
+
+def test_a_law_of_x_gets_its_features_back_in_the_same_order(client):
+    x, y = rows()
+    y = y * torch.exp(0.5 * x[:, :1])
+    flow = SinhFlow(2)
+    model = recalibrate_partitions(flow, in_parts(x, y), fit=lc.ConditionalRadius.fit, with_x=True)
+    assert_same_model(model, lc.recalibrate(flow, x, y, fit=lc.ConditionalRadius.fit), x, y)
+
+
+def test_a_dask_data_frame_names_its_outputs():
+    frames = pytest.importorskip("dask.dataframe")
+    x, y = rows()
+    table = pd.DataFrame(torch.cat([y, x], 1).numpy(), columns=["u", "v", "a", "b"])
+    frame = frames.from_pandas(table, npartitions=3)
+    flow = SinhFlow(2)
+    model = recalibrate_partitions(flow, frame, targets=["u", "v"])
+    assert_same_model(model, lc.recalibrate(flow, x, y), x, y)
+    with pytest.raises(ValueError, match=r"targets=\['a', 'b'\]"):
+        recalibrate_partitions(flow, frame)
+    with pytest.raises(ValueError, match=r"no columns \['w'\]"):
+        recalibrate_partitions(flow, frame, targets=["u", "w"])
+
+
+def test_a_worker_that_is_lost_is_made_up_for(client):
+    import os
+    import signal
+
+    x, y = rows()
+    flow = SinhFlow(2)
+    victim = next(iter(client.run(os.getpid).values()))
+    os.kill(victim, signal.SIGKILL)
+    assert_same_model(recalibrate_partitions(flow, in_parts(x, y)), lc.recalibrate(flow, x, y), x, y)
+
+
+def test_what_is_no_partition_is_refused():
+    with pytest.raises(TypeError, match="dask DataFrame or delayed pairs"):
+        recalibrate_partitions(SinhFlow(2), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="no partitions"):
+        recalibrate_partitions(SinhFlow(2), [])
