@@ -130,11 +130,59 @@ def test_a_damaged_file_is_an_error_that_says_so(tmp_path):
     whole = write(tmp_path / "whole.csv.gz", "a,b\n" + "1,2\n" * 1000).read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 0xFF
-    latin = gzip.compress("a,b\nçà,2\n".encode("latin-1"))
-    for content in (whole[:-12], bytes(flipped), b"a,b\n1,2\n", latin):
+    for content in (whole[:-12], bytes(flipped), b"a,b\n1,2\n"):
         path = tmp_path / "t.csv.gz"
         path.write_bytes(content)
         with pytest.raises(
             ValueError, match=r"t\.csv\.gz is damaged, or not a text file compressed with gzip"
         ):
             read_table(path)
+
+
+@pytest.mark.parametrize("content", ["a,b\nçà,2\n".encode("latin-1"), "a,b\n1,2\n".encode("utf-16")])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_another_encoding_is_an_error_that_asks_for_it(tmp_path, content, compress):
+    path = tmp_path / "t.csv"
+    path.write_bytes(compress(content))
+    with pytest.raises(ValueError, match=r"t\.csv is not utf-8 text: .*pass encoding="):
+        read_table(path)
+
+
+def test_encoding_and_delimiter_can_be_given(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe;b\nçà;2\n".encode("latin-1"))
+    a, b = read_table(path, delimiter=";", encoding="latin-1")
+    assert (a.name, *a.values, *b.values) == ("größe", "çà", 2.0)
+    with pytest.raises(ValueError, match="unknown encoding: klingon"):
+        read_table(path, encoding="klingon")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("a,b\n1,2\n".encode("utf-8-sig"))
+    assert [column.name for column in read_table(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.arff"])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"\n<!DOCTYPE html>\n<p>404</p>", "a web page"),
+        (b"<HTML><p>404</p>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS"),
+        (b"PK\x03\x04rest", "a zip archive or an Excel table"),
+        (b"PAR1rest", "a parquet file without the ending"),
+    ],
+)
+def test_what_is_often_saved_instead_of_a_table_is_named(tmp_path, name, content, what):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"it is {what}") as error:
+        read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_content_tells_whether_a_file_is_compressed(tmp_path):
+    for name, compress in (("t.csv", bytes), ("t.csv", gzip.compress), ("t.csv.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(compress(b"a,b\n1,2\n"))
+        assert [column.name for column in read_table(tmp_path / name)] == ["a", "b"]

@@ -81,10 +81,16 @@ def test_the_listing_shows_which_files_are_there(folder):
     lines = str(lc.data.list()).splitlines()
     assert len(lines) == 1 + len(registry.ENTRIES)
     (bio,) = [line.split() for line in lines if line.startswith("bio ")]
-    assert bio[:6] == ["bio", "BIO", "45730", "8", "2", "yes"]
+    assert bio[:7] == ["bio", "BIO", "45730", "8", "2", "yes", "yes"]
     (partial,) = [line for line in lines if line.startswith("scm1d_partial ")]
-    assert " no " in partial
+    assert partial.split()[5:7] == ["no", "no"]
     assert "not comparable with the paper's" in partial
+
+
+def test_a_file_may_lie_in_the_folder_uncompressed(folder):
+    path = put(folder, "bio").rename(folder / "feldman/bio.csv")
+    assert registry.locate(registry.find("bio")) == path
+    assert [entry.name for entry in lc.data.list() if entry.available] == ["bio"]
 
 
 def test_the_listing_needs_no_folder(monkeypatch):
@@ -103,8 +109,8 @@ def test_the_argument_goes_before_the_variable(folder, tmp_path_factory):
 
 def test_without_a_folder_the_error_names_the_variable_and_the_file(monkeypatch):
     monkeypatch.delenv("LATENTCAL_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"LATENTCAL_DATA.*folder=.*camehl/households\.csv\.gz"):
-        lc.data.load("households")
+    with pytest.raises(FileNotFoundError, match=r"LATENTCAL_DATA.*folder=.*wang/taxi\.csv\.gz"):
+        lc.data.load("taxi")
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
-"""Columns of a table with their kinds, read from compressed csv and ARFF files."""
+"""Columns of a table with their kinds, read from csv and ARFF files, compressed or not."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import math
 import re
-import zlib
 from collections.abc import Collection, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -14,13 +12,15 @@ from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 
+from .textfile import open_text
+
 Kind = Literal["text", "boolean", "integer", "real"]
 
 _CHUNK = 256  # lines that are held as text at a time: few, so that they stay in the cache
-_MISSING = frozenset(
-    ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None"]
+MISSING = frozenset(
+    ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "NaT"]
 )
-_BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _ATTRIBUTE = re.compile(r"""@attribute\s+("[^"]*"|'[^']*'|\S+)\s+(.+)""", re.IGNORECASE)
 _NUMERIC = {"numeric", "real", "integer"}
@@ -54,8 +54,10 @@ class Column(NamedTuple):
         return self._replace(values=self.values[rows])
 
 
-def read_table(path: Path, header: bool = True) -> list[Column]:
-    """Columns of a gzip file in csv or dense ARFF format, told apart by its name (.csv.gz or .arff.gz).
+def read_table(
+    path: Path, header: bool = True, delimiter: str = ",", encoding: str = "utf-8"
+) -> list[Column]:
+    """Columns of a file in csv or dense ARFF format, plain or compressed with gzip; ARFF by its name.
 
     In a csv file a column of whole numbers, none of them missing, is an integer column. ARFF files give no
     integers: numeric attributes are real, and all others are text, also where their values look like numbers.
@@ -64,18 +66,17 @@ def read_table(path: Path, header: bool = True) -> list[Column]:
         path: of the file.
         header: whether the first line of a csv file names the columns; else they are column_000, column_001
             and so on.
+        delimiter: between the cells of a csv file.
+        encoding: of the text; a byte order mark is left out.
     """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
-            return _read_arff(file) if path.name.endswith(".arff.gz") else _read_csv(file, header)
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged, or not a text file compressed with gzip: {error}.") from error
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    with open_text(path, encoding) as file:
+        if path.name.removesuffix(".gz").endswith(".arff"):
+            return _read_arff(file)
+        return _read_csv(file, header, delimiter)
 
 
-def _read_csv(file: TextIO, header: bool) -> list[Column]:
-    lines = csv.reader(file)
+def _read_csv(file: TextIO, header: bool, delimiter: str) -> list[Column]:
+    lines = csv.reader(file, delimiter=delimiter)
     first = next(lines, None)
     if not first:
         raise ValueError("its first line is empty.")
@@ -83,7 +84,7 @@ def _read_csv(file: TextIO, header: bool) -> list[Column]:
     names = first if header else [f"column_{i:03d}" for i in range(len(first))]
     rows = lines if header else chain([first], lines)
     columns = zip(names, _factorised(rows, len(names)), strict=True)
-    return [_column(name, texts, codes, _MISSING) for name, (texts, codes) in columns]
+    return [column_of_texts(name, texts, codes, MISSING) for name, (texts, codes) in columns]
 
 
 def _read_arff(file: TextIO) -> list[Column]:
@@ -104,7 +105,7 @@ def _read_arff(file: TextIO) -> list[Column]:
         (line for line in file if not line.startswith("%")), quotechar="'", skipinitialspace=True
     )
     columns = zip(names, kinds, _factorised(rows, len(names)), strict=True)
-    return [_column(name, texts, codes, {"?"}, kind) for name, kind, (texts, codes) in columns]
+    return [column_of_texts(name, texts, codes, {"?"}, kind) for name, kind, (texts, codes) in columns]
 
 
 def _factorised(rows: Iterator[list[str]], width: int) -> list[tuple[list[str], np.ndarray]]:
@@ -133,13 +134,13 @@ def _factorised(rows: Iterator[list[str]], width: int) -> list[tuple[list[str], 
     ]
 
 
-def _column(
+def column_of_texts(
     name: str, texts: list[str], codes: np.ndarray, missing: Collection[str], kind: Kind | None = None
 ) -> Column:
-    """The column whose row i holds ``texts[codes[i]]``; its texts tell the kind where none is given."""
+    """The column whose row i holds ``texts[codes[i]]``; the texts tell its kind where none is given."""
     present = [text for text in texts if text not in missing]
-    if kind is None and present and all(text in _BOOLEAN for text in present):
-        booleans = np.array([_BOOLEAN.get(text, math.nan) for text in texts])
+    if kind is None and present and all(text in BOOLEAN for text in present):
+        booleans = np.array([BOOLEAN.get(text, math.nan) for text in texts])
         return Column(name, "boolean", booleans[codes])
     numbers = None if kind == "text" else _numbers(texts, missing)
     if numbers is not None:
@@ -159,3 +160,8 @@ def _numbers(texts: list[str], missing: Collection[str]) -> list[float] | None:
         return [math.nan if text in missing else float(text) for text in texts]
     except ValueError:
         return None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number as tables have them."""
+    return _numbers([text], ()) is not None

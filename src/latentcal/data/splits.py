@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .preprocessing import Preprocessing
 from .registry import MAX_ROWS
 from .tabular import Dataset
+from .user_table import TableDataset
 
 _FRACTIONS = (0.65, 0.20, 0.15)
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
@@ -43,6 +45,7 @@ class Split:
         x_scale: (p,).
         y_mean: (d,).
         y_scale: (d,).
+        preprocessing: of the user's own table, learned on the training part; None for other data.
     """
 
     train: Part
@@ -54,6 +57,7 @@ class Split:
     x_scale: Tensor
     y_mean: Tensor
     y_scale: Tensor
+    preprocessing: Preprocessing | None = None
 
     @property
     def flow_units(self) -> dict[str, Tensor]:
@@ -80,7 +84,8 @@ def split(
     """Parts drawn at random, for rows that are exchangeable.
 
     The rows are shuffled with the seed, at most ``max_rows`` are kept, and these are cut into train,
-    validation, calibration and test.
+    validation, calibration and test. For a table from ``load_csv`` the rules that make features of its
+    columns are learned on the training part; they are in ``preprocessing``.
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
@@ -99,7 +104,7 @@ def split(
     """
     x, y = _tensors(data)
     order = _at_most(_shuffled(len(x), seed), max_rows)
-    return _split(x, y, order, np.arange(len(order) + 1), fractions, calibration)
+    return _split(data, x, y, order, np.arange(len(order) + 1), fractions, calibration)
 
 
 def time_split(
@@ -124,7 +129,7 @@ def time_split(
     if np.any(times != times):
         raise ValueError("time has missing values; every row needs its time.")
     order = np.argsort(times, kind="stable")
-    return _split(x, y, order, _edges(times[order]), fractions, calibration)
+    return _split(data, x, y, order, _edges(times[order]), fractions, calibration)
 
 
 def group_split(
@@ -151,7 +156,7 @@ def group_split(
     names, group = np.unique(_labels(groups, len(x), "groups"), return_inverse=True)
     place = _shuffled(len(names), seed)[group]
     order = _at_most(np.argsort(place, kind="stable"), max_rows)
-    return _split(x, y, order, _edges(place[order]), fractions, calibration)
+    return _split(data, x, y, order, _edges(place[order]), fractions, calibration)
 
 
 def _shuffled(n: int, seed: int) -> np.ndarray:
@@ -165,7 +170,13 @@ def _at_most(order: np.ndarray, max_rows: int | None) -> np.ndarray:
 
 
 def _split(
-    x: Tensor, y: Tensor, order: np.ndarray, edges: np.ndarray, fractions: Sequence[float], calibration: float
+    data: Dataset | tuple[Tensor, Tensor],
+    x: Tensor,
+    y: Tensor,
+    order: np.ndarray,
+    edges: np.ndarray,
+    fractions: Sequence[float],
+    calibration: float,
 ) -> Split:
     """Cut the rows in the given order, only at the allowed edges, and standardise."""
     shares = _cumulative(fractions, calibration)
@@ -174,6 +185,11 @@ def _split(
         name: torch.from_numpy(order[start:end].copy())
         for name, start, end in zip(shares, [0, *cuts[:-1]], cuts, strict=True)
     }
+    preprocessing = None
+    if isinstance(data, TableDataset):
+        # A feature that only these rules keep may be missing in rows that are complete by the others.
+        x, complete, preprocessing = data.learned_on(indices["train"])
+        indices = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in indices.items()}
     if tiny := [f"{name} {len(rows)}" for name, rows in indices.items() if len(rows) < _FEWEST_ROWS]:
         raise ValueError(
             f"{len(order)} rows are too few to split: {', '.join(tiny)}; "
@@ -195,6 +211,7 @@ def _split(
         x_scale=x_scale,
         y_mean=y_mean,
         y_scale=y_scale,
+        preprocessing=preprocessing,
     )
 
 

@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .columns import Column, read_table
+from .features import Feature, check_finite, choose, complete_rows, encode, matrix
 from .registry import MAX_ROWS, DatasetEntry, find, locate
 
-_MOST_INTEGERS = 10  # distinct values of an integer column that counts as categorical
-_MOST_LEVELS = 20  # distinct values of a categorical feature that stays
-_FEWEST_VALUES = 10  # distinct values of a numerical feature that stays
-_MOST_MISSING = 0.2  # share of missing values of a feature that stays
-_FEWEST_ROWS = 100
+FEWEST_ROWS = 100  # of a data set
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,10 +67,13 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
 
     Args:
         name: for example ``"households"`` or ``"HO2"``; ``latentcal.data.list()`` shows all of them.
-        folder: the data folder; by default the one named by the variable LATENTCAL_DATA.
+        folder: the data folder; by default the one named by the variable LATENTCAL_DATA. Where there is
+            neither, the file is downloaded, if it may be passed on, and kept in a cache folder: the one named
+            by LATENTCAL_CACHE, else the operating system's.
 
     Raises:
-        FileNotFoundError: the folder or the file is missing; the message says what to put where.
+        FileNotFoundError: the folder or the file is missing, or could not be downloaded; the message says
+            what to put where.
         ValueError: an unknown name, or a file that is damaged or is not the one that the name stands for.
     """
     return load_entry(find(name), folder)
@@ -91,11 +90,11 @@ def load_entry(entry: DatasetEntry, folder: str | os.PathLike[str] | None = None
     try:
         features, targets = _features_and_targets(columns, entry.targets)
         x, feature_names, rows = encode_features(features)
-        y = _as_matrix([column.values for column in targets], len(columns[0].values))[rows]
-        _check_finite(x, feature_names)
-        _check_finite(y, [column.name for column in targets])
-        if len(x) < _FEWEST_ROWS:
-            raise ValueError(f"{len(x)} rows are left; a data set needs at least {_FEWEST_ROWS}.")
+        y = matrix(targets, len(columns[0].values))[rows]
+        check_finite(x, feature_names)
+        check_finite(y, [column.name for column in targets])
+        if len(x) < FEWEST_ROWS:
+            raise ValueError(f"{len(x)} rows are left; a data set needs at least {FEWEST_ROWS}.")
         shape = (min(len(x), MAX_ROWS), x.shape[1], y.shape[1])
         if shape != entry.shape:
             raise ValueError(f"(rows, features, targets) are {shape}, expected {entry.shape}.")
@@ -118,30 +117,14 @@ def load_entry(entry: DatasetEntry, folder: str | os.PathLike[str] | None = None
 
 def encode_features(columns: Sequence[Column]) -> tuple[Tensor, list[str], np.ndarray]:
     """Features by the rules of ``load``: x (m, p) float32, its p names, and (m,) indices of the rows kept."""
-    columns = [column for column in columns if _is_useful(column) and column.missing.mean() <= _MOST_MISSING]
-    if not columns:
+    kept, _ = choose(columns)
+    if not kept:
         raise ValueError("No feature is left.")
-    rows = np.flatnonzero(~np.any([column.missing for column in columns], axis=0))
-    names: list[str] = []
-    values: list[np.ndarray] = []
-    for column in (column.of(rows) for column in columns):
-        if column.kind == "text":
-            names += [f"{column.name}={level}" for level in column.levels]
-            values += [column.values == level for level in column.levels]
-        else:
-            names.append(column.name)
-            values.append(column.values)
-    return _as_matrix(values, len(rows)), names, rows
-
-
-def _is_useful(column: Column) -> bool:
-    distinct = len(column.levels)
-    categorical = (
-        column.kind in ("text", "boolean")
-        or (column.kind == "integer" and distinct <= _MOST_INTEGERS)
-        or distinct == 2
-    )
-    return distinct <= _MOST_LEVELS if categorical else distinct >= _FEWEST_VALUES
+    rows = np.flatnonzero(complete_rows(kept, len(kept[0].values)))
+    kept = [column.of(rows) for column in kept]
+    features = [Feature.of(column) for column in kept]
+    names = [name for feature in features for name in feature.names]
+    return encode(features, kept, len(rows)), names, rows
 
 
 def _features_and_targets(
@@ -149,6 +132,8 @@ def _features_and_targets(
 ) -> tuple[list[Column], list[Column]]:
     """Columns of x and of y, where targets are the last k columns or names; then x is sorted by name."""
     if isinstance(targets, int):
+        if len(columns) <= targets:
+            raise ValueError(f"Its targets are the last {targets} columns, but there are {len(columns)}.")
         x, y = columns[:-targets], columns[-targets:]
     else:
         by_name = {column.name: column for column in columns}
@@ -159,18 +144,3 @@ def _features_and_targets(
     if text := [column.name for column in y if column.kind == "text"]:
         raise ValueError(f"The targets {text} are text, not numbers.")
     return x, y
-
-
-def _as_matrix(columns: list[np.ndarray], rows: int) -> Tensor:
-    """Columns (rows,) side by side, as float32."""
-    matrix = np.empty((rows, len(columns)), dtype=np.float32)
-    with np.errstate(over="ignore"):  # too large for float32: infinite, and found as such
-        for j, column in enumerate(columns):
-            matrix[:, j] = column
-    return torch.from_numpy(matrix)
-
-
-def _check_finite(table: Tensor, names: list[str]) -> None:
-    finite = torch.isfinite(table).all(0).tolist()
-    if wrong := [name for name, good in zip(names, finite, strict=True) if not good]:
-        raise ValueError(f"The columns {wrong} have missing values or numbers too large for float32.")

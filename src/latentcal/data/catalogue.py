@@ -1,0 +1,222 @@
+"""The data sets of the paper's study, one entry each: size, rules of reading, licence, source, mirrors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .mirrors import MIRRORS
+from .remote import RemoteFile
+
+MAX_ROWS = 50_000  # that one run uses; the sizes of the entries count no more
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """What is known about a data set before its file is read.
+
+    Args:
+        name: full name.
+        abbreviation: the paper's three letters; empty for a set that is not the paper's.
+        file: path inside the data folder; it may lie there uncompressed, too, without the ending ``.gz``.
+        shape: (n, p, d) after preprocessing: rows (at most 50,000), features, targets.
+        targets: a number k for the last k columns, in file order; or the names of the targets, and then the
+            features are all other columns in sorted order.
+        licence: of the data.
+        source: where the file comes from.
+        header: whether the first line of a csv file names the columns; else they are column_000, column_001
+            and so on.
+        index_column: whether the first column only counts the rows, and goes.
+        drop: columns that go before anything else.
+        complete_rows: whether rows with any missing value go before anything else.
+        comparable: whether results on it can be compared with the paper's.
+        note: what else to know before using it.
+        how_to_get: what to do where the file is missing.
+        remote: the uncompressed file on the web; None where no public address of exactly this file is known,
+            or where the licence asks every user to fetch it himself.
+        available: whether the file is in the data folder (set by ``list_datasets``).
+    """
+
+    name: str
+    abbreviation: str
+    file: str
+    shape: tuple[int, int, int]
+    targets: int | tuple[str, ...]
+    licence: str
+    source: str
+    header: bool = True
+    index_column: bool = False
+    drop: tuple[str, ...] = ()
+    complete_rows: bool = False
+    comparable: bool = True
+    note: str = ""
+    how_to_get: str = ""
+    remote: RemoteFile | None = None
+    available: bool = False
+
+
+_MULAN = "Mulan's multi-target regression data (github.com/tsoumakas/mulan, data/multi-target)"
+_MULAN_COPY = f"{_MULAN}, as kept in github.com/Zhendong-Wang/Probabilistic-Conformal-Prediction"
+_PAPER = "unchanged from github.com/Vekteur/latent-recalibration"
+_DRF = f"github.com/lorismichel/drf, {_PAPER}"
+_PROCESSED = "data public domain; processing GPL-3.0"
+_MEPS_SOURCE = "Medical Expenditure Panel Survey of the US AHRQ, file {file} (panel {panel})"
+_MEPS_HOW = (
+    "The survey is under a data use agreement: read it, download the file {file} of the Medical Expenditure "
+    "Panel Survey from AHRQ (meps.ahrq.gov) yourself, make meps_{panel}_reg.csv with the steps of "
+    "get_meps_data in github.com/yromano/cqr, and save it, compressed with gzip, under that path. Its first "
+    "column is the row index; its targets are K6SUM42 and UTILIZATION_reg. It must not be passed on against "
+    "the agreement."
+)
+
+
+def _mulan(
+    name: str,
+    abbreviation: str,
+    shape: tuple[int, int, int],
+    source: str = f"{_MULAN}, {_PAPER}",
+    how_to_get: str = "",
+) -> DatasetEntry:
+    file = f"mulan/{name}.arff.gz"
+    return DatasetEntry(name, abbreviation, file, shape, shape[2], "GPL", source, how_to_get=how_to_get)
+
+
+def _cevid(name: str, abbreviation: str, shape: tuple[int, int, int], survey: str) -> DatasetEntry:
+    file = f"cevid/{name}.csv.gz"
+    return DatasetEntry(name, abbreviation, file, shape, shape[2], _PROCESSED, f"{survey}, from {_DRF}")
+
+
+def _meps(panel: int, abbreviation: str, shape: tuple[int, int, int], file: str) -> DatasetEntry:
+    return DatasetEntry(
+        f"meps_{panel}",
+        abbreviation,
+        f"feldman/meps_{panel}.csv.gz",
+        shape,
+        ("K6SUM42", "UTILIZATION_reg"),
+        "AHRQ data use agreement",
+        _MEPS_SOURCE.format(file=file, panel=panel),
+        index_column=True,
+        how_to_get=_MEPS_HOW.format(file=file, panel=panel),
+    )
+
+
+_ENTRIES = (
+    _mulan("slump", "SLU", (103, 7, 3)),
+    _mulan("edm", "EDM", (154, 16, 2)),
+    _mulan("atp7d", "AT2", (296, 355, 6)),
+    _mulan("sf1", "SF1", (323, 31, 3)),
+    _mulan("oes97", "OE2", (334, 263, 16)),
+    _mulan("atp1d", "AT1", (337, 354, 6)),
+    _mulan("jura", "JUR", (359, 15, 3)),
+    _mulan("oes10", "OE1", (403, 298, 16)),
+    _mulan("enb", "ENB", (768, 3, 2)),
+    _mulan("wq", "WQ", (1060, 16, 14)),
+    _mulan("sf2", "SF2", (1066, 31, 3)),
+    _mulan("scpf", "SCP", (1137, 8, 3)),
+    DatasetEntry(
+        "ansur2",
+        "ANS",
+        "del_barrio/ansur2.csv.gz",
+        (1986, 1, 2),
+        2,
+        "public domain",
+        f"US Army anthropometric survey ANSUR II, from the Open Design Lab, {_PAPER}",
+        complete_rows=True,
+    ),
+    DatasetEntry(
+        "households",
+        "HO2",
+        "camehl/households.csv.gz",
+        (7207, 14, 4),
+        ("inc", "food", "house", "utili"),
+        _PROCESSED,
+        f"US BLS Consumer Expenditure Survey, from github.com/aschnuecker/Superlevel-sets, {_PAPER}",
+        index_column=True,
+        drop=("newid", "inc.a"),
+    ),
+    _mulan("scm20d", "SC2", (8966, 60, 16), _MULAN_COPY),
+    _mulan("rf1", "RF1", (9005, 64, 8), _MULAN_COPY),
+    _mulan(
+        "scm1d",
+        "SC1",
+        (9803, 279, 16),
+        _MULAN,
+        "Take scm1d.arff (9,803 rows, 280 features, then 16 targets) from github.com/tsoumakas/mulan, "
+        "data/multi-target, and save it, compressed with gzip, under that path. The set scm1d_partial has "
+        "part of its rows and features; results on it are not comparable with the paper's.",
+    ),
+    DatasetEntry(
+        "scm1d_partial",
+        "",
+        "mulan/scm1d_partial.csv.gz",
+        (5756, 256, 16),
+        16,
+        "GPL",
+        f"{_MULAN}, pieced together from github.com/gkremling/FLOWGEM and "
+        "github.com/hasbiahmad11/semiconductor_prediction",
+        comparable=False,
+        note="5,756 of the 9,803 rows and 256 of the 280 features of scm1d: "
+        "results are not comparable with the paper's.",
+    ),
+    _cevid("births2", "BI2", (10000, 24, 4), "US CDC birth records"),
+    _cevid("air", "AIR", (10000, 15, 6), "US EPA air quality measurements"),
+    _cevid("births1", "BI1", (10000, 23, 2), "US CDC birth records"),
+    _cevid("wage", "WAG", (10000, 78, 2), "American Community Survey"),
+    _meps(21, "ME3", (15656, 138, 2), "h192"),
+    _meps(19, "ME1", (15785, 138, 2), "h181"),
+    _meps(20, "ME2", (17541, 138, 2), "h181"),
+    DatasetEntry(
+        "house",
+        "HO1",
+        "feldman/house.csv.gz",
+        (21613, 17, 2),
+        ("lat", "price"),
+        "CC BY 4.0 as stated by the paper's repository",
+        f"King County house sales, {_PAPER}",
+    ),
+    DatasetEntry(
+        "bio",
+        "BIO",
+        "feldman/bio.csv.gz",
+        (45730, 8, 2),
+        ("F7", "F9"),
+        "CC BY 4.0",
+        f"UCI Physicochemical Properties of Protein Tertiary Structure, {_PAPER}",
+    ),
+    DatasetEntry(
+        "blog_data",
+        "BLO",
+        "feldman/blog_data.csv.gz",
+        (50000, 269, 2),
+        ("column_060", "column_280"),
+        "CC BY 4.0",
+        "blogData_train.csv of UCI BlogFeedback, as kept in github.com/bbengfort/hadoop-fundamentals",
+        header=False,
+    ),
+    DatasetEntry(
+        "calcofi",
+        "CAL",
+        "del_barrio/calcofi.csv.gz",
+        (50000, 1, 2),
+        ("Salnty", "T_degC"),
+        "CC BY 4.0",
+        "bottle database of the California Cooperative Oceanic Fisheries Investigations, "
+        "from github.com/CalCOFI/calcofi4r",
+        complete_rows=True,
+        note="A random subset of the present database; the paper's own file could not be compared with it.",
+    ),
+    DatasetEntry(
+        "taxi",
+        "TAX",
+        "wang/taxi.csv.gz",
+        (50000, 4, 2),
+        2,
+        "public domain",
+        "New York City Taxi & Limousine Commission, yellow cabs, January to June 2016, pieced together",
+        note="A stand-in: the paper draws from January 2016 alone, which here are rows 0 to 14,775. "
+        "The names of the columns are the original ones: *_lat holds the longitude, *_lon the latitude.",
+    ),
+)
+
+ENTRIES: tuple[DatasetEntry, ...] = tuple(
+    replace(entry, remote=MIRRORS.get(entry.name)) for entry in _ENTRIES
+)

@@ -1,0 +1,114 @@
+"""Rows of a csv or parquet file, a bounded number at a time."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import importlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .cells import Cells, check_unique, inferred
+from .columns import Column, read_table
+from .textfile import open_text
+
+_PARQUET = (".parquet", ".pq")
+
+
+def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[Column]:
+    """All columns of a csv or parquet file, with distinct names; without a row index as pandas writes it."""
+    if path.suffix in _PARQUET:
+        columns = [inferred(name, cells) for name, cells in _whole_parquet(path).items()]
+    else:
+        columns = read_table(path, delimiter=delimiter, encoding=encoding)
+        columns = columns[int(columns[0].name.strip() == "") :]
+    columns = [column._replace(name=column.name.strip()) for column in columns]
+    try:
+        if not columns or not all(column.name for column in columns):
+            raise ValueError("A column has no name; the first line must name all of them.")
+        check_unique([column.name for column in columns])
+        if len(columns) == 1:
+            _check_delimiter(columns[0].name, delimiter)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return columns
+
+
+def file_chunks(
+    path: Path, names: Sequence[str], size: int, delimiter: str = ",", encoding: str = "utf-8"
+) -> Iterator[dict[str, Cells]]:
+    """Cells of the named columns, at most ``size`` rows at a time; other columns are not kept."""
+    if size < 1:
+        raise ValueError(f"A chunk needs at least 1 row, got size={size}.")
+    if path.suffix in _PARQUET:
+        yield from _parquet_chunks(path, names, size)
+        return
+    with open_text(path, encoding) as file:
+        rows = csv.reader(file, delimiter=delimiter)
+        header = [name.strip() for name in next(rows, [])]
+        if len(header) == 1:
+            _check_delimiter(header[0], delimiter)
+        check_names(names, header)
+        places = {name: header.index(name) for name in names}
+        read = 0
+        while chunk := list(islice(rows, size)):
+            chunk = [row for row in chunk if row]  # an empty line is no row
+            for i, row in enumerate(chunk):
+                if len(row) != len(header):
+                    raise ValueError(
+                        f"row {read + i} of the data has {len(row)} values, "
+                        f"but there are {len(header)} columns."
+                    )
+            read += len(chunk)
+            yield {name: [row[place] for row in chunk] for name, place in places.items()}
+
+
+def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Raise where a wanted column is missing, or there more than once."""
+    if absent := [name for name in wanted if name not in there]:
+        close = {name: difflib.get_close_matches(name, there, n=1) for name in absent}
+        guesses = ", ".join(f"{found[0]!r} for {name!r}" for name, found in close.items() if found)
+        raise ValueError(
+            f"The columns {absent} are missing"
+            + (f"; there is {guesses}." if guesses else f" among {list(there)}.")
+        )
+    check_unique([name for name in there if name in set(wanted)])
+
+
+def _check_delimiter(header: str, delimiter: str) -> None:
+    """Raise where a file seems to have one column only because its delimiter is another one."""
+    if found := [mark for mark in ";\t|," if mark in header and mark != delimiter]:
+        raise ValueError(
+            f"With the delimiter {delimiter!r} it has the one column {header!r}. "
+            f"Its delimiter seems to be {found[0]!r}: pass delimiter={found[0]!r}."
+        )
+
+
+def _whole_parquet(path: Path) -> dict[str, Cells]:
+    file = _open_parquet(path)
+    table = file.read()
+    check_unique(table.column_names)
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def _parquet_chunks(path: Path, names: Sequence[str], size: int) -> Iterator[dict[str, Cells]]:
+    file = _open_parquet(path)
+    try:
+        check_names(names, file.schema_arrow.names)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    for batch in file.iter_batches(batch_size=size, columns=list(names)):
+        yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    except ImportError as error:
+        raise ImportError("Reading parquet files needs pyarrow: pip install 'latentcal[cli]'.") from error
+    try:
+        return parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is damaged, or not a parquet file: {error}") from error

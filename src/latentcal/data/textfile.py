@@ -1,0 +1,59 @@
+"""Text files, plain or compressed with gzip, whose errors say what is wrong with the file."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+_GZIP = b"\x1f\x8b"
+# What is often saved under a data file's name instead of it, by how it starts.
+_IMPOSTORS = {
+    b"<!doctype html": "a web page (HTML)",
+    b"<html": "a web page (HTML)",
+    b"version https://git-lfs": "a pointer of Git LFS",
+    b"par1": "a parquet file without the ending .parquet",
+    b"pk\x03\x04": "a zip archive or an Excel table",
+}
+
+
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+    """The text of a file; what goes wrong inside the block is a ValueError that names the file.
+
+    Args:
+        path: of the file; whether it is compressed is told by its content.
+        encoding: of the text; a byte order mark is left out.
+    """
+    try:
+        codecs.lookup(encoding)
+    except LookupError as error:
+        raise ValueError(f"{error}. Python knows for example 'utf-8', 'latin-1' and 'cp1252'.") from error
+    try:
+        with open(path, "rb") as raw:
+            start = raw.read(64)
+        compressed = start.startswith(_GZIP) or path.name.endswith(".gz")
+        for impostor, what in _IMPOSTORS.items():
+            if start.lstrip().lower().startswith(impostor):
+                raise ValueError(f"it is {what}, not the table. Save the file itself under this name.")
+        opened = gzip.open if compressed else open
+        with opened(path, "rt", encoding=_without_mark(encoding), newline="") as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, or not a text file compressed with gzip: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not {encoding} text: {error.reason} at byte {error.object[error.start]:#04x}. It is "
+            "damaged, or in another encoding: pass encoding=, for example 'latin-1', 'cp1252' or 'utf-16'."
+        ) from error
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _without_mark(encoding: str) -> str:
+    return "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding

@@ -1,0 +1,138 @@
+"""The user's own table: features by the rules of the paper's sets, learned anew for each split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .chunks import check_names, read_columns
+from .columns import Column, is_number
+from .features import check_finite, complete_rows, matrix
+from .preprocessing import Preprocessing, target_names
+from .tabular import FEWEST_ROWS, Dataset
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TableDataset(Dataset):
+    """A data set made of the user's own table.
+
+    ``x`` and ``y`` are made with rules that were learned on all rows. ``split`` and its siblings learn them
+    again on their training part, so that nothing about the features comes from the rows that test; categories
+    that only other parts have count as none of the known ones.
+
+    Args:
+        columns: of the table, targets included, at the n rows that are in x and y.
+        preprocessing: the rules, learned on all rows.
+        rows: (n,) numbers of the rows in the file, counted from 0 without the header.
+    """
+
+    columns: tuple[Column, ...]
+    preprocessing: Preprocessing
+    rows: Tensor
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
+        check_names([name], [column.name for column in self.columns])
+        return next(column.values for column in self.columns if column.name == name)
+
+    def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
+        """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
+        rules = Preprocessing.fit(self.columns, self.target_names, rows)
+        x, complete = rules.encoded(self.columns)
+        check_finite(x[torch.from_numpy(complete)], rules.feature_names)
+        return x, complete, rules
+
+
+def load_csv(
+    path: str | os.PathLike[str],
+    targets: Sequence[str] | str,
+    *,
+    drop: Sequence[str] = (),
+    delimiter: str = ",",
+    encoding: str = "utf-8",
+    min_rows: int = FEWEST_ROWS,
+) -> TableDataset:
+    """A csv or parquet file of your own as a data set, by the rules of ``load``.
+
+    Features are all other columns, sorted by name; which of them stay, and why another one goes, is in
+    ``data.preprocessing``, which also makes features of new rows. Rows without all targets are left out, and
+    so are rows that miss a feature that stays; ``data.note`` counts them. Constant columns go. A first column
+    without a name is a row index and goes, too.
+
+    Args:
+        path: of the file, plain or compressed with gzip; parquet by its ending (that needs pyarrow).
+        targets: names of the columns to predict, in the order of y.
+        drop: names of columns that are neither features nor targets, such as identifiers.
+        delimiter: between the cells of a csv file.
+        encoding: of a csv file.
+        min_rows: fewer complete rows than that are an error.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a file that is no table, a column that is missing or there twice, a target that is no
+            number, too few rows, no feature left.
+    """
+    path = Path(path).expanduser()
+    targets = target_names(targets)
+    if both := sorted({*targets} & {*drop}):
+        raise ValueError(f"The columns {both} are among targets and drop.")
+    columns = read_columns(path, delimiter, encoding)
+    try:
+        check_names([*targets, *drop], [column.name for column in columns])
+        columns = [column for column in columns if column.name not in drop]
+        return _dataset(path, columns, targets, min_rows)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _dataset(path: Path, columns: list[Column], targets: tuple[str, ...], min_rows: int) -> TableDataset:
+    y_columns = [next(column for column in columns if column.name == name) for name in targets]
+    if text := {c.name: _first_text(c) for c in y_columns if c.kind == "text"}:
+        raise ValueError(
+            f"The targets {[*text]} are text, not numbers; they hold for example {[*text.values()]}."
+        )
+    n = len(y_columns[0].values)
+    known = np.flatnonzero(complete_rows(y_columns, n))
+    if not len(known):
+        raise ValueError(f"None of its {n} rows has all the targets {list(targets)}.")
+    rules = Preprocessing.fit(columns, targets, known)
+    by_name = {column.name: column for column in columns}
+    complete = complete_rows([by_name[name] for name in rules.columns], n)
+    index = known[complete[known]]
+    if len(index) < min_rows:
+        raise ValueError(
+            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
+            "columns with many of them in drop=, or set min_rows."
+        )
+    columns = [column.of(index) for column in columns]
+    x, _ = rules.encoded(columns)
+    y = matrix([column.of(index) for column in y_columns], len(index))
+    check_finite(x, rules.feature_names)
+    check_finite(y, targets)
+    without_target, without_feature = n - len(known), len(known) - len(index)
+    left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."
+    return TableDataset(
+        name=path.name.split(".")[0],
+        abbreviation="",
+        x=x,
+        y=y,
+        feature_names=rules.feature_names,
+        target_names=targets,
+        licence="",
+        source=str(path),
+        note=left_out if len(index) < n else "",
+        columns=tuple(columns),
+        preprocessing=rules,
+        rows=torch.from_numpy(index),
+    )
+
+
+def _first_text(column: Column) -> str:
+    """A text in the column that is no number: what made it a text column."""
+    return next((text for text in column.levels.tolist() if not is_number(text)), "")
