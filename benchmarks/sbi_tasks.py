@@ -35,7 +35,7 @@ class Task:
         return self.simulate(theta), theta
 
 
-def gaussian_linear(dim: int = 10, variance: float = 0.1) -> Task:
+def gaussian_linear(dim: int = 5, variance: float = 0.1) -> Task:
     """theta ~ N(0, v I) and x ~ N(theta, v I), so theta | x ~ N(x / 2, v / 2 I)."""
     scale = math.sqrt(variance)
 
@@ -49,20 +49,22 @@ def gaussian_linear(dim: int = 10, variance: float = 0.1) -> Task:
     )
 
 
-def gaussian_mixture(dim: int = 2, bound: float = 10.0, narrow: float = 0.1) -> Task:
-    """theta uniform in a box, x normal about it, half the time ten times as narrow."""
-    scales = torch.tensor([1.0, narrow])
+def gaussian_mixture(dim: int = 2, spread: float = 3.0, narrow: float = 0.1) -> Task:
+    """theta ~ N(0, 9 I) and x normal about it, half the time ten times as narrow: a mixture of two again."""
+    scales = torch.tensor([1.0, narrow])[:, None, None]
 
     def simulate(theta: Tensor) -> Tensor:
-        which = torch.randint(2, (len(theta), 1))
-        return theta + scales[which] * torch.randn_like(theta)
+        which = torch.randint(2, (len(theta),))
+        return theta + scales[which, 0] * torch.randn_like(theta)
 
     def log_posterior(theta: Tensor, x: Tensor) -> Tensor:
-        normal = Normal(x, scales[:, None, None])
-        inside = (normal.cdf(torch.tensor(bound)) - normal.cdf(torch.tensor(-bound))).prod(-1).sum(0)
-        return torch.logsumexp(normal.log_prob(theta).sum(-1), 0) - inside.log()
+        total = spread**2 + scales**2
+        weight = Normal(0.0, total.sqrt()).log_prob(x).sum(-1).log_softmax(0)
+        part = Normal(x * spread**2 / total, spread * scales / total.sqrt()).log_prob(theta).sum(-1)
+        return torch.logsumexp(weight + part, 0)
 
-    return Task(BoxUniform(-bound * torch.ones(dim), bound * torch.ones(dim)), simulate, log_posterior)
+    prior = MultivariateNormal(torch.zeros(dim), spread**2 * torch.eye(dim))
+    return Task(prior, simulate, log_posterior)
 
 
 def two_moons() -> Task:

@@ -22,6 +22,10 @@ OPTIONAL = [
     "pooch",
     "dask",
     "optuna",
+    "nflows",
+    "normflows",
+    "pyro",
+    "sbi",
 ]
 
 # Lower layers first; a module imports only from its own layer or below. metrics and data stand alone.

@@ -100,3 +100,11 @@ class SinhFlow(ConditionalFlow):
 def scaled_gaussian(dim: int, scale: float, dtype: torch.dtype = torch.float64) -> LinearGaussianFlow:
     """Unconditional N(0, scale^2 I)."""
     return LinearGaussianFlow(None, torch.zeros(dim, dtype=dtype), scale * torch.eye(dim, dtype=dtype))
+
+
+def moved_by(module: nn.Module, size: float) -> nn.Module:
+    """The module with every parameter away from where it started, so that no map is the identity."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    return module

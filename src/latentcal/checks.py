@@ -53,9 +53,8 @@ class FlowCheck:
         tried, failed = [c for c in self.checks if c.passed is not None], self._failed()
         if failed:
             return f"{len(failed)} of {len(tried)} checks failed: {', '.join(c.name for c in failed)}."
-        return f"All {len(tried)} checks passed" + (
-            "." if len(tried) == len(self.checks) else f", {len(self.checks) - len(tried)} could not be tried."
-        )
+        left = len(self.checks) - len(tried)
+        return f"All {len(tried)} checks passed" + (f", {left} could not be tried." if left else ".")
 
     def _failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)

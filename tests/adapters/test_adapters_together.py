@@ -8,22 +8,34 @@ import torch
 from torch import distributions as td
 
 import latentcal as lc
-from latentcal.adapters import from_functions, from_torch, from_velocity, from_zuko
+from latentcal.adapters import (
+    from_functions,
+    from_nflows,
+    from_normflows,
+    from_pyro,
+    from_sbi,
+    from_torch,
+    from_velocity,
+    from_zuko,
+)
 
 
-def test_importing_the_adapters_loads_no_library_and_changes_no_global():
-    script = """
+@pytest.mark.parametrize("module", ["latentcal", "latentcal.adapters"])
+def test_importing_the_adapters_loads_no_library_and_changes_no_global(module):
+    script = f"""
 import sys, torch
 def settings():
     return (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.initial_seed(),
             torch.distributions.Distribution._validate_args, torch.get_rng_state().sum().item(),
             type(torch.distributions.Distribution.__dict__["arg_constraints"]))
 before = settings()
-import latentcal.adapters
-try:
-    latentcal.adapters.from_zuko(torch.nn.Identity())
-except TypeError:
-    pass
+import {module} as imported
+for name in ("zuko", "nflows", "normflows", "pyro", "sbi"):
+    try:
+        getattr(imported, "from_" + name)(torch.nn.Identity())
+    except TypeError:
+        continue
+    raise AssertionError(name)
 assert settings() == before, (before, settings())
 libraries = ("zuko", "torchdiffeq", "nflows", "normflows", "pyro", "sbi")
 loaded = [name for name in libraries if name in sys.modules]
@@ -56,7 +68,54 @@ def function_flow():
     return from_functions(lambda y, x: y - x[:, :2], lambda z, x: z + x[:, :2], 2, log_prob=log_prob)
 
 
-MAKERS = {"zuko": zuko_flow, "torch": torch_flow, "velocity": velocity_flow, "functions": function_flow}
+def nflows_flow():
+    pytest.importorskip("nflows")
+    from nflows import distributions, flows, transforms
+
+    transform = transforms.MaskedAffineAutoregressiveTransform(2, 8, context_features=3)
+    return from_nflows(flows.Flow(transform, distributions.StandardNormal([2])))
+
+
+def normflows_flow():
+    nf = pytest.importorskip("normflows")
+    spline = nf.flows.AutoregressiveRationalQuadraticSpline(2, 1, 8, num_context_channels=3)
+    return from_normflows(nf.ConditionalNormalizingFlow(nf.distributions.DiagGaussian(2), [spline]))
+
+
+def pyro_flow():
+    dist = pytest.importorskip("pyro.distributions")
+    base = dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1)
+    spline = dist.transforms.conditional_spline_autoregressive(2, 3, [8])
+    return from_pyro(dist.ConditionalTransformedDistribution(base, [spline]), torch.zeros(1, 3))
+
+
+def sbi_density():
+    pytest.importorskip("sbi")
+    from sbi.neural_nets import posterior_nn
+
+    build = posterior_nn("maf", hidden_features=8, num_transforms=2)
+    return from_sbi(build(0.5 * torch.randn(200, 2), torch.randn(200, 3)))
+
+
+def sbi_vector_field():
+    pytest.importorskip("sbi")
+    from sbi.neural_nets import posterior_flow_nn
+
+    build = posterior_flow_nn(hidden_features=8, num_layers=1)
+    return from_sbi(build(0.5 * torch.randn(200, 2), torch.randn(200, 3)))
+
+
+MAKERS = {
+    "zuko": zuko_flow,
+    "torch": torch_flow,
+    "velocity": velocity_flow,
+    "functions": function_flow,
+    "nflows": nflows_flow,
+    "normflows": normflows_flow,
+    "pyro": pyro_flow,
+    "sbi density": sbi_density,
+    "sbi vector field": sbi_vector_field,
+}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

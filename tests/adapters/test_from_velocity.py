@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import distributions as td
@@ -54,6 +56,55 @@ def test_a_linear_field_has_the_matrix_exponential_as_its_flow():
     truth = td.MultivariateNormal(step @ base.loc, step @ base.covariance_matrix @ step.T)
     y = truth.sample((20,))
     torch.testing.assert_close(flow().log_prob(y), truth.log_prob(y), rtol=1e-5, atol=1e-5)
+
+
+def euler_with_one_probe(field, y, steps=20):
+    """What is quick and common: Euler's steps from data at 1 to noise at 0, the trace by one random probe."""
+    probe = 2.0 * torch.randint(0, 2, y.shape).to(y) - 1
+    q, log_abs_det = y, torch.zeros(len(y)).to(y)
+    for step in range(steps):
+        q = q.detach().requires_grad_()
+        v = field(torch.full((len(y),), 1 - step / steps).to(y), q)
+        (along,) = torch.autograd.grad(v, q, probe)
+        q, log_abs_det = q - v / steps, log_abs_det - (along * probe).sum(-1) / steps
+    return q.detach(), log_abs_det
+
+
+def test_latents_and_densities_are_exact_where_euler_and_one_probe_are_not():
+    matrix = torch.tensor([[0.3, -1.0], [0.7, -0.2]], dtype=torch.float64)
+
+    def field(t, q):
+        return q @ matrix.T
+
+    y = torch.randn(50, 2, dtype=torch.float64)
+    exact = y @ torch.matrix_exp(-matrix).T, -matrix.trace().expand(50)
+    ours, naive = from_velocity(field, 2, data_at=1).encode(y), euler_with_one_probe(field, y)
+    for right, value, wrong in zip(exact, ours, naive, strict=True):
+        torch.testing.assert_close(value, right, rtol=0, atol=1e-5)
+        assert float((wrong - right).abs().mean()) > 0.01
+    assert float((naive[1] - exact[1]).abs().min()) > 0.1  # nats, at every single point
+
+
+def only_within(t, q):
+    """A field that is defined for times in [0.25, 1] alone, as those of score models are."""
+    return torch.where(((t >= 0.25) & (t <= 1.0))[:, None], -q, torch.nan)
+
+
+@pytest.mark.parametrize(("data_at", "noise_at"), [(0.25, 1.0), (1.0, 0.25)])
+def test_a_field_need_not_be_defined_beyond_the_times_of_data_and_noise(data_at, noise_at):
+    flow = from_velocity(only_within, 2, data_at=data_at, noise_at=noise_at)
+    y = 3 * torch.randn(20, 2)
+    z, log_abs_det = flow.encode(y)
+    shrinks = data_at - noise_at
+    torch.testing.assert_close(z, y * math.exp(shrinks), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_abs_det, torch.full((20,), 2 * shrinks), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flow.decode(z), y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_field_without_a_solution_is_said_to_have_none():
+    flow = from_velocity(lambda t, q: q * torch.nan, 2, data_at=1)
+    with pytest.raises(ArithmeticError, match="too steep or not finite"):
+        flow().log_prob(torch.ones(3, 2))
 
 
 def test_the_density_is_that_of_our_own_flow_matching():

@@ -46,6 +46,65 @@ def test_gradients_are_kept_only_where_something_wants_them():
             assert not with_divergence(lambda q, a=wanting[0]: q.sin() @ a, wanting[1])[1].requires_grad
 
 
+ADAPTIVE = ["dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun"]
+
+
+def only_within(t, q):
+    """A field that is defined for times in [0.25, 1] alone."""
+    return torch.where((t >= 0.25) & (t <= 1.0), q, torch.nan), None
+
+
+@pytest.mark.parametrize("times", [(0.25, 1.0), (1.0, 0.25)])
+@pytest.mark.parametrize("solver", ADAPTIVE)
+def test_a_field_is_not_asked_about_times_beyond_the_last_one(solver, times):
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    start = torch.full((3, 2), 2.0, dtype=torch.float64)
+    # Control: left alone, the solver steps beyond and finds no step that is small enough.
+    with pytest.raises(AssertionError, match="underflow"):
+        torchdiffeq.odeint(
+            lambda t, q: only_within(t, q)[0], start, torch.tensor(times), method=solver, rtol=1e-4, atol=1e-4
+        )
+    end, _ = integrate(only_within, start, times, solver=solver, tolerance=1e-4)
+    torch.testing.assert_close(end, start * math.exp(times[1] - times[0]), rtol=1e-2, atol=0)
+
+
+def test_a_first_step_that_would_reach_beyond_the_last_time_is_no_trouble():
+    start = torch.full((3, 2), 1e4)  # large points that hardly move
+
+    def slow(t, q):
+        return torch.where((t >= 0) & (t <= 1), torch.full_like(q, 0.5), torch.nan), None
+
+    torch.testing.assert_close(integrate(slow, start, (0.0, 1.0))[0], start + 0.5)
+
+
+def test_small_steps_are_not_lost_next_to_large_points():
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    start = torch.full((3, 2), 1e4)
+
+    def slow(t, q):
+        return torch.full_like(q, 0.3), None
+
+    alone = torchdiffeq.odeint(
+        lambda t, q: slow(t, q)[0], start, torch.tensor([0.0, 1.0]), method="rk4", options={"step_size": 1e-3}
+    )[-1]
+    assert torch.equal(alone, start)  # control: in float32 each step is rounded away
+    end, _ = integrate(slow, start, (0.0, 1.0), steps=1000)
+    assert end.dtype == torch.float32
+    torch.testing.assert_close(end, start + 0.3, rtol=1e-7, atol=1e-3)
+
+
+WITHOUT_A_SOLUTION = {
+    "runs away": lambda t, q: (q**2, None),  # from 1 at time 0 to infinity at time 1
+    "not a number": lambda t, q: (q * torch.nan, None),
+}
+
+
+@pytest.mark.parametrize("field", WITHOUT_A_SOLUTION.values(), ids=WITHOUT_A_SOLUTION.keys())
+def test_a_field_without_a_solution_is_said_to_have_none(field):
+    with pytest.raises(ArithmeticError, match=r"no step that keeps the error below 1e-06.*number of steps"):
+        integrate(field, torch.ones(2, 1), (0.0, 2.0))
+
+
 def test_a_missing_solver_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(ImportError, match=r"latentcal\[flows\]"):

@@ -13,7 +13,7 @@ from torch import distributions as td
 from ..base import RadialBase, laplace, standard_normal, student_t, uniform_cube
 
 _FAMILIES = {"normal": standard_normal, "laplace": laplace, "cube": uniform_cube}
-_ROUTE = (
+PRERANK_ROUTE = (
     "Recalibrate by a pre-rank instead, which needs only a density and samples: "
     "recalibrate_prerank(model, x, y)."
 )
@@ -211,13 +211,13 @@ def refusal(base: Any, reason: str = "it is not known to be radial in any norm")
     """The error for a base law that cannot be standardised to a radial one."""
     return NoLatentError(
         f"The base law {_name(base)} has no latent norm to recalibrate: {reason}. Bases that work: normal, "
-        f"multivariate t, a uniform box, independent Laplace. {_ROUTE}"
+        f"multivariate t, a uniform box, independent Laplace. {PRERANK_ROUTE}"
     )
 
 
 def no_latent(thing: Any) -> NoLatentError:
     """The error for a density that no flow makes."""
-    return NoLatentError(f"{_name(thing)} is not made by a flow, so it has no latent. {_ROUTE}")
+    return NoLatentError(f"{_name(thing)} is not made by a flow, so it has no latent. {PRERANK_ROUTE}")
 
 
 def _name(base: Any) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..flow import ConditionalFlow
-from .bases import AffineBase, BaseKind, refusal
+from .bases import PRERANK_ROUTE, AffineBase, BaseKind, NoLatentError, refusal
 from .frame import AdaptedFlow, as_rows, features_of, not_of, own_mode, vector_length
 
 
@@ -74,10 +74,23 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
     if library is None or not isinstance(flow, library.NormalizingFlow):
         what = "a normflows NormalizingFlow or ConditionalNormalizingFlow"
         raise TypeError(not_of("from_normflows", what, flow))
+    for layer in flow.flows:
+        _check_layer(type(layer).__name__)
     conditional = isinstance(flow, library.ConditionalNormalizingFlow)
     with torch.no_grad(), own_mode([flow]):
         context = features_of(x, [flow]) if conditional else None
         return NormflowsFlow(flow, _read(flow.q0, context).kind, conditional)
+
+
+def _check_layer(name: str) -> None:
+    """An error where a layer is no map between a latent with a norm and the data."""
+    if name in ("MetropolisHastings", "HamiltonianMonteCarlo"):
+        raise NoLatentError(f"{name} moves points at random, so a point has no latent. {PRERANK_ROUTE}")
+    if name.startswith(("Circular", "Periodic")):
+        raise NoLatentError(
+            f"{name} lives on a circle, whose centre is arbitrary, so its latent norm means nothing. "
+            f"{PRERANK_ROUTE}"
+        )
 
 
 def _read(base: Any, context: Tensor | None) -> AffineBase:

@@ -159,7 +159,8 @@ def _applied(transform: Transform, points: Tensor) -> Tensor:
     try:
         moved: Tensor = transform(points)
     except (KeyError, NotImplementedError) as error:  # what pyro and torch raise where it is missing
-        own = transform.inv if type(transform).__name__ == "_InverseTransform" else transform
+        inverted = isinstance(transform, torch.distributions.transforms._InverseTransform)
+        own = transform.inv if inverted else transform
         raise NotImplementedError(
             f"{type(own).__name__} goes one way only: it has no formula for the other. Latents and densities "
             f"need data to latent, samples latent to data; one of the two is missing here. ({error})"

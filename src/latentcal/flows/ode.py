@@ -57,8 +57,8 @@ def integrate(
         end = odeint(derivative, state, span, **options)[-1]
     except AssertionError as error:  # torchdiffeq's word for a step that has shrunk to nothing
         raise ArithmeticError(
-            f"The solver found no step that keeps the error below {tolerance:g}: the field is too steep or not "
-            f"finite. Loosen tolerance, or set a number of steps. ({error})"
+            f"The solver found no step that keeps the error below {tolerance:g}: the field is too steep, or "
+            f"not finite. Loosen tolerance, or set a number of steps. ({error})"
         ) from error
     return end[..., :dim].to(start.dtype), end[..., dim:].to(start.dtype)
 
