@@ -35,6 +35,7 @@ def run(text: str) -> None:
             assert printed.getvalue().strip() == expected.strip()
 
 
+@pytest.mark.filterwarnings("ignore:Capping max_sampling_batch_size:UserWarning")  # sbi's, about memory
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_the_code_of_a_document_runs_and_prints_what_it_says(path, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")

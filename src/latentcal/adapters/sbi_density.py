@@ -91,9 +91,8 @@ def estimator_of(model: Any) -> Any:
     estimator = model
     for name in ("posterior_estimator", "vector_field_estimator"):
         estimator = getattr(model, name, estimator)
-    library: Any = sys.modules.get(
-        "sbi.neural_nets.estimators.base"
-    )  # who has one has imported sbi; we do not
+    # Who has an estimator has imported sbi; we do not.
+    library: Any = sys.modules.get("sbi.neural_nets.estimators.base")
     if library is None or not isinstance(estimator, library.ConditionalEstimator):
         raise TypeError(not_of("from_sbi", "a posterior or an estimator of sbi", model))
     return estimator
