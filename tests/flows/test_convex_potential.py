@@ -103,10 +103,13 @@ def test_points_that_rounding_keeps_from_coming_closer_have_arrived(generator):
             return (u**2).sum(-1) / 2, u + noise, torch.eye(16).expand(len(u), 16, 16)
 
     goal = torch.randn(100, 16, generator=generator)
-    u, missing = convex_potential._newton(Rough(), goal, Context((), (), ()), start=torch.zeros(100, 16))
+    u, missing, rounding = convex_potential._newton(
+        Rough(), goal, Context((), (), ()), start=torch.zeros(100, 16)
+    )
     assert len(rounds) <= 10
     assert float((u - goal).abs().max()) < 50 * eps
     assert 0 < float(missing.max()) < 100 * eps
+    assert bool((missing <= 8 * rounding).all())
 
 
 def test_no_points_are_decoded_to_no_points(trained):

@@ -112,9 +112,8 @@ class ConvexPotentialFlow(ConditionalFlow):
         for goal, chosen in zip(flat.split(size), rows.split(size), strict=True):
             own = table.at(chosen)
             parts.append(_newton(self.potential, goal, own, start=_guess(self.potential, goal, own)))
-        u, residual = (torch.cat(part) for part in zip(*parts, strict=True))
-        eps = torch.finfo(flat.dtype).eps
-        reached = residual <= 1e3 * eps * (1 + flat.norm(dim=-1) + u.norm(dim=-1))
+        u, residual, rounding = (torch.cat(part) for part in zip(*parts, strict=True))
+        reached = residual <= 1e3 * rounding
         if not bool(reached.all()):
             raise RuntimeError(
                 f"{int((~reached).sum())} of {flat.shape[0]} points could not be decoded by Newton steps "
@@ -152,14 +151,16 @@ def _guess(potential: InputConvexNetwork, goal: Tensor, context: Context) -> Ten
 
 def _newton(
     potential: InputConvexNetwork, goal: Tensor, context: Context, start: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Points u where the gradient is ``goal``, (n, d) -> (n, d), and how far it is from that, (n,).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Points u where the gradient is ``goal``, (n, d) -> (n, d), how far it is from that, and what rounding
+    alone makes of that distance, (n,) each.
 
     Each round evaluates the potential once, at u - t * step: with t = 1, or with half the last t where that
     did not lower the convex objective enough. Points that arrived take no further part.
     """
     eps = torch.finfo(goal.dtype).eps
     u, missing = torch.zeros_like(goal), goal.new_full((len(goal),), math.inf)
+    rounding = torch.zeros_like(missing)
     active = torch.arange(len(goal), device=goal.device)
     here, step, t = start, torch.zeros_like(u), torch.ones_like(missing)
     size, before, slope = missing, missing, torch.zeros_like(missing)
@@ -168,8 +169,8 @@ def _newton(
         value, gradient, hessian = potential.value_and_derivatives(candidate, context)
         residual, pull = gradient - goal, (goal * candidate).sum(-1)
         # Near the solution the objective is flat to rounding; a full step is right there.
-        rounding = 8 * eps * (value.abs() + pull.abs())
-        lower = value - pull <= before - 1e-4 * t * slope + rounding  # false where it is NaN
+        slack = 8 * eps * (value.abs() + pull.abs())
+        lower = value - pull <= before - 1e-4 * t * slope + slack  # false where it is NaN
         last, size = size, torch.where(lower, residual.norm(dim=-1), size)
         # What rounding of u and of the sum that makes up the gradient costs, in units of the goal.
         steepest = hessian.diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -178,10 +179,11 @@ def _newton(
         here = torch.where(lower[:, None], candidate, here)
         before, t = torch.where(lower, value - pull, before), torch.where(lower, 1.0, t / 2)
         if bool(arrived.any()):
-            u[active[arrived]], missing[active[arrived]] = here[arrived], size[arrived]
+            done = active[arrived]
+            u[done], missing[done], rounding[done] = here[arrived], size[arrived], noise[arrived]
             left = (~arrived).nonzero()[:, 0]
             if len(left) == 0:
-                return u, missing
+                return u, missing, rounding
             active, goal, context, lower = active[left], goal[left], context.at(left), lower[left]
             here, step, t, size, before, slope = (s[left] for s in (here, step, t, size, before, slope))
             residual, hessian = residual[left], hessian[left]
@@ -191,7 +193,8 @@ def _newton(
         step = torch.where(lower[:, None], newton, step)
         slope = torch.where(lower, (residual * newton).sum(-1), slope)  # positive: the Hessian is
     u[active], missing[active] = here, size
-    return u, missing
+    rounding[active] = eps * (1 + goal.norm(dim=-1) + here.norm(dim=-1))
+    return u, missing, rounding
 
 
 def _rows(context: Context, leading: torch.Size, device: torch.device) -> Tensor:

@@ -1,0 +1,107 @@
+"""Runs on a dask cluster: workers train and measure, this process keeps the records."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..data import load
+from .run import failures_of, run, waiting
+from .runner import Outcome, Progress
+from .spec import RunSpec
+from .store import FAILED, Store
+from .training import Load
+
+
+def run_on_cluster(
+    specs: Iterable[RunSpec],
+    store_path: Path,
+    *,
+    scheduler: str | None = None,
+    workers: int = 2,
+    retries: int = 2,
+    retry_failed: bool = False,
+    load: Load = load,
+    cache: Path | None = None,
+    report: Callable[[str], None] = lambda line: print(line, flush=True),
+) -> list[Outcome]:
+    """Do what is not yet in the store, on the workers of a cluster.
+
+    A run whose worker dies is begun again on another one, as often as the scheduler allows
+    (``distributed.scheduler.allowed-failures``). Records come here and are written here, so workers need no
+    common disk; they need latentcal, and the data in their own ``LATENTCAL_DATA``. Numbers are those of the
+    local runner: every run has one thread and its own seed.
+
+    Args:
+        specs: the runs, in their order.
+        store_path: file of the records.
+        scheduler: address, such as ``tcp://10.0.0.1:8786``; a cluster on this machine if None.
+        workers: of a cluster on this machine.
+        retries: how often a run that raised is begun again.
+        retry_failed: whether what failed before is tried again.
+        load: gives a data set by its name.
+        cache: folder of trained flows on the workers.
+        report: takes one line for each run.
+
+    Returns:
+        What became of each run, in the order in which they ended.
+    """
+    store = Store(store_path)
+    todo = waiting(specs, store, retry_failed=retry_failed)
+    progress, outcomes = Progress([1.0] * len(todo)), []
+    with _client(scheduler, workers) as client:
+        from distributed import as_completed
+
+        token = uuid.uuid4().hex  # a scheduler must not answer with what it remembers of an earlier suite
+        futures = {
+            client.submit(
+                partial(run, load=load, cache=cache),
+                spec,
+                key=f"{spec.key}/{spec.weights}/{token}",
+                priority=-place,
+                retries=retries,
+                pure=False,
+            ): spec
+            for place, spec in enumerate(todo)
+        }
+        for future in as_completed(futures):
+            spec = futures.pop(future)
+            outcome = _keep(future, spec, store)
+            outcomes.append(outcome)
+            report(progress.line(1.0, outcome))
+            future.release()
+    return outcomes
+
+
+def _keep(future: Any, spec: RunSpec, store: Store) -> Outcome:
+    """Write down what a run gave, or that its workers died."""
+    try:
+        records = future.result()
+    except Exception as error:
+        store.append(failures_of(spec, "worker", error))
+        return Outcome(spec, "lost", f"{type(error).__name__}: {error}")
+    store.append(records)
+    failed = [record["method"] for record in records if record["status"] == FAILED]
+    name = f"{spec.key}/{spec.weights}"
+    if failed:
+        return Outcome(spec, "failed", f"{name}: {', '.join(failed)} failed")
+    return Outcome(spec, "done", f"{name}: {len(records)} records")
+
+
+@contextmanager
+def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise ImportError("A cluster needs dask: pip install 'latentcal[experiments]'.") from error
+    if scheduler is not None:
+        with Client(scheduler) as client:
+            yield client
+        return
+    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "host": "127.0.0.1"}
+    with LocalCluster(n_workers=workers, **options) as cluster, Client(cluster) as client:
+        yield client

@@ -1,0 +1,226 @@
+"""Statements about the methods of a study: where one is worse, how they rank, what agrees with print."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .cells import Cells
+from .estimates import Estimate, estimate, joint_errors, paired
+from .published import published
+
+SMALL = 1100  # rows
+TOLERANCE = 0.01  # of a negative log-likelihood
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of each case of a claim.
+
+    Attributes:
+        holds: data sets where it holds.
+        misses: those where it does not, each with a number that says by how much.
+        unjudged: those where nothing can be said, each with the reason.
+    """
+
+    holds: tuple[str, ...]
+    misses: dict[str, float]
+    unjudged: dict[str, str]
+
+    @property
+    def held(self) -> int:
+        """Number of data sets where it holds."""
+        return len(self.holds)
+
+    @property
+    def judged(self) -> int:
+        """Number of those of which something can be said."""
+        return len(self.holds) + len(self.misses)
+
+    @property
+    def open(self) -> int:
+        """Number of those of which nothing can be said."""
+        return len(self.unjudged)
+
+
+def against_published(cells: Cells, metric: str, method: str, limit: float = 2.0) -> Verdict:
+    """Where our mean is better than the published one, or worse by at most ``limit`` joint standard errors.
+
+    The misses are in joint standard errors. Sets with one seed, or without published figure, are not judged.
+    """
+    distances: dict[str, float | str] = {}
+    for dataset in cells.datasets:
+        ours, theirs = (
+            cells.estimate(dataset, method, metric),
+            published(cells.suite, dataset, metric, method),
+        )
+        z = joint_errors(ours, theirs)
+        if z is not None:
+            distances[dataset] = z
+        elif theirs is None:
+            distances[dataset] = "not published"
+        else:
+            distances[dataset] = _why(cells, dataset, method, metric, ours)
+    return _verdict(distances, limit)
+
+
+def not_above(cells: Cells, metric: str, method: str, other: str, limit: float = 2.0) -> Verdict:
+    """Where a method's mean is not above another's by more than ``limit`` joint standard errors."""
+    distances: dict[str, float | str] = {}
+    for dataset in cells.datasets:
+        ours, theirs = (cells.estimate(dataset, name, metric) for name in (method, other))
+        z = joint_errors(ours, theirs)
+        missing = method if ours is None or ours.n == 1 else other
+        found = ours if missing == method else theirs
+        distances[dataset] = z if z is not None else _why(cells, dataset, missing, metric, found)
+    return _verdict(distances, limit)
+
+
+def differences(cells: Cells, method: str, other: str, metric: str = "nll") -> dict[str, Estimate]:
+    """Mean difference to another method with its paired standard error, over seeds, by data set."""
+    found = {
+        dataset: paired(cells.values(dataset, method, metric), cells.values(dataset, other, metric))
+        for dataset in cells.datasets
+    }
+    return {dataset: difference for dataset, difference in found.items() if difference is not None}
+
+
+def not_worse(
+    cells: Cells, method: str, other: str, metric: str = "nll", by: float = TOLERANCE, errors: float = 2.0
+) -> Verdict:
+    """Where a method is not worse than another by more than ``by`` and by ``errors`` paired standard errors.
+
+    The misses are the mean differences. A set with one seed is judged only where the difference is at most
+    ``by``, or infinite.
+    """
+    found = differences(cells, method, other, metric)
+    holds, misses, unjudged = [], {}, {}
+    for dataset in cells.datasets:
+        difference = found.get(dataset)
+        if difference is None:
+            unjudged[dataset] = "no seed that both have"
+        elif difference.mean <= by:
+            holds.append(dataset)
+        elif math.isinf(difference.mean):
+            misses[dataset] = difference.mean
+        elif difference.standard_error is None:
+            unjudged[dataset] = "one seed"
+        elif difference.mean > errors * difference.standard_error:
+            misses[dataset] = difference.mean
+        else:
+            holds.append(dataset)
+    return Verdict(tuple(holds), misses, unjudged)
+
+
+def lower_mean(
+    cells: Cells, method: str, other: str, metric: str = "nll", *, below: int | None = None
+) -> Verdict:
+    """Where a method's mean is lower than another's over the seeds that both have.
+
+    Args:
+        cells: records of a suite.
+        method: the method.
+        other: the one that it is compared with.
+        metric: one of ``MEASURES``.
+        below: only data sets with fewer rows; all if None.
+    """
+    found = differences(cells, method, other, metric)
+    holds, misses, unjudged = [], {}, {}
+    for dataset in cells.datasets:
+        rows = cells.rows(dataset)
+        if below is not None and (rows is None or rows >= below):
+            continue
+        if dataset not in found:
+            unjudged[dataset] = "no seed that both have"
+        elif found[dataset].mean < 0:
+            holds.append(dataset)
+        else:
+            misses[dataset] = found[dataset].mean
+    return Verdict(tuple(holds), misses, unjudged)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of methods, 1 for the lowest mean, ties sharing theirs.
+
+    Attributes:
+        by_case: for each (suite, data set) the rank of every method.
+        left_out: cases in which some method has no figure, and which.
+    """
+
+    by_case: dict[tuple[str, str], dict[str, float]]
+    left_out: dict[tuple[str, str], tuple[str, ...]]
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Mean rank by method, best first."""
+        methods = next(iter(self.by_case.values()), {})
+        means = {name: statistics.fmean(ranks[name] for ranks in self.by_case.values()) for name in methods}
+        return dict(sorted(means.items(), key=lambda pair: pair[1]))
+
+
+def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] | None = None) -> Ranks:
+    """Ranks of the methods' means over seeds, in every suite and data set that has a figure of all of them.
+
+    Where a method lacks a seed that others have, only the seeds of all count.
+
+    Args:
+        studies: records of one or more suites.
+        metric: one of ``MEASURES``.
+        methods: those that are ranked; None for all that any record is of.
+    """
+    studies = list(studies)
+    names = methods or list(dict.fromkeys(name for cells in studies for name in cells.methods))
+    by_case, left_out = {}, {}
+    for cells in studies:
+        for dataset in cells.datasets:
+            values = {name: cells.values(dataset, name, metric) for name in names}
+            common = set.intersection(*(set(found) for found in values.values()))
+            if common:
+                by_case[cells.suite, dataset] = _ranked({name: _mean(values[name], common) for name in names})
+            else:
+                lacking = tuple(name for name, found in values.items() if len(found) < len(cells.seeds))
+                left_out[cells.suite, dataset] = lacking
+    return Ranks(by_case, left_out)
+
+
+def median_differences(
+    studies: Iterable[Cells], method: str, metric: str = "nll"
+) -> dict[str, tuple[float, int]]:
+    """Median, over suites and data sets, of the paired mean difference to each other method; of how many."""
+    pooled: dict[str, list[float]] = {}
+    for cells in studies:
+        for other in cells.methods:
+            if other != method:
+                found = differences(cells, method, other, metric).values()
+                pooled.setdefault(other, []).extend(difference.mean for difference in found)
+    return {other: (statistics.median(values), len(values)) for other, values in pooled.items() if values}
+
+
+def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
+    found = estimate(values[seed] for seed in seeds)
+    assert found is not None
+    return found.mean
+
+
+def _ranked(means: dict[str, float]) -> dict[str, float]:
+    """Rank of each mean; equal ones share the mean of their places."""
+    ordered = sorted(means.values())
+    return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}
+
+
+def _verdict(distances: dict[str, float | str], limit: float) -> Verdict:
+    judged = {name: z for name, z in distances.items() if not isinstance(z, str)}
+    return Verdict(
+        tuple(name for name, z in judged.items() if z <= limit),
+        {name: z for name, z in judged.items() if z > limit},
+        {name: why for name, why in distances.items() if isinstance(why, str)},
+    )
+
+
+def _why(cells: Cells, dataset: str, method: str, metric: str, found: Estimate | None) -> str:
+    if found is None:
+        return next(iter(cells.why_missing(dataset, method, metric).values()), "not run")
+    return "infinite" if found.infinite else "one seed"

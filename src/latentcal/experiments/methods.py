@@ -1,0 +1,171 @@
+"""The recalibrations that are compared, each from the latents of one trained flow."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..fingerprint import Fingerprint
+from ..flow import ConditionalFlow
+from ..flows import LinearGaussianFlow
+from ..radius import ConditionalRadius, GammaKDE, SplineRadius, StackedRadius
+from ..radius.guarantee import guarantee
+from ..radius.law import RadiusLaw, tied_share
+from ..recalibration import (
+    Aligned,
+    Alignment,
+    PrerankRecalibrated,
+    autocalibrate,
+    latent_norms,
+    recalibrate,
+    recalibrate_prerank,
+)
+from ..recalibration.align import LatentRows
+from ..recalibration.ladder import Rung, RungFitter
+from .sampling import sampler
+from .training import TrainedRun
+
+HDR = "HDR-R"
+_ENCODED_AT_A_TIME = 4096
+_ALIGNED = Rung("aligned, radial", ("affine",), "stacked")
+
+Fit = Callable[[ConditionalFlow, Tensor, Tensor], ConditionalFlow]
+"""A flow of latents, features (n, p) and latents (n, d) of the calibration rows -> the recalibrated flow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A recalibrated model in the latent space of a trained flow.
+
+    Attributes:
+        method: its name.
+        model: a flow from the trained flow's latents, of which ``attached`` makes one from y; for HDR
+            recalibration the unchanged one.
+        prerank: for HDR recalibration the recalibrated predictor, else None.
+        encode_seconds: processor time of encoding the calibration rows; 0 where it is part of the fit.
+        fit_seconds: processor time of the rest.
+        detail: what else is worth keeping, by name.
+        remarks: warnings that were given.
+    """
+
+    method: str
+    model: ConditionalFlow
+    prerank: PrerankRecalibrated | None = None
+    encode_seconds: float = 0.0
+    fit_seconds: float = 0.0
+    detail: dict[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of the calibration, from rows to model."""
+        return self.encode_seconds + self.fit_seconds
+
+
+def calibrate(method: str, run: TrainedRun) -> Calibrated:
+    """Recalibrate a trained flow on its validation rows, as published, and measure the time.
+
+    Methods that look at latents alone get those of the cache; the time that the flow takes to encode the
+    rows is measured and counted.
+
+    Args:
+        method: one of ``METHODS``.
+        run: the trained flow.
+    """
+    x, y = run.split.validation
+    flow = latent_flow(run.flow)
+    if method == "BASE":
+        return Calibrated(method, flow)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if method == HDR:
+            start = time.process_time()
+            prerank = _prerank(sampler(run.flow), x, y, run.spec.seed)
+            calibrated = Calibrated(method, flow, prerank, fit_seconds=time.process_time() - start)
+        elif method in _FITS:
+            start = time.process_time()
+            latent_norms(run.flow, x, y, batch_size=_ENCODED_AT_A_TIME)
+            encoded = time.process_time()
+            model = _FITS[method](flow, x, run.latents.calibration_z.double())
+            done = time.process_time()
+            calibrated = Calibrated(method, model, None, encoded - start, done - encoded, _detail(model))
+        else:
+            raise ValueError(f"There is no method {method!r}; choose one of BASE, {', '.join(_FITS)}, {HDR}.")
+    remarks = sorted({f"{item.category.__name__}: {item.message}" for item in caught})
+    return Calibrated(**{**vars(calibrated), "remarks": tuple(remarks)})
+
+
+def latent_flow(flow: ConditionalFlow) -> ConditionalFlow:
+    """The identity on the latents of a flow, in float64, with its base law."""
+    dim = flow.base.dim
+    eye = torch.eye(dim, dtype=torch.float64)
+    return LinearGaussianFlow(None, eye.new_zeros(dim), eye, base=flow.base).eval()
+
+
+def attached(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
+    """A model of latents put on top of the flow that they come from: a flow from y."""
+    whole = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
+    whole = whole.with_base(model.base)
+    whole.recalibration = model.recalibration
+    return whole.eval()
+
+
+def _radial(flow: ConditionalFlow, x: Tensor, z: Tensor, fit: Callable[..., RadiusLaw]) -> ConditionalFlow:
+    return recalibrate(flow, x, z, fit=fit, discrete="ignore")
+
+
+def _prerank(flow: ConditionalFlow, x: Tensor, y: Tensor, seed: int) -> PrerankRecalibrated:
+    source = torch.Generator().manual_seed(seed)
+    try:
+        return recalibrate_prerank(flow, x, y, generator=source)
+    except (RuntimeError, ArithmeticError) as error:  # samples that cannot be decoded
+        warnings.warn(f"Done again in float64, since: {error}", RuntimeWarning, stacklevel=2)
+        return recalibrate_prerank(copy.deepcopy(flow).double(), x, y, generator=source.manual_seed(seed))
+
+
+def _aligned(flow: ConditionalFlow, x: Tensor, z: Tensor) -> ConditionalFlow:
+    """The cloud of latents shifted and made round, then a stacked law of latents mapped out of fold."""
+    start = time.perf_counter()
+    context, base = x.to(z.dtype), flow.base
+    rows = LatentRows(z, context, torch.ones(len(z), dtype=torch.float64), Fingerprint.of(x, z))
+    fitted = RungFitter(rows, base, None, contiguous=False).fit(_ALIGNED)
+    model = Aligned(flow, fitted.map).with_base(base.with_radius(fitted.law))
+    with torch.no_grad():
+        bound = guarantee(fitted.law, base.norm_of(fitted.map(z, context)[0]))
+    model.recalibration = Alignment(
+        law=fitted.law,
+        reference=base,
+        n=len(z),
+        lambda_=bound.lambda_,
+        epsilon=bound.epsilon,
+        fit_seconds=time.perf_counter() - start,
+        tied=tied_share(base.norm_of(z)),
+        fingerprint=rows.fingerprint,
+        maps=_ALIGNED.maps,
+    )
+    return model.eval()
+
+
+_FITS: dict[str, Fit] = {
+    "LR-KDE": partial(_radial, fit=GammaKDE.fit),
+    "LR-spline": partial(_radial, fit=SplineRadius.fit),
+    "LR-stacked": partial(_radial, fit=StackedRadius.fit),
+    "LR-aligned": _aligned,
+    "LR-conditional": partial(_radial, fit=ConditionalRadius.fit),
+    "auto": partial(autocalibrate, discrete="ignore"),
+}
+
+
+def _detail(model: ConditionalFlow) -> dict[str, Any]:
+    record = model.recalibration
+    detail = {"law": type(record.law).__name__, "lambda": record.lambda_, "tied": record.tied}
+    ladder = getattr(record, "ladder", None)
+    return detail if ladder is None else {**detail, "rung": ladder.names[ladder.chosen]}

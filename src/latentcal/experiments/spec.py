@@ -1,0 +1,118 @@
+"""What one run of the study is: data, flow, seed and what is done with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .. import flows
+from ..flow import ConditionalFlow
+
+Weights = Literal["best", "last"]
+Sizes = tuple[tuple[str, Any], ...]
+
+MAX_EPOCHS = 5000  # an epoch of a small set is one step
+PUBLISHED_PATIENCE = 30
+
+FLOWS: dict[str, type[ConditionalFlow]] = {
+    "convex-potential": flows.ConvexPotentialFlow,
+    "maf": flows.AutoregressiveFlow,
+    "flow-matching": flows.FlowMatching,
+}
+_SIZES: dict[str, dict[str, Any]] = {
+    "convex-potential": {"hidden": 40, "layers": 2, "learning_rate": 1e-3},
+    "maf": {"flows": 3, "hidden": 64, "layers": 2, "learning_rate": 1e-3},
+    "flow-matching": {"hidden": 64, "layers": 3, "learning_rate": 1e-3},
+}
+_PATIENCE = {"convex-potential": 60, "maf": PUBLISHED_PATIENCE, "flow-matching": PUBLISHED_PATIENCE}
+
+METHODS = (
+    "BASE",
+    "LR-KDE",
+    "LR-spline",
+    "LR-stacked",
+    "LR-aligned",
+    "LR-conditional",
+    "auto",
+    "HDR-R",
+)
+"""Recalibrations by name, in the order of tables."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One data set, one flow, one seed; frozen, hashable and the same in every process.
+
+    Args:
+        dataset: full name of the data set.
+        flow: ``"convex-potential"``, ``"maf"`` (with rational-quadratic splines) or ``"flow-matching"``.
+        seed: of the split, the weights and the order of the points.
+        sizes: pairs of a hyper-parameter and its value, sorted; what is not named has its default. Empty
+            where they are tuned.
+        max_epochs: end of training at the latest.
+        patience: epochs without a new best after which training ends; None for the flow's default.
+        weights: ``"best"`` for those of the epoch with the lowest validation loss, ``"last"`` for those of
+            the epoch in which 30 epochs had passed without a new best, which published figures are made of.
+        tuned: whether the sizes are chosen by the published grid search.
+        recalibrations: names of :data:`METHODS`.
+
+    Examples:
+        >>> RunSpec("households", "maf", seed=0).key
+        'households-maf-flows3-hidden64-layers2-learning_rate0.001-epochs5000-patience30-seed0'
+    """
+
+    dataset: str
+    flow: str
+    seed: int
+    sizes: Sizes = ()
+    max_epochs: int = MAX_EPOCHS
+    patience: int | None = None
+    weights: Weights = "best"
+    tuned: bool = False
+    recalibrations: tuple[str, ...] = METHODS
+
+    def __post_init__(self) -> None:
+        if self.flow not in FLOWS:
+            raise ValueError(f"There is no flow {self.flow!r}; choose one of {', '.join(FLOWS)}.")
+        if self.weights not in ("best", "last"):
+            raise ValueError(f"weights must be 'best' or 'last', got {self.weights!r}.")
+        if self.tuned and self.sizes:
+            raise ValueError(f"A tuned run chooses its sizes itself; leave {dict(self.sizes)} out.")
+        if unknown := [name for name in self.recalibrations if name not in METHODS]:
+            raise ValueError(f"There are no recalibrations {unknown}; choose from {', '.join(METHODS)}.")
+        defaults = {} if self.tuned else _SIZES[self.flow]
+        set_once = object.__setattr__  # the way a frozen dataclass completes itself
+        set_once(self, "sizes", tuple(sorted((defaults | dict(self.sizes)).items())))
+        set_once(self, "recalibrations", tuple(self.recalibrations))
+        if self.patience is None:
+            set_once(self, "patience", _PATIENCE[self.flow])
+        for name in ("max_epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def key(self) -> str:
+        """Readable name of the training, a folder's name too; the choice of weights and methods is no part.
+
+        Both choices of weights, and all recalibrations, come from one training.
+        """
+        sizes = ["tuned"] if self.tuned else [f"{name}{value:g}" for name, value in self.sizes]
+        ends = [f"epochs{self.max_epochs}", f"patience{self.patience}", f"seed{self.seed}"]
+        return "-".join([self.dataset, self.flow, *sizes, *ends])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields as JSON can hold them."""
+        fields = dataclasses.asdict(self)
+        return fields | {"sizes": dict(self.sizes), "recalibrations": list(self.recalibrations)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RunSpec:
+        """The spec that ``to_dict`` described."""
+        sizes = tuple(sorted(dict(fields.get("sizes", ())).items()))
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(fields) - known):
+            raise ValueError(f"A RunSpec has no fields {unknown}; it has {', '.join(sorted(known))}.")
+        methods: Iterable[str] = fields.get("recalibrations", METHODS)
+        return cls(**{**fields, "sizes": sizes, "recalibrations": tuple(methods)})

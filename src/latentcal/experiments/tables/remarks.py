@@ -1,0 +1,71 @@
+"""What has to be said below a table: what is missing, what failed, what is not comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cells import Cells, short_name
+from ..published import published_sets
+
+_WHY = {
+    "not run": "Not run",
+    "failed": "Failed",
+    "no samples": "The flow cannot decode its samples",
+    "not defined": "Not defined",
+}
+
+
+def heading(cells: Cells) -> str:
+    """Suite, weights and number of seeds, in words."""
+    seeds = f"{len(cells.seeds)} seed{'s' if len(cells.seeds) != 1 else ''}"
+    return f"{cells.suite}, {cells.weights} weights, {seeds}"
+
+
+def where_from(cells: Cells) -> list[str]:
+    """What differs between these runs and the published ones."""
+    if cells.weights == "best":
+        return [
+            "Published: 10 runs, weights of the last epoch (30 after the best); here: those of the best one."
+        ]
+    return ["Published: 10 runs, weights of the last epoch (30 after the best), as here."]
+
+
+def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:
+    """One note for each reason for which figures are missing, with the data sets, methods and seeds."""
+    places: dict[str, list[str]] = {why: [] for why in _WHY}
+    for dataset in cells.datasets:
+        missing: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        for method in methods:
+            reasons = cells.why_missing(dataset, method, metric)
+            for why in dict.fromkeys(reasons.values()):
+                seeds = tuple(seed for seed, reason in reasons.items() if reason == why)
+                missing.setdefault((why, seeds), []).append(method)
+        for (why, seeds), names in missing.items():
+            which = "" if len(names) == len(methods) else f" {', '.join(names)}"
+            of = "" if len(seeds) == len(cells.seeds) else f" ({plural('seed', seeds)})"
+            places[why].append(f"{short_name(dataset)}{which}{of}")
+    notes = [f"{_WHY[why]}: {'; '.join(found)}." for why, found in places.items() if found]
+    return [*notes, *_errors(cells, methods), *absent(cells)]
+
+
+def plural(word: str, numbers: Sequence[int]) -> str:
+    """A noun and its numbers."""
+    return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _errors(cells: Cells, methods: Sequence[str]) -> list[str]:
+    """What was said by the failures, each message once, with where it came from."""
+    places: dict[str, list[str]] = {}
+    for record in cells.failures():
+        if record["method"] in methods:
+            place = f"{short_name(record['dataset'])} {record['method']} seed {record['seed']}"
+            places.setdefault(record["error"], []).append(place)
+    return [f"Failure: {error} ({'; '.join(found)})" for error, found in places.items()]
+
+
+def absent(cells: Cells) -> list[str]:
+    """A note on the published data sets of which there is no record at all; none for a suite of a few."""
+    if cells.part or cells.suite in ("quick", "tuned"):
+        return []
+    missing = [short_name(name) for name in published_sets() if name not in cells.datasets]
+    return [f"Without any record in {cells.suite}: {', '.join(missing)}."] if missing else []

@@ -1,0 +1,290 @@
+"""A run's base flow: trained once, then read from the cache, with the latents of its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import shutil
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as as_safetensors
+from torch import Tensor
+
+from .._version import __version__
+from ..data import Dataset, Split, load, split
+from ..flow import ConditionalFlow
+from ..flows import TrainingLog, TrainingWarning, train_flow, tune_flow
+from ..flows.tuning import _seeded
+from .cache import cache_folder, write_entry
+from .spec import FLOWS, PUBLISHED_PATIENCE, RunSpec
+
+Load = Callable[[str], Dataset]
+"""A data set by its name."""
+
+_ENCODED_AT_A_TIME = 4096
+_LOG, _LATENTS = "log.json", "latents.npz"
+_CHOICES = ("best", "last")
+_NOT_OF_TRAINING = ("weights", "recalibrations")
+
+
+@dataclass(frozen=True, eq=False)
+class Latents:
+    """Latents z (n, d) and log|det dz/dy| (n,) of the calibration and the test rows."""
+
+    calibration_z: Tensor
+    calibration_log_det: Tensor
+    test_z: Tensor
+    test_log_det: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A trained base flow and what it was trained and is tested on.
+
+    Attributes:
+        spec: the run.
+        flow: in evaluation mode, with the weights that the run asks for.
+        split: the parts of the data; the validation part is the calibration set.
+        log: losses and durations of the training, whichever weights are asked for.
+        latents: of the calibration and the test rows under these weights.
+        sizes: hyper-parameters, those chosen by tuning included.
+        epoch: index of the epoch of the weights; -1 where the very first one diverged.
+        seconds: wall-clock time of training, with that of the grid search where there was one.
+        cpu_seconds: processor time of the same (of a search that was cut, only since it was taken up again).
+    """
+
+    spec: RunSpec
+    flow: ConditionalFlow
+    split: Split
+    log: TrainingLog
+    latents: Latents
+    sizes: dict[str, Any]
+    epoch: int
+    seconds: float
+    cpu_seconds: float
+
+
+def entry_of(spec: RunSpec, cache: Path | None = None) -> Path:
+    """Folder of a run's training in the cache."""
+    return (cache_folder() if cache is None else Path(cache)) / "runs" / spec.key
+
+
+def is_trained(spec: RunSpec, cache: Path | None = None) -> bool:
+    """Whether the training of a run is in the cache."""
+    return entry_of(spec, cache).is_dir()
+
+
+def trained(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> TrainedRun:
+    """The trained flow of a run, from the cache or trained now, on one thread.
+
+    The same spec gives the same weights to the last bit on one machine. An entry of the cache holds the
+    weights of both choices, the log and the latents; features and outputs come from the data again, and must
+    be those of the training.
+
+    Args:
+        spec: the run.
+        load: gives a data set by its name.
+        cache: folder of the cache; None for ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
+
+    Raises:
+        ValueError: the data or their split are not those that the entry was trained on.
+        RuntimeError: the latents could not be computed under the weights that the run asks for.
+    """
+    data = load(spec.dataset)
+    parts = split(data, spec.seed)
+    digest, folder = _digest(data, parts), entry_of(spec, cache)
+    if not folder.is_dir():
+        _train(spec, parts, digest, folder)
+    return _read(spec, parts, digest, folder)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch inside the block: the same numbers everywhere, and processes side by side."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
+    """Train and write the entry."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    search = folder.parent.parent / "tuning" / spec.key
+    with one_thread():
+        sizes, table = _tuned(spec, parts, search) if spec.tuned else (dict(spec.sizes), [])
+        flow, snapshots, log = _fit(spec, sizes, parts)
+        files: dict[str, bytes] = {}
+        latents: dict[str, np.ndarray] = {}
+        failures: dict[str, str] = {}
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        for choice in _CHOICES:
+            files[f"{choice}.safetensors"] = as_safetensors(snapshots.state[choice])
+            flow.load_state_dict(snapshots.state[choice])
+            try:
+                latents |= {f"{choice}_{name}": values for name, values in _encoded(flow, parts).items()}
+            except Exception:  # hours of training are not lost because one of two encodings fails
+                failures[choice] = traceback.format_exc()
+    searched = sum(row["seconds"] for row in table)  # over all processes and interruptions, not only this one
+    report = {
+        "spec": {name: value for name, value in spec.to_dict().items() if name not in _NOT_OF_TRAINING},
+        "split": digest,
+        "sizes": sizes,
+        "log": dataclasses.asdict(log),
+        "epochs": snapshots.epoch,
+        "seconds": log.seconds + searched if spec.tuned else seconds,
+        "cpu_seconds": cpu_seconds,
+        "tuning": table,
+        "failures": failures,
+        "versions": {"latentcal": __version__, "torch": torch.__version__},
+    }
+    compressed = io.BytesIO()
+    np.savez_compressed(compressed, **latents)  # type: ignore[arg-type]
+    files |= {_LATENTS: compressed.getvalue(), _LOG: json.dumps(report, indent=1).encode()}
+    write_entry(folder, files)
+    shutil.rmtree(search, ignore_errors=True)
+
+
+class _Snapshots:
+    """Weights of the best epoch, and of the first one at which the published rule would have stopped."""
+
+    def __init__(self, flow: ConditionalFlow) -> None:
+        self._flow = flow
+        self.state: dict[str, dict[str, Tensor]] = {}
+        self.epoch: dict[str, int] = {}
+
+    def __call__(self, epoch: int, log: TrainingLog) -> None:
+        if log.best_epoch == epoch:
+            self._keep("best", epoch)
+        elif "last" not in self.state and epoch - log.best_epoch >= PUBLISHED_PATIENCE:
+            self._keep("last", epoch)
+
+    def complete(self, log: TrainingLog) -> None:
+        """Where training ended before its time, the weights at its end stand for what is missing."""
+        for choice in _CHOICES:
+            if choice not in self.state:
+                diverged = log.stopped.startswith("diverged")  # then training went back to the best weights
+                self._keep(choice, log.best_epoch if diverged else len(log.train_loss) - 1)
+
+    def _keep(self, choice: str, epoch: int) -> None:
+        state = self._flow.state_dict()
+        self.state[choice] = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+        self.epoch[choice] = epoch
+
+
+def _fit(
+    spec: RunSpec, sizes: dict[str, Any], parts: Split
+) -> tuple[ConditionalFlow, _Snapshots, TrainingLog]:
+    options = dict(sizes)
+    learning_rate = options.pop("learning_rate")
+    with _seeded(spec.seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
+        flow = _flow(spec, sizes, parts)
+        snapshots = _Snapshots(flow)
+        log = train_flow(
+            flow,
+            *parts.train,
+            validation=parts.validation,
+            learning_rate=learning_rate,
+            max_epochs=spec.max_epochs,
+            patience=spec.patience,  # type: ignore[arg-type]
+            restore_best=False,
+            seed=spec.seed,
+            on_epoch=snapshots,
+        )
+    if log.stopped.startswith("interrupted"):
+        raise KeyboardInterrupt
+    snapshots.complete(log)
+    return flow, snapshots, log
+
+
+def _flow(spec: RunSpec, sizes: dict[str, Any], parts: Split) -> ConditionalFlow:
+    options = {name: value for name, value in sizes.items() if name != "learning_rate"}
+    y = parts.train.y
+    return FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options).to(y.dtype)  # type: ignore[call-arg, arg-type]
+
+
+def _tuned(spec: RunSpec, parts: Split, storage: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The sizes that the published grid search chooses, and its table; a search that was cut goes on."""
+    tuning = tune_flow(
+        FLOWS[spec.flow],
+        *parts.train,
+        validation=parts.validation,
+        storage=storage,
+        seed=spec.seed,
+        max_epochs=spec.max_epochs,
+        patience=spec.patience,
+    )
+    if not tuning.finished:
+        raise KeyboardInterrupt
+    rows = [{name: _plain(value) for name, value in row.items()} for row in tuning.table.to_dict("records")]
+    return dict(sorted(tuning.params.items())), rows
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+@torch.no_grad()
+def _encoded(flow: ConditionalFlow, parts: Split) -> dict[str, np.ndarray]:
+    flow.eval()
+    arrays = {}
+    for name, (x, y) in (("calibration", parts.validation), ("test", parts.test)):
+        pairs = zip(y.split(_ENCODED_AT_A_TIME), x.split(_ENCODED_AT_A_TIME), strict=True)
+        z, log_det = zip(*(flow.encode(*pair) for pair in pairs), strict=True)
+        arrays[f"{name}_z"], arrays[f"{name}_log_det"] = torch.cat(z).numpy(), torch.cat(log_det).numpy()
+    if wrong := [name for name, values in arrays.items() if not np.isfinite(values).all()]:
+        raise ValueError(f"encode gave values that are not finite: {', '.join(wrong)}.")
+    return arrays
+
+
+def _read(spec: RunSpec, parts: Split, digest: str, folder: Path) -> TrainedRun:
+    report = json.loads((folder / _LOG).read_text())
+    if report["split"] != digest:
+        raise ValueError(
+            f"{folder} was trained on other data or another split of {spec.dataset} than there are now. "
+            "Remove that folder to train again, or bring the data back."
+        )
+    if failure := report["failures"].get(spec.weights):
+        raise RuntimeError(f"The {spec.weights} weights of {folder} have no latents:\n{failure}")
+    with _seeded(spec.seed):  # the random weights that are replaced at once
+        flow = _flow(spec, report["sizes"], parts)
+    flow.load_state_dict(load_file(folder / f"{spec.weights}.safetensors"))
+    with np.load(folder / _LATENTS) as arrays:
+        fields = [field.name for field in dataclasses.fields(Latents)]
+        latents = Latents(*(torch.from_numpy(arrays[f"{spec.weights}_{name}"]) for name in fields))
+    return TrainedRun(
+        spec=spec,
+        flow=flow.eval(),
+        split=parts,
+        log=TrainingLog(**report["log"]),
+        latents=latents,
+        sizes=report["sizes"],
+        epoch=report["epochs"][spec.weights],
+        seconds=report["seconds"],
+        cpu_seconds=report["cpu_seconds"],
+    )
+
+
+def _digest(data: Dataset, parts: Split) -> str:
+    """SHA-256 of the raw data and of the rows of each part: scaling may differ in the last bit elsewhere."""
+    digest = hashlib.sha256()
+    for tensor in (data.x, data.y, *parts.indices.values()):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,278 @@
+"""``latentcal bench`` from the words of the command line to the files that it writes."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+import click
+
+from latentcal.cli import main
+from latentcal.cli.lists import Datasets, Seeds, gathered
+from latentcal.experiments import METHODS, RunSpec, Store, record_id
+from latentcal.experiments.store import DONE, FAILED
+
+
+def latentcal(capsys, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    printed = capsys.readouterr()
+    code = end.value.code
+    return (code if isinstance(code, int) else 1), printed.out, printed.err
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path, monkeypatch):
+    """No flow that another run has trained is found."""
+    monkeypatch.setenv("LATENTCAL_CACHE", str(tmp_path / "cache"))
+
+
+def record(spec: RunSpec, method: str, status: str = DONE, **figures) -> dict:
+    head = {key: value for key, value in spec.to_dict().items() if key != "recalibrations"}
+    failure = {"error": "ValueError: it went wrong", "traceback": "..."} if status == FAILED else {}
+    sizes = {"n_train": 67, "n_calibration": 21, "n_test": 15}
+    return {
+        "id": record_id(spec, method),
+        "status": status,
+        "method": method,
+        **head,
+        **sizes,
+        **failure,
+        **figures,
+    }
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Records of slump with three seeds, one of which failed in part."""
+    path = tmp_path / "records.jsonl"
+    known = Store(path)
+    for seed in range(3):
+        spec = RunSpec("slump", "convex-potential", seed)
+        known.append(record(spec, name, nll=2.0 + seed - 0.1 * i) for i, name in enumerate(METHODS[:-1]))
+        known.append([record(spec, "HDR-R", DONE if seed else FAILED, nll=3.0)])
+    return path
+
+
+def test_seeds_are_a_number_a_list_or_a_range():
+    read = lambda text: Seeds().convert(text, None, None)  # noqa: E731
+    assert read("3") == (0, 1, 2)
+    assert read("0") == (0,)
+    assert read("0,1,5") == (0, 1, 5)
+    assert read("5-7") == (5, 6, 7)
+    assert read("3,") == (3,)
+    assert read("1,1,0-1") == (1, 0)
+    for wrong in ("a", "7-5", "1-2-3", ","):
+        with pytest.raises(click.BadParameter):
+            read(wrong)
+
+
+def test_data_sets_have_their_full_names():
+    assert Datasets().convert("SLU,enb,slump", None, None) == ("slump", "enb")
+    with pytest.raises(click.BadParameter, match="Did you mean 'slump'"):
+        Datasets().convert("slmp", None, None)
+
+
+def test_words_of_a_list_are_gathered_wherever_they_stand():
+    kinds = {"--seeds": Seeds(), "--datasets": Datasets()}
+    line = ["maf", "--seeds", "0", "1", "--datasets", "slump", "ENB", "quick", "--store", "a b"]
+    expected = ["maf", "--seeds", "0,1", "--datasets", "slump,ENB", "quick", "--store", "a b"]
+    assert gathered(line, kinds) == expected
+    assert gathered(["--seeds=0", "1", "--out=x=y"], kinds) == ["--seeds", "0,1", "--out=x=y"]
+    assert gathered(["--seeds"], kinds) == ["--seeds"]
+
+
+def test_a_table_is_printed_or_written(capsys, store, tmp_path):
+    code, out, _ = latentcal(capsys, "bench", "table", "convex-potential", "--store", str(store))
+    assert code == 0
+    assert "SLU slump" in out
+    assert "3.00 ± 0.58" in out  # BASE: 2, 3, 4
+    assert "ValueError: it went wrong (SLU HDR-R seed 0)" in " ".join(out.split())
+    file = tmp_path / "new" / "t.tex"
+    words = ("--metric", "paired", "--method", "auto", "--format", "latex", "--out", str(file))
+    code, out, _ = latentcal(capsys, "bench", "table", "convex-potential", "--store", str(store), *words)
+    assert (code, str(file) in out) == (0, True)
+    assert file.read_text().startswith(r"\begin{table}")
+
+
+def test_only_some_data_sets_are_shown_where_asked_for(capsys, store):
+    words = ("bench", "table", "quick", "--store", str(store), "--datasets", "SLU", "edm")
+    code, out, _ = latentcal(capsys, *words)
+    assert code == 0
+    assert "Without any record" not in out
+
+
+def test_status_counts_and_says_why_it_failed(capsys, store):
+    code, out, _ = latentcal(capsys, "bench", "status", "--store", str(store))
+    assert code == 0
+    row = next(line for line in out.splitlines() if "quick" in line)
+    assert [word for word in row.split() if word.isdigit()][:4] == ["3", "1", "23", "1"]
+    assert "SLU HDR-R seed 0: ValueError: it went wrong" in out
+    assert (
+        "There is no record of maf" in latentcal(capsys, "bench", "status", "maf", "--store", str(store))[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["bench", "table", "quick", "--store", "nowhere.jsonl"], 1, "There is no file nowhere.jsonl"),
+        (["bench", "table", "nope"], 2, "'nope' is not one of"),
+        (["bench", "table", "quick", "--metric", "nil"], 2, "'nil' is not one of"),
+        (["bench", "run", "quick", "--seeds", "x"], 2, "'x' are no seeds; write 3"),
+        (["bench", "run", "quick", "--datasets", "slmp"], 2, "Did you mean 'slump'"),
+        (["bench", "run"], 2, "Missing argument 'SUITE...'"),
+        (["bench", "run", "quick", "--processes", "0"], 2, "0 is not in the range"),
+        (["bnech"], 2, "No such command 'bnech'"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(capsys, words, code, says):
+    found, _, error = latentcal(capsys, *words)
+    assert found == code
+    assert says in error
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_suite_without_records_and_a_wrong_method_are_named(capsys, store):
+    code, _, error = latentcal(capsys, "bench", "table", "maf", "--store", str(store))
+    assert (code, error.count("\n")) == (1, 1)
+    assert "no record of the suite maf with best weights" in error
+    words = ("bench", "table", "convex-potential", "--method", "auto", "--store", str(store))
+    assert "about all methods" in latentcal(capsys, *words)[2]
+    words = ("bench", "table", "quick", "--weights", "last", "--store", str(store))
+    assert "with last weights" in latentcal(capsys, *words)[2]
+
+
+def test_the_traceback_is_shown_only_where_asked_for(capsys, store):
+    words = ["bench", "table", "maf", "--store", str(store)]
+    assert "Traceback" not in latentcal(capsys, *words)[2]
+    assert "Traceback" in latentcal(capsys, *words, "--debug")[2]
+    assert "Traceback" in latentcal(capsys, "--debug", *words)[2]
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["bench"], *(["bench", part] for part in ("run", "status", "table", "figures"))]
+)
+def test_help_has_examples(capsys, command):
+    code, out, _ = latentcal(capsys, *command, "--help")
+    assert code == 0
+    assert "Usage: latentcal" in out
+    if len(command) > 1:
+        assert f"latentcal {' '.join(command)} " in out.split("Examples:")[1]
+
+
+def test_figures_are_drawn(capsys, store, tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ("--store", str(store), "--out", str(tmp_path / "f"), "--no-flows")
+    code, _, error = latentcal(capsys, "bench", "figures", "convex-potential", *words)
+    assert code == 0
+    assert (tmp_path / "f" / "ranks.svg").exists()
+    assert "latent_reliability is left out" in error
+
+
+class _Runner:
+    """Stands for the runner: notes what it is asked for and records it."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[dict] = []
+        self.failing = failing
+
+    def __call__(self, specs, path, **options) -> None:
+        self.calls.append({"specs": list(specs), **options})
+        for spec in specs:
+            Store(path).append(
+                record(spec, name, FAILED if name == self.failing else DONE, nll=1.0)
+                for name in spec.recalibrations
+            )
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    from latentcal.cli.commands.bench import run
+
+    stand_in = _Runner()
+    monkeypatch.setattr(sys.modules["latentcal.cli.commands.bench.run"], "run_suite", stand_in)
+    assert run is not None
+    return stand_in
+
+
+def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, tmp_path):
+    path = tmp_path / "records.jsonl"
+    words = ("quick", "misspecified", "--seeds", "0", "4", "--datasets", "SLU", "edm", "--processes", "2")
+    code, out, error = latentcal(capsys, "bench", "run", *words, "--store", str(path))
+    assert code == 0, error
+    (call,) = runner.calls
+    assert (call["processes"], call["retry_failed"]) == (2, False)
+    order = [(spec.seed, spec.max_epochs == 2, spec.dataset) for spec in call["specs"]]
+    assert order[:4] == [(0, False, "slump"), (0, False, "edm"), (0, True, "slump"), (0, True, "edm")]
+    assert len(order) == 8
+    report = tmp_path / "report"
+    assert (report / "quick-best" / "nll.html").exists()
+    assert (report / "misspecified-best" / "ranks.png").exists()
+    assert (report / "claims.txt").exists()
+    code, out, _ = latentcal(capsys, "bench", "run", *words, "--store", str(path), "--no-report")
+    assert (code, len(runner.calls)) == (0, 1)
+    assert "0 of 8 runs are to be done" in out
+
+
+def test_run_fails_where_records_failed(capsys, runner, tmp_path):
+    runner.failing = "auto"
+    words = (
+        "bench",
+        "run",
+        "quick",
+        "--seeds",
+        "1",
+        "--datasets",
+        "slump",
+        "--no-report",
+        "--weights",
+        "last",
+    )
+    code, _, error = latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"))
+    assert code == 1
+    assert "1 of 8 records failed" in error
+    assert runner.calls[0]["specs"][0].weights == "last"
+    assert "0 of 1 runs" in latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"))[1]
+    again = latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"), "--retry-failed")
+    assert "1 of 1 runs" in again[1]
+
+
+def test_run_gives_a_cluster_the_address_of_its_scheduler(capsys, runner, tmp_path, monkeypatch):
+    cluster = pytest.importorskip("latentcal.experiments.cluster")
+    stand_in = _Runner()
+    monkeypatch.setattr(cluster, "run_on_cluster", stand_in)
+    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
+    path = str(tmp_path / "r.jsonl")
+    assert latentcal(capsys, *words, "--store", path, "--scheduler", "tcp://10.0.0.1:8786")[0] == 0
+    assert stand_in.calls[0]["scheduler"] == "tcp://10.0.0.1:8786"
+    assert runner.calls == []
+
+
+def test_an_interrupt_says_that_nothing_is_lost(capsys, runner, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["latentcal.cli.commands.bench.run"], "run_suite", interrupted)
+    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--store", str(tmp_path / "r"))
+    code, _, error = latentcal(capsys, *words)
+    assert code == 130
+    assert "goes on from there" in error
+
+
+def test_without_click_one_line_says_what_to_install():
+    script = "import sys; sys.modules['click'] = None\nfrom latentcal.cli import main; main(['bench'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "The command line needs click: pip install 'latentcal[cli]'.\n"
+
+
+def test_the_package_loads_neither_click_nor_rich():
+    script = "import sys, latentcal.experiments, latentcal.cli\nprint({'click', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

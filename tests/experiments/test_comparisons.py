@@ -1,0 +1,164 @@
+"""Claims about a study: each holds, fails and stays open where it should."""
+
+import math
+
+import pytest
+from study_records import cells_of, full_record, record
+
+from latentcal.experiments import METHODS
+from latentcal.experiments.bands import curve_of, leaves_band, lower_where_base_leaves_band
+from latentcal.experiments.cells import Cells
+from latentcal.experiments.comparisons import (
+    Verdict,
+    against_published,
+    lower_mean,
+    median_differences,
+    not_above,
+    not_worse,
+    ranks,
+)
+from latentcal.experiments.evaluate import CURVE
+from latentcal.experiments.tables import claims, claims_table
+
+
+def test_a_mean_is_judged_against_the_published_one():
+    values = {
+        ("slump", "BASE"): [2.5, 2.6, 2.7],  # published 2.61 with 0.19
+        ("edm", "BASE"): [-50.0, -49.0, -51.0],  # far below the published one: better
+        ("jura", "BASE"): [3.9, 4.0, 4.1],  # published 2.16 with 0.24
+        ("enb", "BASE"): [9.0],
+        ("my_table", "BASE"): [1.0, 2.0, 3.0],
+    }
+    verdict = against_published(cells_of("nll", values), "nll", "BASE")
+    assert set(verdict.holds) == {"slump", "edm"}
+    assert verdict.misses == {"jura": pytest.approx((4.0 - 2.16) / math.hypot(0.1 / math.sqrt(3), 0.24))}
+    assert verdict.unjudged == {"enb": "one seed", "my_table": "not published"}
+    assert (verdict.held, verdict.judged, verdict.open) == (2, 3, 2)
+
+
+def test_a_failed_or_infinite_figure_is_no_agreement():
+    known = [record("slump", "BASE", seed, error="no") for seed in range(2)]
+    known += [record("edm", "BASE", seed, nll=math.inf) for seed in range(2)]
+    verdict = against_published(Cells.of(known, "convex-potential"), "nll", "BASE")
+    assert verdict == Verdict((), {"edm": math.inf}, {"slump": "failed"})
+
+
+def test_worse_means_by_the_tolerance_and_by_two_paired_errors():
+    base = [1.0, 2.0, 3.0]
+    values = {
+        ("slump", "BASE"): base,
+        ("slump", "LR-stacked"): [1.5, 2.6, 3.4],  # 0.5 with an error of 0.058
+        ("edm", "BASE"): base,
+        ("edm", "LR-stacked"): [1.005, 2.006, 3.004],  # certain, but less than 0.01
+        ("jura", "BASE"): base,
+        ("jura", "LR-stacked"): [3.0, 1.5, 3.5],  # 0.67 with an error of 0.73
+        ("enb", "BASE"): [1.0],
+        ("enb", "LR-stacked"): [1.5],
+        ("wq", "BASE"): base,
+        ("wq", "LR-stacked"): [1.0, math.inf, 3.0],
+        ("sf2", "LR-stacked"): base,
+    }
+    verdict = not_worse(cells_of("nll", values), "LR-stacked", "BASE")
+    assert verdict.misses == {"slump": pytest.approx(0.5), "wq": math.inf}
+    assert set(verdict.holds) == {"edm", "jura"}
+    assert verdict.unjudged == {"enb": "one seed", "sf2": "no seed that both have"}
+
+
+def test_an_error_is_above_that_of_base_by_two_joint_errors():
+    # Errors of 0.01 each: the limit is 2 * 0.01414.
+    spread = 0.01 * math.sqrt(3)
+    around = lambda mean: [mean - spread, mean, mean + spread]  # noqa: E731
+    values = {
+        ("slump", "BASE"): around(0.1),
+        ("slump", "LR-KDE"): around(0.127),
+        ("edm", "BASE"): around(0.1),
+        ("edm", "LR-KDE"): around(0.13),
+    }
+    verdict = not_above(cells_of("l_ece", values), "l_ece", "LR-KDE", "BASE")
+    assert verdict.holds == ("slump",)
+    assert verdict.misses == {"edm": pytest.approx(0.03 / math.hypot(0.01, 0.01))}
+
+
+def test_lower_means_are_counted_below_a_size():
+    values = {
+        (name, method): [value]
+        for name, gain in (("slump", 0.1), ("edm", -0.1), ("households", 0.1))
+        for method, value in (("LR-KDE", 1.0), ("LR-stacked", 1.0 - gain))
+    }
+    cells = cells_of("nll", values)
+    assert lower_mean(cells, "LR-stacked", "LR-KDE").holds == ("slump", "households")
+    small = lower_mean(cells, "LR-stacked", "LR-KDE", below=1100)
+    assert (small.holds, small.judged) == (("slump",), 2)
+
+
+def test_ranks_and_medians_pool_suites():
+    first = cells_of("nll", {("slump", "BASE"): [2.0], ("slump", "auto"): [1.0]})
+    known = [
+        record("slump", name, 0, nll=value, suite_name="maf")
+        for name, value in (("BASE", 1.0), ("auto", 4.0))
+    ]
+    second = Cells.of(known, "maf")
+    assert ranks([first, second]).mean == {"BASE": 1.5, "auto": 1.5}
+    assert ranks([first]).mean == {"auto": 1.0, "BASE": 2.0}
+    assert median_differences([first, second], "auto") == {"BASE": (1.0, 2)}
+    assert median_differences([first], "auto") == {"BASE": (-1.0, 1)}
+
+
+def test_a_curve_leaves_its_band_where_it_is_far_from_the_diagonal():
+    straight = record("slump", "BASE", 0, latent_curve=list(CURVE), l_ece=0.0)
+    bent = record("slump", "BASE", 0, latent_curve=[level**3 for level in CURVE], l_ece=0.1)
+    assert not leaves_band(straight)
+    assert leaves_band(bent)  # 0.38 off; 15 rows have a band of 0.30
+    few = {**bent, "n_test": 4}  # whose band is as wide as 0.57
+    assert not leaves_band(few)
+    curve = curve_of(bent)
+    assert (curve.n, curve.confidence, curve.p_values) == (15, 0.9, {})
+    with pytest.raises(ValueError, match="has no hdr_curve"):
+        curve_of(bent, "hdr_curve")
+
+
+def test_only_runs_that_leave_the_band_must_be_improved():
+    bent, straight = [level**3 for level in CURVE], list(CURVE)
+    known = [
+        record("slump", "BASE", 0, latent_curve=bent, l_ece=0.20),
+        record("slump", "LR-KDE", 0, l_ece=0.05),
+        record("slump", "BASE", 1, latent_curve=straight, l_ece=0.01),
+        record("slump", "LR-KDE", 1, l_ece=0.90),  # does not count: BASE was fine
+        record("edm", "BASE", 0, latent_curve=straight, l_ece=0.01),
+        record("edm", "LR-KDE", 0, l_ece=0.05),
+        record("enb", "BASE", 0, latent_curve=bent, l_ece=0.20),
+        record("enb", "LR-KDE", 0, l_ece=0.25),
+        record("jura", "BASE", 0, latent_curve=bent, l_ece=0.20),
+        record("jura", "LR-KDE", 0, error="no"),
+        record("wq", "BASE", 0, error="no"),
+    ]
+    verdict = lower_where_base_leaves_band(Cells.of(known, "convex-potential"), "LR-KDE")
+    assert verdict.holds == ("slump",)
+    assert verdict.misses == {"enb": pytest.approx(0.05)}
+    assert verdict.unjudged == {"jura": "no seed that both have", "wq": "no curve of BASE"}
+
+
+def test_the_table_of_claims_counts_and_names_the_exceptions():
+    known = [
+        full_record("slump", name, seed, 0.3 * (name != "BASE")) for name in METHODS for seed in range(3)
+    ]
+    known += [
+        full_record("edm", name, seed, -0.3 * (name != "BASE")) for name in METHODS for seed in range(3)
+    ]
+    cells = Cells.of(known, "convex-potential", datasets=["slump", "edm"])
+    table = claims_table([cells])
+    assert len(table.rows) == len(claims())
+    at = next(i for i, row in enumerate(table.rows) if "NLL of LR-stacked not above" in row[0].text)
+    assert [cell.text for cell in table.rows[at][1:]] == ["1", "2", "0"]
+    assert f"({at + 1}) exceptions: EDM +0.30." in table.notes
+    other = Cells.of([full_record("slump", n, 0, suite_name="maf") for n in METHODS], "maf")
+    both = claims_table([cells, other])
+    assert any(note.startswith(f"({at + 1}) convex-potential exceptions: EDM") for note in both.notes)
+    assert any("maf not judged, one seed: SLU." in note for note in both.notes)
+
+
+def test_claims_do_not_mix_weights():
+    best = cells_of("nll", {("slump", "BASE"): [1.0]})
+    last = cells_of("nll", {("slump", "BASE"): [1.0]}, weights="last")
+    with pytest.raises(ValueError, match="one choice of weights"):
+        claims_table([best, last])

@@ -1,0 +1,104 @@
+import json
+import sys
+
+import pytest
+from toy_study import load, real_task, spec
+
+from latentcal.experiments import METHODS, Store, record_id, run, run_into, waiting
+from latentcal.experiments.run import failures_of
+
+module = sys.modules[run.__module__]  # the package has a function of the same name
+
+
+def test_a_run_gives_a_record_for_each_recalibration(tmp_path):
+    records = run(spec(recalibrations=METHODS), load=load, cache=tmp_path)
+    assert [record["method"] for record in records] == list(METHODS)
+    assert {record["status"] for record in records} == {"done"}
+    for record in records:
+        again = json.loads(json.dumps(record))
+        assert again["id"] == record_id(spec(), record["method"])
+        assert (again["dataset"], again["seed"], again["weights"]) == ("toy", 0, "best")
+        assert (again["n_train"], again["n_calibration"], again["n_test"]) == (97, 31, 22)
+        assert again["train_seconds"] > 0
+        assert again["evaluate_seconds"] > 0
+        assert {"nll", "energy_score", "hdr_ece", "coverage", "calibrate_seconds"} <= set(again)
+
+
+def test_both_choices_of_weights_have_records_of_their_own(tmp_path):
+    fields = {
+        "max_epochs": 200,
+        "sizes": (("hidden", 8), ("learning_rate", 0.05)),
+        "recalibrations": ("BASE",),
+    }
+    (best,) = run(spec(**fields), load=load, cache=tmp_path)
+    (last,) = run(spec(**fields, weights="last"), load=load, cache=tmp_path)
+    assert best["id"] != last["id"]
+    assert best["epoch"] < last["epoch"]
+    assert best["nll"] != last["nll"]
+
+
+def test_a_run_is_repeatable(tmp_path):
+    records = [run(spec(), load=load, cache=tmp_path / name) for name in "ab"]
+    for first, second in zip(*records, strict=True):
+        names = [name for name in first if "seconds" not in name and name != "time"]
+        assert {name: first[name] for name in names} == {name: second[name] for name in names}
+
+
+def test_a_method_that_fails_does_not_take_the_others_with_it(tmp_path, monkeypatch):
+    calibrate = module.calibrate
+
+    def picky(method, base):
+        if method == "BASE":
+            raise ArithmeticError("no base\nsecond line")
+        return calibrate(method, base)
+
+    monkeypatch.setattr(module, "calibrate", picky)
+    failed, done = run(spec(), load=load, cache=tmp_path)
+    assert (failed["status"], failed["stage"]) == ("failed", "recalibration")
+    assert failed["error"] == "ArithmeticError: no base"
+    assert "in picky" in failed["traceback"]
+    assert done["status"] == "done"
+
+
+def test_a_training_that_fails_is_a_record_for_each_method(tmp_path):
+    def missing(name):
+        raise FileNotFoundError("no such set")
+
+    records = run(spec(), load=missing, cache=tmp_path)
+    assert {(record["status"], record["stage"]) for record in records} == {("failed", "training")}
+    assert len(records) == 2
+
+
+def test_what_is_done_is_not_waited_for(tmp_path):
+    store = Store(tmp_path / "records.jsonl")
+    done, failed, fresh = (spec(seed) for seed in range(3))
+    names = done.recalibrations
+    store.append([{"id": record_id(done, name), "status": "done"} for name in names])
+    store.append([{"id": record_id(failed, names[0]), "status": "done"}])
+    store.append(failures_of(failed, "worker", RuntimeError("gone"), [names[1]]))
+    assert waiting([done, failed, fresh], store) == [fresh]
+    again = waiting([done, failed, fresh], store, retry_failed=True)
+    assert [(left.seed, left.recalibrations) for left in again] == [(1, (names[1],)), (2, names)]
+
+
+def test_records_are_stored_as_they_come_and_only_once(tmp_path):
+    task = real_task(tmp_path)
+    message = task(spec())
+    path = tmp_path / "records.jsonl"
+    assert "2 records" in message
+    assert len(Store(path).records()) == 2
+    run_into(spec(), path, load=load, cache=tmp_path / "cache")
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_failure_is_in_the_words_about_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "evaluate", lambda *arguments: 1 / 0)
+    message = real_task(tmp_path)(spec(recalibrations=("BASE",)))
+    assert message.startswith("FAILED")
+    assert "ZeroDivisionError" in message
+
+
+@pytest.mark.parametrize("weights", ["best", "last"])
+def test_the_identity_of_a_record_names_training_weights_and_method(weights):
+    own = spec(weights=weights)
+    assert record_id(own, "auto") == f"{own.key}/{weights}/auto"

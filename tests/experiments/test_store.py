@@ -1,0 +1,150 @@
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from latentcal.experiments import Store, StoreWarning
+
+
+def record(name, status="done", **fields):
+    return {"id": name, "status": status, **fields}
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results" / "records.jsonl"
+
+
+def test_records_come_back_as_they_were_given(path):
+    first = record("a", nll=1.25, curve=[0.1, 0.2], worst=float("inf"), missing=None)
+    Store(path).append([first, record("b")])
+    assert Store(path).records() == [first, record("b")]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_store_that_is_not_there_is_empty(path):
+    assert Store(path).records() == []
+    assert Store(path).status() == {}
+    assert not path.exists()
+
+
+def test_what_is_done_is_never_doubled(path):
+    one, other = Store(path), Store(path)
+    assert one.append([record("a", by=1)]) == 1
+    assert other.append([record("a", by=2), record("b", by=2), record("b", by=3)]) == 1
+    assert one.records() == [record("a", by=1), record("b", by=2)]
+    assert len(lines_of(path)) == 2
+
+
+def test_a_failure_can_be_followed_by_another_attempt(path):
+    store = Store(path)
+    store.append([record("a", "failed", error="first"), record("b", "failed")])
+    store.append([record("a", "failed", error="second")])
+    assert [failure["error"] for failure in Store(path).failures() if failure["id"] == "a"] == ["second"]
+    assert store.append([record("a", nll=1.0)]) == 1
+    assert Store(path).status() == {"a": "done", "b": "failed"}
+    assert store.append([record("a", "failed")]) == 0
+    assert Store(path).records() == [record("a", nll=1.0)]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20])
+def test_a_truncated_last_line_is_moved_aside_and_the_rest_stays(path, cut):
+    Store(path).append([record("a", nll=1.0), record("b", nll=2.0)])
+    os.truncate(path, path.stat().st_size - cut)
+    store = Store(path)
+    with pytest.warns(StoreWarning, match="moved to"):
+        assert store.records() == [record("a", nll=1.0)]
+    aside = path.with_name(path.name + ".damaged")
+    assert aside.read_text().startswith('{"id": "b"')
+    assert store.append([record("b", nll=2.0)]) == 1
+    assert [line["id"] for line in lines_of(path)] == ["a", "b"]
+
+
+def test_appending_after_a_crash_repairs_first(path):
+    Store(path).append([record("a")])
+    with path.open("a") as file:
+        file.write('{"id": "b", "sta')
+    with pytest.warns(StoreWarning):
+        Store(path).append([record("c")])
+    assert [line["id"] for line in lines_of(path)] == ["a", "c"]
+
+
+def test_a_damaged_line_in_the_middle_is_reported_and_left_out(path):
+    Store(path).append([record("a")])
+    with path.open("a") as file:
+        file.write("not json\n[1]\n" + json.dumps(record("b")) + "\n")
+    with pytest.warns(StoreWarning) as caught:
+        assert [r["id"] for r in Store(path).records()] == ["a", "b"]
+    assert len(caught) == 2
+
+
+def test_a_store_notices_that_its_file_was_replaced(path):
+    store = Store(path)
+    store.append([record("a"), record("b")])
+    path.write_text(json.dumps(record("c")) + "\n")
+    assert store.status() == {"c": "done"}
+
+
+def test_a_record_without_identity_is_refused(path):
+    with pytest.raises(ValueError, match="id and a status"):
+        Store(path).append([{"nll": 1.0}])
+    with pytest.raises(ValueError, match="id and a status"):
+        Store(path).append([record("a", "perhaps")])
+
+
+class Dawdling(Store):
+    """Between looking and writing there is time for others to come in, if they could."""
+
+    def _write(self, content):
+        time.sleep(0.002)
+        super()._write(content)
+
+
+def append_many(path, worker, count, together):
+    store = Dawdling(path)
+    together.wait()
+    for i in range(count):
+        store.append([record(f"{worker}-{i}", text="x" * 500), record(f"common-{i}", by=worker)])
+
+
+def test_several_processes_append_without_loss_or_doubling(path):
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(3)
+    processes = [
+        context.Process(target=append_many, args=(path, worker, 40, together)) for worker in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    names = [line["id"] for line in lines_of(path)]
+    own = {f"{worker}-{i}" for worker in range(3) for i in range(40)}
+    assert len(names) == len(set(names))
+    assert set(names) == own | {f"common-{i}" for i in range(40)}
+
+
+def test_a_writer_that_is_killed_leaves_whole_records(path):
+    script = """
+        import sys
+        from latentcal.experiments import Store
+        store = Store(sys.argv[1])
+        for i in range(10**6):
+            store.append([{"id": str(i), "status": "done", "text": "x" * 5000}])
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), str(path)]) as writer:
+        while not path.exists() or path.stat().st_size < 50_000:
+            time.sleep(0.01)
+        writer.send_signal(signal.SIGKILL)
+    records = Store(path).records()
+    assert [r["id"] for r in records] == [str(i) for i in range(len(records))]
+    assert Store(path).append([record("next")]) == 1  # the lock was let go

@@ -1,0 +1,184 @@
+import json
+
+import pytest
+import torch
+from toy_study import load, spec
+
+from latentcal.data import Dataset, split
+from latentcal.experiments import is_trained, trained, training
+from latentcal.experiments.training import entry_of
+from latentcal.flows import ConvexPotentialFlow, FlowMatching, train_flow
+from latentcal.flows.training import mean_nll
+
+LONG = {"sizes": (("hidden", 8), ("learning_rate", 0.05)), "max_epochs": 400}
+
+
+def weights_of(run):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in run.flow.parameters()])
+
+
+@pytest.fixture(scope="module")
+def long_cache(tmp_path_factory):
+    """A training that overfits and stops by itself, both choices of weights."""
+    folder = tmp_path_factory.mktemp("cache")
+    run = trained(spec(**LONG), load=load, cache=folder)
+    return folder, run, trained(spec(**LONG, weights="last"), load=load, cache=folder)
+
+
+def test_the_second_time_nothing_is_trained(tmp_path, monkeypatch):
+    first = trained(spec(), load=load, cache=tmp_path)
+    monkeypatch.setattr(training, "train_flow", None)
+    again = trained(spec(), load=load, cache=tmp_path)
+    assert is_trained(spec(), tmp_path)
+    assert torch.equal(weights_of(first), weights_of(again))
+    assert again.log == first.log
+    assert torch.equal(again.latents.test_z, first.latents.test_z)
+
+
+def test_training_is_the_same_in_every_cache_and_leaves_random_numbers_alone(tmp_path):
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    runs = [trained(spec(), load=load, cache=tmp_path / name) for name in "ab"]
+    assert torch.equal(weights_of(runs[0]), weights_of(runs[1]))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_best_weights_are_those_that_train_flow_restores(long_cache):
+    _, run, _ = long_cache
+    parts = split(load("toy"), 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        flow = ConvexPotentialFlow(2, 2, hidden=8, layers=2)
+        log = train_flow(
+            flow,
+            *parts.train,
+            validation=parts.validation,
+            learning_rate=0.05,
+            max_epochs=400,
+            patience=60,
+            seed=0,
+        )
+    assert run.epoch == log.best_epoch
+    assert len(run.log.train_loss) == len(log.train_loss)
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in flow.parameters()])
+    assert torch.equal(weights_of(run), expected)
+    assert mean_nll(run.flow, *parts.validation) == pytest.approx(log.best_loss, abs=1e-5)
+
+
+def test_the_last_weights_are_those_after_thirty_epochs_without_a_new_best(long_cache):
+    _, best, last = long_cache
+    losses = best.log.validation_loss
+    assert len(losses) == best.epoch + 1 + 60  # patience of the training itself
+    record = min(range(last.epoch + 1), key=losses.__getitem__)
+    assert last.epoch - record == 30
+    assert not torch.equal(weights_of(best), weights_of(last))
+    assert mean_nll(last.flow, *last.split.validation) == pytest.approx(losses[last.epoch], abs=1e-5)
+
+
+def test_where_training_ends_first_the_last_weights_are_those_of_its_end(tmp_path):
+    last = trained(spec(weights="last"), load=load, cache=tmp_path)
+    assert last.epoch == 4
+    assert last.log.stopped == "reached max_epochs = 5"
+
+
+def test_a_diverged_training_keeps_its_best_weights_for_both(tmp_path):
+    fields = {"sizes": (("hidden", 8), ("learning_rate", 1e30)), "max_epochs": 50}
+    best, last = (trained(spec(**fields, weights=w), load=load, cache=tmp_path) for w in ("best", "last"))
+    assert best.log.stopped.startswith("diverged")
+    assert torch.equal(weights_of(best), weights_of(last))
+
+
+def test_cached_latents_are_those_of_the_flow(long_cache):
+    for run in long_cache[1:]:
+        with torch.no_grad():
+            for part, z, log_det in (
+                (run.split.validation, run.latents.calibration_z, run.latents.calibration_log_det),
+                (run.split.test, run.latents.test_z, run.latents.test_log_det),
+            ):
+                own_z, own_log_det = run.flow.encode(part.y, part.x)
+                torch.testing.assert_close(own_z, z)
+                torch.testing.assert_close(own_log_det, log_det)
+
+
+def test_a_changed_data_set_is_noticed(tmp_path):
+    trained(spec(), load=load, cache=tmp_path)
+
+    def changed(name):
+        data = load(name)
+        y = data.y.clone()
+        y[7, 1] += 1e-3
+        return Dataset(name, "", data.x, y, ("a", "b"), ("c", "d"), "none", "toy")
+
+    with pytest.raises(ValueError, match="Remove that folder"):
+        trained(spec(), load=changed, cache=tmp_path)
+
+
+def test_a_changed_split_is_noticed(tmp_path, monkeypatch):
+    trained(spec(), load=load, cache=tmp_path)
+    monkeypatch.setattr(training, "split", lambda data, seed: split(data, seed + 1))
+    with pytest.raises(ValueError, match="another split"):
+        trained(spec(), load=load, cache=tmp_path)
+
+
+def test_an_entry_without_latents_of_one_choice_keeps_the_other(tmp_path, monkeypatch):
+    encoded, calls = training._encoded, []
+
+    def failing_second(flow, parts):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ArithmeticError("too steep")
+        return encoded(flow, parts)
+
+    monkeypatch.setattr(training, "_encoded", failing_second)
+    assert trained(spec(), load=load, cache=tmp_path).epoch == 4
+    with pytest.raises(RuntimeError, match="too steep"):
+        trained(spec(weights="last"), load=load, cache=tmp_path)
+
+
+def test_latents_that_are_not_finite_are_not_kept(tmp_path, monkeypatch):
+    fit = training._fit
+
+    def overflowing(*arguments):
+        flow, snapshots, log = fit(*arguments)
+        for state in snapshots.state.values():
+            state["last_shift"].fill_(torch.inf)
+        return flow, snapshots, log
+
+    monkeypatch.setattr(training, "_fit", overflowing)
+    with pytest.raises(RuntimeError, match="not finite"):
+        trained(spec(), load=load, cache=tmp_path)
+
+
+def test_an_interrupt_leaves_no_entry(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        log = train_flow(*arguments, **options)
+        log.stopped = "interrupted in epoch 3"
+        return log
+
+    monkeypatch.setattr(training, "train_flow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(spec(), load=load, cache=tmp_path)
+    assert not is_trained(spec(), tmp_path)
+
+
+def test_flow_matching_and_splines_are_trained_too(tmp_path):
+    for flow in ("maf", "flow-matching"):
+        run = trained(
+            training.RunSpec("toy", flow, 0, (("hidden", 8),), max_epochs=2), load=load, cache=tmp_path
+        )
+        assert run.latents.test_z.shape == run.split.test.y.shape
+    assert isinstance(run.flow, FlowMatching)
+
+
+def test_a_tuned_run_keeps_the_grid_and_its_choice(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    grid = {"hidden": [4, 8], "layers": [2], "learning_rate": [0.01]}
+    monkeypatch.setitem(training.tune_flow.__globals__["GRIDS"], ConvexPotentialFlow, grid)
+    tuned = spec(tuned=True, sizes=(), max_epochs=3)
+    run = trained(tuned, load=load, cache=tmp_path)
+    assert run.sizes["hidden"] in (4, 8)
+    report = json.loads((entry_of(tuned, tmp_path) / "log.json").read_text())
+    assert len(report["tuning"]) == 2
+    best = min(row["nll"] for row in report["tuning"])
+    assert best == pytest.approx(run.log.best_loss, abs=1e-6)  # trained again, to the same weights
+    assert not any((tmp_path / "tuning").iterdir())
