@@ -106,7 +106,12 @@ def runner_script(folder: Path, task: str, seeds: int) -> subprocess.Popen:
     path = folder / "runner_script.py"
     path.write_text(textwrap.dedent(script))
     return subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts jobs in the background deaf to interrupts, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
