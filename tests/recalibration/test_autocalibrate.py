@@ -448,3 +448,17 @@ def test_tables_of_pandas_are_taken_everywhere():
     assert lc.Dequantizer.fit(frame_y).jitter(frame_y).shape == y.shape
     stream = lc.recalibrate(flow, frame_x, frame_y, fit=lc.StreamingRadius.fit)
     stream.update(frame_x, frame_y)
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS], ids=["smooth or stacked", "by group"])
+def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups):
+    x, z = simulated("calibrated", 80, seed=0)
+    z[:, 0] *= 0.02  # as where an output has one value in all calibration rows
+    flow = scaled_gaussian(DIM, 1.0)
+    model = autocalibrate(flow, x, z, groups=groups)
+    assert model.recalibration.ladder.names[model.recalibration.ladder.chosen].startswith("aligned")
+    far = torch.zeros(1, DIM, dtype=torch.float64)
+    far[0, 0] = 5.0  # 250 of the standard deviations that were seen
+    loss = float(flow(x[:1]).log_prob(far) - model(x[:1]).log_prob(far))
+    without = 250.0**2 / 2  # of a normal law fitted to what was seen
+    assert 0 < loss < 40 < without

@@ -90,6 +90,11 @@ class GroupedRadius(ConditionalRadius):
             )
         return cls(whole, laws, labels[known], groups)
 
+    def with_tail(self, tail: RadiusLaw, share: float) -> GroupedRadius:
+        """The same groups, with one more part of weight ``share`` in each law."""
+        whole, *laws = (law.with_tail(tail, share) for law in (self.whole, *self.laws))  # type: ignore[operator]
+        return GroupedRadius(whole, laws, self.labels, self.groups)
+
     def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
         """The same groups with laws of other radii; those with few of them have one in common."""
         label = _label(given_features(x), self.groups)

@@ -80,6 +80,11 @@ class SmoothRadius(ConditionalRadius):
         """The same dependence on x with another law of the standardised radius."""
         return SmoothRadius(law, self.scale, self.shape, self.median)
 
+    def with_tail(self, tail: RadiusLaw, share: float) -> SmoothRadius:
+        """The same dependence on x, and one more part of weight ``share`` in the standardised law."""
+        assert isinstance(self.law, StackedRadius)
+        return self.with_law(self.law.with_tail(tail, share))
+
     def standard(self, radii: Tensor, x: Tensor | None) -> Tensor:
         """Standardised radii, (...), (..., p) -> (...)."""
         at_x = self.given(x)

@@ -113,6 +113,11 @@ class StackedRadius(TabulatedLaw):
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
         return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=level)
 
+    def with_tail(self, tail: RadiusLaw, share: float) -> StackedRadius:
+        """The mixture with one more part of weight ``share``."""
+        weights = torch.cat([self.weights * (1 - share), self.weights.new_tensor([share])])
+        return StackedRadius([*self.parts, tail], weights, core=self.core, level=self.level)
+
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
 

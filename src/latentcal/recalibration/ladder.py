@@ -14,7 +14,11 @@ from tqdm import tqdm
 
 from ..base import RadialBase
 from ..radius.conditional import ConditionalRadius
+from ..radius.folds import effective_size
+from ..radius.grouped import GroupedRadius
 from ..radius.law import DiscreteOutputWarning, RadiusLaw
+from ..radius.scaled import ScaledRadius
+from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
 from .cross_fitting import FOLDS, fold_numbers
@@ -25,6 +29,9 @@ _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _TIE = 1e-9  # nats: rounding
 _MOST_COORDINATES = 64  # that marginals are tried for
+_DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
+_STRETCH = 1.5  # beyond which a tail is added
+_PARTS = 5  # of the stack with its tail
 _BLOCKS = 20  # of rows in time order, for standard errors
 _FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
 
@@ -141,7 +148,31 @@ class RungFitter:
     def fit(self, rung: Rung) -> FittedRung:
         """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
         maps, z = self._maps(rung.maps)
-        return FittedRung(Chain(maps), self._law(rung.law, self.base.norm_of(z)))
+        law = self._law(rung.law, self.base.norm_of(z))
+        if maps and rung.law is not None:
+            law = self._with_wide_tail(law, Chain(maps))
+        return FittedRung(Chain(maps), law)
+
+    def _with_wide_tail(self, law: RadiusLaw, map: Chain) -> RadiusLaw:
+        """The law with a part for points that the map stretches far away.
+
+        A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
+        that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
+        off. The part is the base law, as wide as the map makes the flow's own draws, with the least weight
+        that a part of the stack has: what such a point can lose is bounded.
+        """
+        rows = torch.arange(_DRAWS) % len(self.rows)
+        draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
+        x = None if self.rows.x is None else self.rows.x[rows]
+        stretched = self.base.norm_of(map(draws, x)[0]).quantile(_FAR) / self.base.norm_of(draws).quantile(
+            _FAR
+        )
+        if not (
+            float(stretched) > _STRETCH and isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius))
+        ):
+            return law
+        share = 1 / (_PARTS * (effective_size(self.rows.weights) + 1))
+        return law.with_tail(ScaledRadius(self.base.radius, float(stretched)), share)
 
     def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
         if names not in self._mapped:
