@@ -22,6 +22,12 @@ def load(name: str) -> Dataset:
     return Dataset(name, "", x, y, ("a", "b"), ("c", "d"), "none", "toy")
 
 
+def slow_load(name: str) -> Dataset:
+    """As ``load``, after a second in which a worker can be killed."""
+    time.sleep(1.0)
+    return load(name)
+
+
 def spec(seed: int = 0, **fields) -> RunSpec:
     """A run of a second on the toy data."""
     fields = {"sizes": (("hidden", 8),), "max_epochs": 5, "recalibrations": ("BASE", "LR-stacked"), **fields}

@@ -1,0 +1,98 @@
+"""Runs on dask workers: separate processes, reached over TCP, that may die."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import toy_study
+from toy_study import load, real_task, slow_load, spec
+
+from latentcal.experiments import Store, record_id, run_suite
+from latentcal.experiments.cluster import run_on_cluster
+
+distributed = pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two workers of one thread each, in processes of their own."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(toy_study.__file__).parent), before or ""])
+    try:
+        with distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            local_directory=str(tmp_path_factory.mktemp("dask")),
+        ) as cluster:
+            yield cluster
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def quiet(line):
+    """No report."""
+
+
+def figures(path):
+    """Records by id, without what depends on the clock."""
+    return {
+        record["id"]: {k: v for k, v in record.items() if "seconds" not in k and k != "time"}
+        for record in Store(path).records()
+    }
+
+
+def test_two_workers_over_tcp_give_the_numbers_of_the_local_runner(cluster, tmp_path):
+    specs = [spec(seed) for seed in range(3)]
+    (tmp_path / "local").mkdir()
+    run_suite(specs, tmp_path / "local" / "records.jsonl", task=real_task(tmp_path / "local"), report=quiet)
+    address = cluster.scheduler_address
+    assert address.startswith("tcp://127.0.0.1:")
+    there = {"scheduler": address, "load": load, "cache": tmp_path / "cache", "report": quiet}
+    outcomes = run_on_cluster(specs, tmp_path / "cluster.jsonl", **there)
+    assert [outcome.state for outcome in outcomes] == ["done"] * 3
+    expected = figures(tmp_path / "local" / "records.jsonl")
+    assert len(expected) == 6
+    assert figures(tmp_path / "cluster.jsonl") == expected
+    assert run_on_cluster(specs, tmp_path / "cluster.jsonl", **there) == []  # there is nothing left
+
+
+def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(cluster, tmp_path):
+    path, specs = tmp_path / "records.jsonl", [spec(seed) for seed in range(4)]
+    there = {"scheduler": cluster.scheduler_address, "load": slow_load, "cache": tmp_path / "cache"}
+    with distributed.Client(cluster) as client:
+        victim = next(iter(client.run(os.getpid).values()))
+
+    def kill():
+        while not (path.exists() and path.read_text().count("\n") >= 2):
+            time.sleep(0.05)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    outcomes = run_on_cluster(specs, path, **there, report=quiet)
+    killer.join(5)
+    assert not killer.is_alive()
+    assert [outcome.state for outcome in outcomes] == ["done"] * 4
+    lines = path.read_text().splitlines()
+    assert len(lines) == 8
+    assert {record["id"] for record in Store(path).records()} == {
+        record_id(each, method) for each in specs for method in each.recalibrations
+    }
+
+
+def test_what_a_worker_cannot_do_is_recorded_and_can_be_retried(cluster, tmp_path):
+    path = tmp_path / "records.jsonl"
+    there = {"scheduler": cluster.scheduler_address, "cache": tmp_path / "cache", "report": quiet}
+    (outcome,) = run_on_cluster([spec()], path, **there)  # the study's own loader does not know the toy
+    assert outcome.state == "failed"
+    assert [record["stage"] for record in Store(path).failures()] == ["training"] * 2
+    assert run_on_cluster([spec()], path, load=load, **there) == []
+    (outcome,) = run_on_cluster([spec()], path, load=load, retry_failed=True, **there)
+    assert outcome.state == "done"
+    assert Store(path).failures() == []
