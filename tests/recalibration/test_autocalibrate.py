@@ -462,3 +462,6 @@ def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups)
     loss = float(flow(x[:1]).log_prob(far) - model(x[:1]).log_prob(far))
     without = 250.0**2 / 2  # of a normal law fitted to what was seen
     assert 0 < loss < 40 < without
+    # In the other directions the tail's draws are as wide; they must not be felt.
+    spread = model(x[:1]).sample((20_000,), torch.Generator().manual_seed(0))[:, 0, 1:].var(0)
+    assert float(spread.max()) < 1.5 * float(z[:, 1:].var(0).max())

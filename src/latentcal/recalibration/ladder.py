@@ -32,6 +32,7 @@ _MOST_COORDINATES = 64  # that marginals are tried for
 _DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
 _STRETCH = 1.5  # beyond which a tail is added
 _PARTS = 5  # of the stack with its tail
+_INFLATION = 0.01  # of the variance by draws of the tail
 _BLOCKS = 20  # of rows in time order, for standard errors
 _FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
 
@@ -159,7 +160,8 @@ class RungFitter:
         A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
         that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
         off. The part is the base law, as wide as the map makes the flow's own draws, with the least weight
-        that a part of the stack has: what such a point can lose is bounded.
+        that a part of the stack has: what such a point can lose is bounded. The weight is smaller still where
+        draws of so wide a part would add more than 1 % to the variance in directions that were not stretched.
         """
         rows = torch.arange(_DRAWS) % len(self.rows)
         draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
@@ -172,6 +174,7 @@ class RungFitter:
         ):
             return law
         share = 1 / (_PARTS * (effective_size(self.rows.weights) + 1))
+        share = min(share, _INFLATION / float(stretched) ** 2)
         return law.with_tail(ScaledRadius(self.base.radius, float(stretched)), share)
 
     def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
