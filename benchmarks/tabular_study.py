@@ -1,0 +1,131 @@
+"""The page about the tabular study, from its records.
+
+    latentcal bench run misspecified convex-potential maf flow-matching --store FILE
+    latentcal bench run convex-potential --weights last --store FILE
+    python benchmarks/tabular_study.py --store FILE
+
+The records that belong to the study are copied to results/tabular_study.jsonl.gz; without ``--store`` the
+page, docs/results/tabular_study.md, is made from that copy. Its tables are written by the package, and every
+number in its text is computed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+from latentcal.experiments import Store
+from latentcal.experiments.cells import Cells
+from latentcal.experiments.figures import draw_figures
+from latentcal.experiments.tables import tables_of, written
+
+ROOT = Path(__file__).parent.parent
+COPY = ROOT / "benchmarks" / "results" / "tabular_study.jsonl.gz"
+PAGE = ROOT / "docs" / "results" / "tabular_study.md"
+IMAGES = ROOT / "docs" / "images" / "tabular_study"
+SUITES = ("convex-potential", "maf", "flow-matching", "misspecified")
+ABOUT = {
+    "convex-potential": "A convex potential flow of one size (two layers of 40), patience 60.",
+    "maf": "A spline autoregressive flow of one size (three transforms, two layers of 64), patience 30.",
+    "flow-matching": "A velocity field of one size (three layers of 64), patience 30.",
+    "misspecified": "The convex potential flow after two epochs: deliberately poor.",
+}
+INTRODUCTION = """\
+The study of Dheur and Ben Taieb (NeurIPS 2025) on all of its data sets that are complete here, beside
+the published figures. This page is written by `python benchmarks/tabular_study.py` from
+`benchmarks/results/tabular_study.jsonl.gz`, and the records there by
+
+```sh
+latentcal bench run misspecified convex-potential maf flow-matching --seeds 3
+latentcal bench run convex-potential --weights last --seeds 3
+```
+"""
+WHAT_IS_COMPARED = """\
+**What is compared.** One size and one learning rate for all data sets, where the published flows were
+tuned on a grid; 65 % of the rows train, 20 % decide when to stop *and* calibrate, as published, 15 %
+test. The published figures are of the weights of the last epoch, 30 past the best; ours restore the best
+ones, but for the section about that. LR-KDE is the published LR. Methods of one run share their flow,
+their split and the random numbers of their samples, so that their differences are paired.
+"""
+MEASURES = ("nll", "l_ece", "hdr_ece", "energy_score")
+
+
+def records(store: Path | None) -> list[dict[str, object]]:
+    """Records of a store, or of the copy."""
+    if store is not None:
+        found = Store(store)
+        return [*found.records(), *found.failures()]
+    with gzip.open(COPY, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def keep(found: Sequence[dict[str, object]]) -> None:
+    """Copy records; the same records give the same bytes."""
+    lines = sorted(json.dumps(record) + "\n" for record in found)
+    with COPY.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
+        file.write("".join(lines).encode())
+
+
+def fenced(name: str, studies: Sequence[Cells], method: str | None = None) -> str:
+    return f"```console\n{written(tables_of(name, studies, method), 'text').rstrip()}\n```\n"
+
+
+def page(found: Sequence[dict[str, object]]) -> str:
+    """The whole page."""
+    studies = [Cells.of(found, name) for name in SUITES]
+    studies = [cells for cells in studies if cells.records]
+    last = Cells.of(found, "convex-potential", "last")
+    trained = {str(record["id"]).split("/")[0]: record for record in found if record["status"] == "done"}
+    training = sum(float(record["train_cpu_seconds"]) for record in trained.values()) / 3600  # type: ignore[arg-type]
+    names = ("calibrate_seconds", "evaluate_seconds")
+    rest = sum(float(record.get(name) or 0.0) for record in found for name in names) / 3600  # type: ignore[arg-type]
+    failures = [record for record in found if record["status"] == "failed"]
+    parts = [
+        "# The tabular study\n",
+        INTRODUCTION,
+        f"{len(trained):,} trainings took {training:.1f} hours of one core, recalibration and evaluation of "
+        f"{len(found):,} cells {rest:.1f} hours; {len(failures)} cells failed.\n",
+        WHAT_IS_COMPARED,
+        "## What the study shows\n",
+        fenced("claims", studies),
+        fenced("ranks", studies),
+    ]
+    for cells in studies:
+        folder = IMAGES.relative_to(ROOT / "docs") / cells.suite
+        parts += [f"## {cells.suite}\n", f"{ABOUT[cells.suite]}\n"]
+        parts += [f"![Relative NLL and energy score](../{folder}/relative_scores.png)\n"]
+        parts += [f"![Calibration errors](../{folder}/calibration_errors.png)\n"]
+        parts += [fenced(name, [cells]) for name in (*MEASURES, "times")]
+        parts += [fenced("paired", [cells], "LR-stacked"), fenced("paired", [cells], "auto")]
+    if last.records:
+        parts += ["## The weights of the last epoch\n"]
+        parts += ["What the published rule would have kept: like with like.\n"]
+        parts += [fenced(name, [last]) for name in ("nll", "l_ece")]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", type=Path, help="records to copy; the last copy if there is none")
+    parser.add_argument("--no-figures", action="store_true")
+    arguments = parser.parse_args()
+    matplotlib.use("Agg")
+    found = records(arguments.store)
+    if arguments.store is not None:
+        keep(found)
+    PAGE.write_text(page(found))
+    for name in () if arguments.no_figures else SUITES:
+        cells = Cells.of(found, name)
+        if cells.records:
+            for path in draw_figures(cells, IMAGES / name, from_flows=False):
+                if path.suffix == ".svg":
+                    path.unlink()
+
+
+if __name__ == "__main__":
+    main()
