@@ -2,14 +2,23 @@
 
 from .conditional import conditional_calibration
 from .conditional_report import ConditionalCalibration
+from .diagnosis import diagnose
 from .findings import Finding, holm
 from .groups import GroupCalibration, group_calibration
+from .measures import Measure, Measured
+from .points import CalibrationPoints
+from .report import CalibrationReport
 
 __all__ = [
+    "CalibrationPoints",
+    "CalibrationReport",
     "ConditionalCalibration",
     "Finding",
     "GroupCalibration",
+    "Measure",
+    "Measured",
     "conditional_calibration",
+    "diagnose",
     "group_calibration",
     "holm",
 ]

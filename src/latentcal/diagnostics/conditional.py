@@ -14,7 +14,7 @@ from ..norms import Euclidean
 from .conditional_report import ConditionalCalibration
 from .findings import judged
 from .groups import GroupCalibration, group_calibration
-from .latents import latents_of
+from .latents import Latents, latents_of
 from .questions import Questions, group_finding, uniform_finding
 
 _FEWEST_PERMUTATIONS = 199
@@ -92,14 +92,39 @@ def conditional_calibration(
         (True, False)
     """
     _check_options(coverage, slab_share, permutations, level)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
-    rows = latents_of(model, x, y)
+    return examine(
+        latents_of(model, x, y),
+        euclidean=isinstance(model.base.norm, Euclidean),
+        groups=groups,
+        coverage=coverage,
+        slab_share=slab_share,
+        permutations=permutations,
+        level=level,
+        names=names,
+        generator=torch.Generator().manual_seed(0) if generator is None else generator,
+    )
+
+
+def examine(
+    rows: Latents,
+    *,
+    euclidean: bool,
+    groups: Any,
+    coverage: float,
+    slab_share: float,
+    permutations: int,
+    level: float,
+    names: Sequence[str] | None,
+    generator: torch.Generator,
+) -> ConditionalCalibration:
+    """``conditional_calibration`` of rows that are encoded already."""
+    _check_options(coverage, slab_share, permutations, level)
     n, d = rows.z.shape
     named = _feature_names(names, rows.x)
     questions = Questions(rows, named, permutations, generator)
     findings = [uniform_finding(rows.u)]
     suspect = questions.features(findings)
-    mean = questions.directions(findings, euclidean=isinstance(model.base.norm, Euclidean))
+    mean = questions.directions(findings, euclidean=euclidean)
     parts: tuple[GroupCalibration, ...] = ()
     if groups is not None:
         parts = group_calibration(rows.u, groups, coverage=coverage, confidence=1 - level)

@@ -84,9 +84,7 @@ class ConditionalCalibration:
             mark = "  <- found" if finding.found else ""
             lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
         lines += [f"  {name:<21} {'-':>7} {'-':>9}  {reason}" for name, reason in self.absent.items()]
-        if self.slabs is not None:
-            for name, slab in (("lowest", self.slabs.lowest), ("highest", self.slabs.highest)):
-                lines.append(f"  {name} slab coverage: {self._measured(slab)}")
+        lines += [f"  {line}" for line in self.slab_lines()]
         if self.groups:
             worst = max(self.groups, key=lambda group: group.l_ece / group.limit)
             lines.append(
@@ -94,6 +92,13 @@ class ConditionalCalibration:
                 f"(limit {worst.limit:.3f}, {worst.n:,} rows, {self._percent(worst.coverage)} inside)"
             )
         return "\n".join([*lines, *(f"- {finding.verdict} To do: {finding.remedy}." for finding in found)])
+
+    def slab_lines(self) -> list[str]:
+        """Where in feature space the coverage is lowest and highest, a line each."""
+        if self.slabs is None:
+            return []
+        ends = {"lowest": self.slabs.lowest, "highest": self.slabs.highest}
+        return [f"{name} slab coverage: {self._measured(slab)}" for name, slab in ends.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers and sentences as plain values, fit for JSON."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import fold, scaled_dot_product_attention, unfold
@@ -9,6 +12,7 @@ from torch.nn.functional import fold, scaled_dot_product_attention, unfold
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
 from ..numerics import broadcast_leading
+from .images_published import AFHQ_256, read_weights
 
 
 class _Attention(nn.Module):
@@ -173,6 +177,30 @@ class TarFlow(ConditionalFlow):
             for b in range(num_blocks)
         )
 
+    @classmethod
+    def from_checkpoint(cls, path: str | os.PathLike[str], **architecture: Any) -> TarFlow:
+        """The flow of a published checkpoint, in evaluation mode; nothing but tensors is read from the file.
+
+        Args:
+            path: ``torch.save`` or ``.safetensors`` file with the state dict.
+            **architecture: constructor arguments that differ from those of the AFHQ 256 x 256 checkpoint
+                (patches of 8, 768 channels, 8 blocks of 8 layers, 3 classes), which its authors publish as
+                ``ml-site.cdn-apple.com/models/tarflow/afhq256/afhq_model_8_768_8_8_0.07.pth``.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file holds other things than tensors, or tensors are missing, unexpected, of
+                another shape or not finite; it says which.
+        """
+        state = read_weights(path)
+        arguments = AFHQ_256 | architecture
+        colours, height, width = arguments["image_shape"]
+        arguments.setdefault("base", standard_normal(colours * height * width))
+        with torch.device("meta"):  # the weights come from the file: no memory and no time for others
+            flow = cls(**arguments)
+        flow.load_published(state)
+        return flow.eval()
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         leading, patches, label = self._patches_of(y, x)
         log_abs_det = -0.5 * torch.log(self.var).sum().expand(patches.shape[0])
@@ -193,7 +221,7 @@ class TarFlow(ConditionalFlow):
         """Take over the weights of a published checkpoint with this architecture.
 
         Raises:
-            ValueError: where tensors are missing, unexpected or of another shape; it says which.
+            ValueError: where tensors are missing, unexpected, of another shape or not finite; it says which.
         """
         given = {name: tensor for name, tensor in state.items() if not name.endswith(".attn_mask")}
         wanted = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
@@ -210,7 +238,11 @@ class TarFlow(ConditionalFlow):
                 f"The checkpoint does not fit this architecture: {'; '.join(problems[:5])}{more}. "
                 "Compare image_shape, patch_size, channels, num_blocks, layers_per_block and num_classes."
             )
-        self.load_state_dict(given, strict=False)
+        if broken := [name for name, tensor in given.items() if not bool(torch.isfinite(tensor).all())]:
+            raise ValueError(f"The checkpoint has NaN or infinite values in {', '.join(broken[:5])}.")
+        if self.var.is_meta:
+            given = {name: tensor.to(wanted[name].dtype) for name, tensor in given.items()}
+        self.load_state_dict(given, strict=False, assign=self.var.is_meta)
 
     def _blocks(self) -> list[_Block]:
         return list(self.blocks)  # type: ignore[arg-type]

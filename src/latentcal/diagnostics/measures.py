@@ -1,0 +1,193 @@
+"""Numbers that say how good one model is on given rows, each with a band or a p-value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..flow import ConditionalFlow, evaluation_mode
+from ..metrics import binomial_interval, calibration_error, energy_score, uniformity_test
+from ..pit import _randomised
+from .groups import group_calibration
+
+INTERVAL, CALIBRATED = "interval", "calibrated"
+_PAIRS = 5e7  # distances n s^2 that energy scores may cost
+_NUMBERS = 2e7  # drawn in all, n s d
+_FEWEST_ROWS = 200
+_CHUNK = 1 << 22  # numbers held at a time
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number with its band."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    band: str
+    """``"interval"``: holds the true value with 95 %; ``"calibrated"``: holds 95 % of calibrated models."""
+    p_value: float | None = None
+    """Of the hypothesis that the model is calibrated, by itself: not adjusted for other tests."""
+    nominal: float | None = None
+    """What it would be for a calibrated model, where that is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; None for what is not finite."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one model does on the rows."""
+
+    numbers: tuple[Measure, ...]
+    """NLL, energy score, L-ECE, HDR-ECE and coverages; without a density not all of them."""
+    marginals: tuple[Measure, ...]
+    """Calibration error of the PIT of each output."""
+    rows: int
+    """Rows on which samples were drawn: those of energy score, HDR-ECE and marginals."""
+    u: Tensor = field(repr=False)
+    """(n,) latent PIT values."""
+    marginal_u: Tensor = field(repr=False)
+    """(m, d) PIT values of the outputs."""
+    hdr_u: Tensor | None = field(repr=False)
+    """(m,) HDR-PIT values; None without a density."""
+    nll: Tensor | None = field(repr=False)
+    """(n,) negative log densities."""
+    energy: Tensor = field(repr=False)
+    """(m,) energy scores."""
+
+    def __getitem__(self, name: str) -> Measure:
+        """The number of that name."""
+        for measure in self.numbers:
+            if measure.name == name:
+                return measure
+        raise KeyError(f"{name!r} is none of {[measure.name for measure in self.numbers]}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain values."""
+        return {
+            "numbers": [measure.to_dict() for measure in self.numbers],
+            "marginals": [measure.to_dict() for measure in self.marginals],
+            "rows": self.rows,
+        }
+
+
+def sampled_rows(n: int, dim: int, samples: int, generator: torch.Generator) -> Tensor:
+    """Rows whose predictions are sampled: all, or a random part of bounded cost."""
+    most = int(max(_FEWEST_ROWS, min(_PAIRS / samples**2, _NUMBERS / (samples * dim))))
+    return torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most].sort().values
+
+
+def measured(
+    model: ConditionalFlow,
+    x: Tensor | None,
+    y: Tensor,
+    u: Tensor,
+    *,
+    part: Tensor,
+    levels: Sequence[float],
+    samples: int,
+    seed: int,
+) -> Measured:
+    """The numbers of a model at x (n, p) or None and y (n, d), whose latent PIT is u (n,).
+
+    Args:
+        model: the flow.
+        x: features.
+        y: outputs.
+        u: latent PIT values.
+        part: (m,) rows whose predictions are sampled.
+        levels: nominal coverages.
+        samples: draws of each of those predictions.
+        seed: of the draws; two models with one seed are compared on like random numbers.
+    """
+    with torch.no_grad(), evaluation_mode(model):
+        nll = _nll(model, x, y)
+        energy, marginal_u, hdr_u = _sampled(
+            model, None if x is None else x[part], y[part], samples, seed, density=nll is not None
+        )
+    numbers = [] if nll is None else [mean_of("NLL", nll)]
+    numbers += [mean_of("energy score", energy), error_of("L-ECE", u)]
+    numbers += [] if hdr_u is None else [error_of("HDR-ECE", hdr_u)]
+    numbers += [_coverage(u, level) for level in levels]
+    marginals = tuple(error_of(f"y[{j}]", column) for j, column in enumerate(marginal_u.T))
+    return Measured(tuple(numbers), marginals, len(part), u, marginal_u, hdr_u, nll, energy)
+
+
+def mean_of(name: str, values: Tensor) -> Measure:
+    """The mean of (n,) values with its 95 % interval, by the normal law; no interval where it is infinite."""
+    mean = float(values.mean())
+    error = 1.96 * float(values.std()) / math.sqrt(len(values)) if math.isfinite(mean) else math.inf
+    low = mean - error if math.isfinite(mean) else -math.inf
+    return Measure(name, mean, low, mean + error, INTERVAL)
+
+
+def error_of(name: str, u: Tensor) -> Measure:
+    """Calibration error of PIT values (n,), with what 95 % of calibrated models stay below."""
+    (whole,) = group_calibration(u, torch.zeros(len(u)))
+    p_value = uniformity_test(u, "cvm").p_value
+    return Measure(name, float(calibration_error(u)), 0.0, whole.limit, CALIBRATED, p_value, 0.0)
+
+
+def _coverage(u: Tensor, level: float) -> Measure:
+    from scipy.stats import binomtest
+
+    inside = int((u <= level).sum())
+    low, high = binomial_interval(inside, len(u))
+    p_value = float(binomtest(inside, len(u), level).pvalue)
+    name = f"coverage {100 * level:g} %"
+    return Measure(name, inside / len(u), low, high, INTERVAL, p_value, level)
+
+
+def _nll(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor | None:
+    """(n,) float64 negative log densities in batches; None for a model without a density."""
+    size = max(1, _CHUNK // (y.shape[1] + (0 if x is None else x.shape[1])))
+    try:
+        parts = [
+            -model(None if x is None else x[i : i + size]).log_prob(y[i : i + size]).cpu().to(torch.float64)
+            for i in range(0, len(y), size)
+        ]
+    except NotImplementedError:
+        return None
+    return torch.cat(parts)
+
+
+def _sampled(
+    model: ConditionalFlow, x: Tensor | None, y: Tensor, samples: int, seed: int, *, density: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Energy scores (m,), marginal PIT (m, d) and HDR-PIT (m,) of rows, all from the same draws."""
+    generator = torch.Generator().manual_seed(seed)
+    size = max(1, _CHUNK // (samples * (y.shape[1] + (0 if x is None else x.shape[1]))))
+    scores, marginals, densities = [], [], []
+    for i in range(0, len(y), size):
+        here = y[i : i + size]
+        pred = model(None) if x is None else model(x[i : i + size])
+        pred = pred.expand((len(here),))
+        draws = pred.sample((samples,), generator)
+        if not bool(torch.isfinite(draws).all()):
+            raise ValueError(
+                f"decode gave NaN or infinite samples in {int((~torch.isfinite(draws)).sum())} of "
+                f"{draws.numel()} numbers. Run check_flow(model, x, y)."
+            )
+        here = here.to(draws.device)
+        scores.append(energy_score(draws, here).cpu().to(torch.float64))
+        marginals.append(_rank(draws, here, generator).cpu())
+        if density:
+            densities.append(_rank(-pred.log_prob(draws), -pred.log_prob(here), generator).cpu())
+    return torch.cat(scores), torch.cat(marginals), torch.cat(densities) if density else None
+
+
+def _rank(draws: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
+    """Randomised rank of each value (...) among its draws (s, ...), exactly uniform if it is one of them."""
+    below, equal = ((draws < value).sum(0), (draws == value).sum(0))
+    return _randomised(below.to(torch.float64), equal.to(torch.float64), len(draws), generator)
