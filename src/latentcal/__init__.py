@@ -38,7 +38,7 @@ from .conformal import (
     anomaly_pvalue,
     conformal_region,
 )
-from .diagnostics import ConditionalCalibration, conditional_calibration
+from .diagnostics import CalibrationReport, ConditionalCalibration, conditional_calibration, diagnose
 from .discrete import Atoms, Dequantizer, OutputAtoms, atoms
 from .flow import ConditionalFlow, FlowDistribution, Standardized
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
@@ -103,6 +103,7 @@ __all__ = [
     "AutocorrelationWarning",
     "BallRadius",
     "Box",
+    "CalibrationReport",
     "CalibrationReuseWarning",
     "Chi",
     "ConditionalCalibration",
@@ -165,6 +166,7 @@ __all__ = [
     "cross_calibrate",
     "data",
     "density_ratio",
+    "diagnose",
     "expected_utility",
     "flows",
     "from_functions",
