@@ -6,7 +6,7 @@ import torch
 
 import latentcal as lc
 from latentcal.flows import ConvexPotentialFlow, convex_potential, train_flow
-from latentcal.flows.input_convex import Context
+from latentcal.flows.input_convex import Context, softplus
 
 
 def fresh(dim: int, features: int, dtype: torch.dtype, **options) -> ConvexPotentialFlow:
@@ -110,6 +110,23 @@ def test_points_that_rounding_keeps_from_coming_closer_have_arrived(generator):
     assert float((u - goal).abs().max()) < 50 * eps
     assert 0 < float(missing.max()) < 100 * eps
     assert bool((missing <= 8 * rounding).all())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_points_in_steep_bent_valleys_are_decoded(seed):
+    torch.manual_seed(seed)
+    flow = ConvexPotentialFlow(4, 0).double()
+    with torch.no_grad():
+        for weight in flow.potential.direct:
+            weight.mul_(1000)
+        z = flow.latent(torch.randn(400, 4, dtype=torch.float64))
+        y = flow.decode(z)
+        torch.testing.assert_close(flow.latent(y), z, rtol=1e-10, atol=1e-10)
+
+
+def test_the_softplus_is_smooth_to_rounding():
+    a = torch.linspace(-60, 60, 2401, dtype=torch.float64)
+    torch.testing.assert_close(softplus(a), torch.logaddexp(a, torch.zeros_like(a)), rtol=1e-15, atol=0)
 
 
 def test_no_points_are_decoded_to_no_points(trained):

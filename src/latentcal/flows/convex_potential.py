@@ -11,7 +11,8 @@ from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
 from .input_convex import Context, InputConvexNetwork, log_det
 
-_MAX_ROUNDS = 200
+_MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that need them are cheap
+_LONGER = 2.0  # how much longer than the last step the next one may begin
 _PROBES = 64
 _CHUNK = 1 << 20  # numbers of a Jacobian that are held at a time
 
@@ -155,8 +156,9 @@ def _newton(
     """Points u where the gradient is ``goal``, (n, d) -> (n, d), how far it is from that, and what rounding
     alone makes of that distance, (n,) each.
 
-    Each round evaluates the potential once, at u - t * step: with t = 1, or with half the last t where that
-    did not lower the convex objective enough. Points that arrived take no further part.
+    Each round evaluates the potential once, at u - t * step: with half the last t where that did not lower
+    the convex objective enough, else with a longer one, at most t = 1. Points that arrived take no further
+    part.
     """
     eps = torch.finfo(goal.dtype).eps
     u, missing = torch.zeros_like(goal), goal.new_full((len(goal),), math.inf)
@@ -177,7 +179,7 @@ def _newton(
         noise = eps * (goal.norm(dim=-1) + steepest * candidate.norm(dim=-1) + 1)
         arrived = lower & ((size <= 2 * noise) | ((size <= 8 * noise) & (size > last / 2)))
         here = torch.where(lower[:, None], candidate, here)
-        before, t = torch.where(lower, value - pull, before), torch.where(lower, 1.0, t / 2)
+        before, t = torch.where(lower, value - pull, before), torch.where(lower, (_LONGER * t).clamp(max=1.0), t / 2)
         if bool(arrived.any()):
             done = active[arrived]
             u[done], missing[done], rounding[done] = here[arrived], size[arrived], noise[arrived]
