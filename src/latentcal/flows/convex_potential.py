@@ -179,7 +179,10 @@ def _newton(
         noise = eps * (goal.norm(dim=-1) + steepest * candidate.norm(dim=-1) + 1)
         arrived = lower & ((size <= 2 * noise) | ((size <= 8 * noise) & (size > last / 2)))
         here = torch.where(lower[:, None], candidate, here)
-        before, t = torch.where(lower, value - pull, before), torch.where(lower, (_LONGER * t).clamp(max=1.0), t / 2)
+        before, t = (
+            torch.where(lower, value - pull, before),
+            torch.where(lower, (_LONGER * t).clamp(max=1.0), t / 2),
+        )
         if bool(arrived.any()):
             done = active[arrived]
             u[done], missing[done], rounding[done] = here[arrived], size[arrived], noise[arrived]

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ from ..radius.stacked import StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
 from .cross_fitting import FOLDS, fold_numbers
 from .maps import Chain, LatentMap
+from .refutation import contradiction
 
 Groups = int | Callable[[Tensor], Tensor] | None
 _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _TIE = 1e-9  # nats: rounding
+_REFUTED = 0.01  # p-value of the base's law of the norm
 _MOST_COORDINATES = 64  # that marginals are tried for
 _DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
 _STRETCH = 1.5  # beyond which a tail is added
@@ -81,6 +83,9 @@ class Ladder:
         chosen: number of the rung that was chosen.
         n: rows that the choice was made on.
         folds: number of folds.
+        p_value: of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged model is
+            no choice if the next rung gains on held-out rows; None where rows are weighted or in time order,
+            for which the test does not hold.
     """
 
     names: list[str]
@@ -91,6 +96,7 @@ class Ladder:
     chosen: int
     n: int
     folds: int
+    p_value: float | None = None
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
@@ -108,7 +114,14 @@ class Ladder:
             if self.chosen == best
             else "the simplest that is within one standard error of the best"
         )
+        if self.refuted and self.behind[0] <= self.behind_errors[0] + _TIE:
+            reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
         return "\n".join([*lines, f"Chosen: {self.names[self.chosen]} ({reason})."])
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the unchanged model was no choice."""
+        return self.p_value is not None and self.p_value < _REFUTED and self.gains[1] > 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,10 @@ def climb(
             for i, rung in enumerate(rungs):
                 log_likelihood[i, held_out] = fitter.fit(rung).log_likelihood(rows.take(held_out), base)
                 bar.update()
-    ladder = _compare([rung.name for rung in rungs], log_likelihood, rows.weights, folds, contiguous)
+    exchangeable = not contiguous and bool((rows.weights == rows.weights[0]).all())
+    p_value = contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None
+    names = [rung.name for rung in rungs]
+    ladder = _compare(names, log_likelihood, rows.weights, folds, contiguous, p_value)
     return rungs[ladder.chosen], ladder
 
 
@@ -242,7 +258,12 @@ def _possible(rung: Rung, rows: LatentRows, base: RadialBase, groups: Groups) ->
 
 
 def _compare(
-    names: list[str], log_likelihood: Tensor, weights: Tensor, folds: int, contiguous: bool
+    names: list[str],
+    log_likelihood: Tensor,
+    weights: Tensor,
+    folds: int,
+    contiguous: bool,
+    p_value: float | None,
 ) -> Ladder:
     def mean_and_error(difference: Tensor) -> tuple[float, float]:
         mean, error = _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
@@ -253,17 +274,19 @@ def _compare(
     gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
     best = max(range(len(names)), key=gains.__getitem__)
     behind = [mean_and_error(log_likelihood[best] - row) for row in log_likelihood]
-    chosen = next(i for i, (gap, error) in enumerate(behind) if gap <= error + _TIE)
-    return Ladder(
+    ladder = Ladder(
         names,
         list(gains),
         list(errors),
         [gap for gap, _ in behind],
         [error for _, error in behind],
-        chosen,
+        best,
         log_likelihood.shape[1],
         folds,
+        p_value,
     )
+    tied = [i for i, (gap, error) in enumerate(behind) if gap <= error + _TIE]
+    return replace(ladder, chosen=next(i for i in tied if i > 0 or not ladder.refuted))
 
 
 def _mean_and_error(difference: Tensor, weights: Tensor, contiguous: bool) -> tuple[float, float]:

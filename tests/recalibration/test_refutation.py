@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from latentcal.radius import Chi
+from latentcal.recalibration import autocalibrate
+from latentcal.recalibration.refutation import contradiction
+from toys import scaled_gaussian
+
+REPETITIONS = 1000
+
+
+def share_below(level: float, n: int, scale: float = 1.0) -> float:
+    """Share of sets of n norms, of latents ``scale`` times too wide, whose p-value is below the level."""
+    source = torch.Generator().manual_seed(n)
+    z = scale * torch.randn(REPETITIONS, n, 3, dtype=torch.float64, generator=source)
+    radii, law = torch.linalg.vector_norm(z, dim=-1), Chi(3)
+    return sum(contradiction(r, law) < level for r in radii) / REPETITIONS
+
+
+@pytest.mark.parametrize("n", [2, 30])
+def test_norms_that_follow_the_law_are_refuted_no_more_often_than_stated(n):
+    # 75 of 1,000 or more at a true rate of 5 %: once in 3,000 seeds.
+    assert share_below(0.05, n) < 0.075
+
+
+def test_norms_that_do_not_follow_the_law_are_refuted():
+    assert share_below(0.05, 30, scale=1.4) > 0.8
+
+
+def test_one_norm_far_out_is_enough_and_the_bulk_alone_would_not_see_it():
+    law = Chi(2)
+    radii = law.icdf((torch.arange(30, dtype=torch.float64) + 0.5) / 30)
+    assert contradiction(radii, law) > 0.5
+    radii[0] = 6.0  # of probability 1.5e-8
+    assert contradiction(radii, law) < 1e-5
+
+
+def outliers(n: int = 40) -> torch.Tensor:
+    """Outputs of which most follow the model, and some lie far out."""
+    y = torch.randn(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y[:: n // 4] *= 5
+    return y
+
+
+def test_the_unchanged_model_is_no_choice_where_its_norms_contradict_it():
+    flow, y = scaled_gaussian(2, 1.0), outliers()
+    ladder = autocalibrate(flow, None, y).recalibration.ladder
+    assert ladder.behind[0] < ladder.behind_errors[0]  # held-out rows alone would leave the model as it is
+    assert ladder.names[ladder.chosen] == "radial"
+    assert "the norms contradict the law of the unchanged model" in str(ladder)
+
+
+@pytest.mark.parametrize("options", [{"order": "time"}, {"weights": torch.linspace(1, 2, 40)}])
+def test_rows_that_are_not_exchangeable_are_not_tested(options):
+    ladder = autocalibrate(scaled_gaussian(2, 1.0), None, outliers(), **options).recalibration.ladder
+    assert ladder.p_value is None
+    assert not ladder.refuted
