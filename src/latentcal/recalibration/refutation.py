@@ -19,8 +19,9 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
               P(N_{r_{(n)}} \ge 1), P(N_{r_{(n-1)}} \ge 2), P(N_{r_{(n-2)}} \ge 3)\bigr)\Bigr), \qquad
               N_r \sim \operatorname{Binomial}(n, 1 - F(r))
 
-    Kolmogorov and Smirnov's test sees what most of the radii say; the three largest are where an overconfident
-    model loses its likelihood, and where that test is blind. The factor pays for looking four times.
+    Kolmogorov and Smirnov's test sees what most of the radii say; the three largest are where an
+    overconfident model loses its likelihood, and where that test is blind. The factor pays for looking four
+    times.
     """
     n = len(radii)
     largest = radii.topk(min(_LARGEST, n)).values
