@@ -20,7 +20,7 @@ def test_every_part_of_a_report_has_its_panel(generator):
     x = torch.randn(300, 2, generator=generator)
     y = torch.randn(300, 2, generator=generator)
     flow = scaled_gaussian(2, 1.0)
-    full = conditional_calibration(flow, x, y, groups=x[:, 0] > 0, names=["age", "income"]).plot()
+    full = conditional_calibration(flow, x, y, groups=x[:, 0] > 0, feature_names=["age", "income"]).plot()
     titles = [ax.get_title() for ax in full]
     assert len(titles) == len(set(titles)) == 5
     assert full[0].get_xlabel() in ("age", "income")

@@ -9,9 +9,9 @@ from scipy.stats import binom
 
 import latentcal as lc
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.diagnosis import trained_flow
 from latentcal.diagnostics.faults import named_faults
 from latentcal.diagnostics.findings import Finding, judged
+from latentcal.diagnostics.history import trained_flow
 from latentcal.diagnostics.measures import mean_of
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
@@ -251,7 +251,7 @@ def test_batches_change_nothing_but_the_random_numbers(generator, monkeypatch):
 
 def test_the_dictionary_holds_json_types_and_every_finding(generator):
     x, y = draw(generator, 300, "direction")
-    report = diagnose(FLOW, x, y, groups=(x[:, 0] > 0).tolist(), names=["age", "income"])
+    report = diagnose(FLOW, x, y, groups=(x[:, 0] > 0).tolist(), feature_names=["age", "income"])
     read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert read == report.to_dict()
     assert [f["name"] for f in read["findings"]] == [f.name for f in report.findings]
@@ -291,7 +291,8 @@ def test_special_faults_come_before_scale_only_on_stronger_evidence():
         ({"levels": []}, "levels must lie strictly between"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"permutations": 199}, "permutations must be at least 399"),
-        ({"names": ["age"]}, "names has 1 entries for 2 features"),
+        ({"permutations": 999, "level": 0.01}, "permutations must be at least 1,999 for a level of 0.01"),
+        ({"feature_names": ["age"]}, "feature_names must be 2 names"),
         ({"level": 0.0}, "level must lie strictly between"),
     ],
 )
@@ -304,8 +305,40 @@ def test_wrong_data_are_told(generator):
     x, y = draw(generator, 50)
     with pytest.raises(TypeError, match="ConditionalFlow"):
         diagnose(lambda x: None, x, y)
-    with pytest.raises(ValueError, match="at least 20"):
-        diagnose(FLOW, x[:5], y[:5])
-    y[3, 1] = math.nan
-    with pytest.raises(ValueError, match="NaN"):
-        diagnose(FLOW, x, y)
+    for rows in (1, 2, 19):
+        with pytest.raises(ValueError, match=f"at least 20 rows, got {rows}"):
+            diagnose(FLOW, x[:rows], y[:rows])
+    with pytest.raises(ValueError, match="conditional: x of shape"):
+        diagnose(FLOW, None, y)
+    with pytest.raises(ValueError, match="were x and y swapped"):
+        diagnose(FLOW, y, x)
+    with pytest.raises(ValueError, match=r"A single output is y\[:, None\]"):
+        diagnose(FLOW, x, y[:, 0])
+    with pytest.raises(ValueError, match="the same rows"):
+        diagnose(FLOW, x[:30], y)
+    for wrong in (math.nan, math.inf):
+        hole = x.clone()
+        hole[3, 1] = wrong
+        with pytest.raises(
+            ValueError, match=r"x has NaN or infinite values in 1 of 50 points \(first at \(3,\)"
+        ):
+            diagnose(FLOW, hole, y)
+        hole = y.clone()
+        hole[7, 2] = wrong
+        with pytest.raises(ValueError, match="y has NaN or infinite values in 1 of 50"):
+            diagnose(FLOW, x, hole)
+
+
+def test_text_in_a_table_is_named(generator):
+    pandas = pytest.importorskip("pandas")
+    x, y = draw(generator, 50)
+    table = pandas.DataFrame({"age": x[:, 0].numpy(), "city": ["Bari"] * 50})
+    with pytest.raises(ValueError, match=r"x must hold numbers alone \(columns \['city'\]\)"):
+        diagnose(FLOW, table, y)
+    table["city"] = [True, False] * 25  # with a boolean column, the table as an array holds objects
+    assert diagnose(FLOW, table, y, samples=10, permutations=399).conditional.feature_names == ("age", "city")
+
+
+def test_the_loss_of_a_density_that_was_zero_is_a_number_without_a_band():
+    measure = mean_of("NLL", torch.tensor([1.0, -math.inf, 2.0]))
+    assert (measure.value, measure.low, measure.high) == (-math.inf, -math.inf, math.inf)

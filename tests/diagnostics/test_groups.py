@@ -56,6 +56,7 @@ def test_the_p_value_of_a_group_is_the_share_of_uniforms_that_are_worse(n, gener
         (torch.zeros(9), r"\(10,\)"),
         (torch.arange(10.0), "10 different labels"),
         (torch.tensor([math.nan] * 10), "NaN"),
+        ([None, "a"] * 5, r"several kinds, \['NoneType', 'str'\]"),
     ],
 )
 def test_labels_that_make_no_groups_are_refused(labels, message):

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..flow import ConditionalFlow
 from ..metrics import WorstSlabs, calibration_error, worst_slab_coverage
 from ..norms import Euclidean
 from .conditional_report import ConditionalCalibration
-from .findings import judged
+from .findings import check_permutations, judged
 from .groups import GroupCalibration, group_calibration
 from .latents import Latents, latents_of
+from .names import feature_names_of
 from .questions import Questions, group_finding, uniform_finding
 
-_FEWEST_PERMUTATIONS = 199
 _FEWEST_SLAB_ROWS = 40
 
 
@@ -31,7 +30,7 @@ def conditional_calibration(
     slab_share: float = 0.1,
     permutations: int = 999,
     level: float = 0.05,
-    names: Sequence[str] | None = None,
+    feature_names: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> ConditionalCalibration:
     r"""Report on whether a model is calibrated at every x and in every direction, not only on average.
@@ -70,9 +69,9 @@ def conditional_calibration(
         groups: (n,) labels of rows that are to be calibrated each by themselves.
         coverage: nominal coverage that is measured in slabs and groups.
         slab_share: share of the rows that a slab holds at least.
-        permutations: shuffles, sign changes and simulations of each test, at least 199.
+        permutations: shuffles, sign changes and simulations of each test, at least 10 / level - 1.
         level: probability of any finding about a model that is right.
-        names: (p,) names of the features.
+        feature_names: (p,) names of the features; columns of x if that is a table.
         generator: source of randomness; a fixed one if None.
 
     Returns:
@@ -91,16 +90,17 @@ def conditional_calibration(
         >>> report["PIT and x"].found, report["mean direction"].found
         (True, False)
     """
-    _check_options(coverage, slab_share, permutations, level)
+    check_permutations(permutations, level, tests=10)
+    rows = latents_of(model, x, y)
     return examine(
-        latents_of(model, x, y),
+        rows,
         euclidean=isinstance(model.base.norm, Euclidean),
         groups=groups,
         coverage=coverage,
         slab_share=slab_share,
         permutations=permutations,
         level=level,
-        names=names,
+        feature_names=feature_names_of(x, feature_names, 0 if rows.x is None else rows.x.shape[1]),
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
     )
 
@@ -114,14 +114,13 @@ def examine(
     slab_share: float,
     permutations: int,
     level: float,
-    names: Sequence[str] | None,
+    feature_names: Sequence[str],
     generator: torch.Generator,
 ) -> ConditionalCalibration:
     """``conditional_calibration`` of rows that are encoded already."""
-    _check_options(coverage, slab_share, permutations, level)
+    _check(coverage, slab_share, level)
     n, d = rows.z.shape
-    named = _feature_names(names, rows.x)
-    questions = Questions(rows, named, permutations, generator)
+    questions = Questions(rows, feature_names, permutations, generator)
     findings = [uniform_finding(rows.u)]
     suspect = questions.features(findings)
     mean = questions.directions(findings, euclidean=euclidean)
@@ -137,7 +136,7 @@ def examine(
     return ConditionalCalibration(
         n=n,
         dim=d,
-        names=tuple(named),
+        feature_names=tuple(feature_names),
         coverage=coverage,
         level=level,
         l_ece=float(calibration_error(rows.u)),
@@ -153,21 +152,7 @@ def examine(
     )
 
 
-def _feature_names(names: Sequence[str] | None, x: Tensor | None) -> list[str]:
-    count = 0 if x is None else x.shape[1]
-    if names is None:
-        return [f"x[{j}]" for j in range(count)]
-    if len(names) != count:
-        raise ValueError(f"names has {len(names)} entries for {count} features.")
-    return [str(name) for name in names]
-
-
-def _check_options(coverage: float, slab_share: float, permutations: int, level: float) -> None:
+def _check(coverage: float, slab_share: float, level: float) -> None:
     for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
         if not 0 < value < 1:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}.")
-    if permutations < _FEWEST_PERMUTATIONS:
-        raise ValueError(
-            f"permutations must be at least {_FEWEST_PERMUTATIONS}, got {permutations}: with fewer no "
-            "p-value is small enough to survive the adjustment for several tests."
-        )

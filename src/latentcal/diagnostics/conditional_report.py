@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import plots
 from ..metrics import Slab, WorstSlabs
 from .directions import usable_rows
-from .findings import Finding
+from .findings import Finding, finding_named, table_of_tests
 from .groups import GroupCalibration
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ConditionalCalibration:
     """Rows."""
     dim: int
     """Latent dimension d."""
-    names: tuple[str, ...]
+    feature_names: tuple[str, ...]
     """Names of the p features; none for an unconditional flow."""
     coverage: float
     """Nominal coverage of the region that slabs and groups are about."""
@@ -61,29 +61,21 @@ class ConditionalCalibration:
 
     def __getitem__(self, name: str) -> Finding:
         """The finding of that name."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        if name in self.absent:
-            raise KeyError(f"{name!r} was not tested: {self.absent[name]}.")
-        raise KeyError(f"{name!r} is none of {[finding.name for finding in self.findings]}.")
+        return finding_named(name, self.findings, self.absent)
 
     def __str__(self) -> str:
         found = [finding for finding in self.findings if finding.found]
+        size = f"{self.n:,} rows, d = {self.dim}, p = {len(self.feature_names)}"
         tests = len(self.findings)
         headline = (
             f"{len(found)} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
         )
         lines = [
-            f"Conditional calibration, {self.n:,} rows, d = {self.dim}, p = {len(self.names)}: {headline}",
+            f"Conditional calibration, {size}: {headline}",
             f"  overall: L-ECE {self.l_ece:.4f}, {self._percent(self.observed_coverage)} inside the "
             f"{self._percent(self.coverage)} region",
-            f"  {'test':<21} {'p':>7} {'adjusted':>9}",
+            *table_of_tests(self.findings, self.absent),
         ]
-        for finding in self.findings:
-            mark = "  <- found" if finding.found else ""
-            lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
-        lines += [f"  {name:<21} {'-':>7} {'-':>9}  {reason}" for name, reason in self.absent.items()]
         lines += [f"  {line}" for line in self.slab_lines()]
         if self.groups:
             worst = max(self.groups, key=lambda group: group.l_ece / group.limit)
@@ -106,7 +98,7 @@ class ConditionalCalibration:
         return {
             "n": self.n,
             "dim": self.dim,
-            "features": len(self.names),
+            "features": len(self.feature_names),
             "calibrated": self.calibrated,
             "coverage": self.coverage,
             "observed_coverage": self.observed_coverage,
@@ -114,7 +106,7 @@ class ConditionalCalibration:
             "l_ece": self.l_ece,
             "findings": [finding.to_dict() for finding in self.findings],
             "absent": dict(self.absent),
-            "suspect": None if self.suspect is None else self.names[self.suspect],
+            "suspect": None if self.suspect is None else self.feature_names[self.suspect],
             "slabs": None
             if slabs is None
             else {name: self._slab_dict(getattr(slabs, name)) for name in ("lowest", "highest")},
@@ -128,7 +120,7 @@ class ConditionalCalibration:
         """
         draw: list[Any] = []
         if self.suspect is not None and self.suspect_values is not None:
-            values, name = self.suspect_values, self.names[self.suspect]
+            values, name = self.suspect_values, self.feature_names[self.suspect]
             draw.append(lambda ax: plots.pit_by_feature(values, self.u, name=name, ax=ax))
         if self.slabs is not None:
             slabs = [self.slabs.lowest, self.slabs.highest]
@@ -168,10 +160,10 @@ class ConditionalCalibration:
 
     def _where(self, slab: Slab) -> str:
         if slab.feature is not None:
-            along = self.names[slab.feature]
+            along = self.feature_names[slab.feature]
         else:
             largest = slab.direction.abs().argsort(descending=True)[:2]
-            terms = " ".join(f"{float(slab.direction[j]):+.2g} {self.names[j]}" for j in largest)
+            terms = " ".join(f"{float(slab.direction[j]):+.2g} {self.feature_names[j]}" for j in largest)
             used = int((slab.direction != 0).sum())
             along = terms + (" ..." if used > 2 else "")
         return f"{slab.lower:.3g} <= {along} <= {slab.upper:.3g}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .findings import Finding
+from .predictions import ATOMS
 from .questions import FEATURES, GROUPS, MEAN, PIT_DIRECTION, SPREAD, UNIFORM, X_DIRECTION
 
-LATENTS, HDR, MARGINALS, ATOMS = "latents and base", "uniform HDR-PIT", "marginal PITs", "atoms"
 FAULT_OF = {
     ATOMS: "atoms",
     FEATURES: "x-dependence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,3 +58,34 @@ def judged(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
     return tuple(
         replace(finding, adjusted=p, found=p <= level) for finding, p in zip(findings, adjusted, strict=True)
     )
+
+
+def check_permutations(permutations: int, level: float, *, tests: int) -> None:
+    """Raise where the smallest p-value, 1 / (1 + permutations), does not survive the adjustment for tests."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie strictly between 0 and 1, got {level}.")
+    fewest = math.ceil(tests / level - 1e-9) - 1
+    if permutations < fewest:
+        raise ValueError(
+            f"permutations must be at least {fewest:,} for a level of {level:g}, got {permutations:,}: with "
+            f"fewer no p-value is small enough to survive the adjustment for {tests} tests."
+        )
+
+
+def finding_named(name: str, findings: Sequence[Finding], absent: dict[str, str]) -> Finding:
+    """The finding of that name, or an error that says why there is none."""
+    for finding in findings:
+        if finding.name == name:
+            return finding
+    if name in absent:
+        raise KeyError(f"{name!r} was not tested: {absent[name]}.")
+    raise KeyError(f"{name!r} is none of {[finding.name for finding in findings]}.")
+
+
+def table_of_tests(findings: Sequence[Finding], absent: dict[str, str]) -> list[str]:
+    """A table of the tests and of what was not tested, for print."""
+    lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}"]
+    for finding in findings:
+        mark = "  <- found" if finding.found else ""
+        lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
+    return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in absent.items())]

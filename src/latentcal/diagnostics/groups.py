@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -71,21 +72,30 @@ def group_calibration(
     for i, label in enumerate(labels):
         part = u[member == i]
         n = len(part)
-        law = _null_errors(max(size for size in _SIZES if size <= n))
-        scaled = float(calibration_error(part)) * (n + 2) ** 0.5
-        limit = torch.quantile(law, 1 - (1 - confidence) / len(labels), interpolation="higher")
-        p_value = (1 + int((law >= scaled).sum())) / (1 + _SIMULATIONS)
+        error = float(calibration_error(part))
+        below = int(torch.searchsorted(_scaled_errors(n), error * (n + 2) ** 0.5))
         result.append(
             GroupCalibration(
                 label=label,
                 n=n,
-                l_ece=float(calibration_error(part)),
-                limit=float(limit) / (n + 2) ** 0.5,
-                p_value=p_value,
+                l_ece=error,
+                limit=error_limit(n, 1 - (1 - confidence) / len(labels)),
+                p_value=(1 + _SIMULATIONS - below) / (1 + _SIMULATIONS),
                 coverage=float((part <= coverage).double().mean()),
             )
         )
     return tuple(result)
+
+
+def error_limit(n: float, confidence: float = 0.95) -> float:
+    """What the calibration error of n true uniforms stays below with this confidence, at least.
+
+    Examples:
+        >>> round(error_limit(1000), 4)
+        0.0184
+    """
+    rank = math.ceil(confidence * (_SIMULATIONS - 1) - 1e-9)
+    return float(_scaled_errors(n)[rank]) / (n + 2) ** 0.5
 
 
 def as_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
@@ -95,7 +105,11 @@ def as_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
         raise ValueError(f"groups must be ({n},), one label a row, got shape {array.shape}.")
     if (array != array).any():
         raise ValueError("groups has NaN labels; give those rows a label of their own or drop them.")
-    labels, member = np.unique(array, return_inverse=True)
+    try:
+        labels, member = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        kinds = sorted({type(label).__name__ for label in array})
+        raise ValueError(f"groups has labels of several kinds, {kinds}; make them all strings.") from error
     if len(labels) > n // 2:
         raise ValueError(
             f"groups has {len(labels)} different labels for {n} rows. Give categories; numbers are cut into "
@@ -104,11 +118,17 @@ def as_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
     return labels.tolist(), torch.from_numpy(member.reshape(-1))
 
 
+def _scaled_errors(n: float) -> Tensor:
+    """sqrt(n + 2) times the calibration error of n uniforms, (s,) ascending; on the safe side."""
+    return _simulated_errors(max(size for size in _SIZES if size <= n))
+
+
 @lru_cache
-def _null_errors(n: int) -> Tensor:
-    """sqrt(n + 2) times the calibration error of n uniforms: (s,) simulated once, the same for all data."""
+def _simulated_errors(n: int) -> Tensor:
+    """The law of ``_scaled_errors``, simulated once, the same for all data."""
     generator = torch.Generator().manual_seed(n)
     # Sums of exponentials over their total are ordered uniforms.
     total = torch.empty(_SIMULATIONS, n + 1, dtype=torch.float64).exponential_(generator=generator).cumsum(1)
     expected = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
-    return (total[:, :-1] / total[:, -1:] - expected).abs().mean(1) * (n + 2) ** 0.5
+    errors = (total[:, :-1] / total[:, -1:] - expected).abs().mean(1) * (n + 2) ** 0.5
+    return errors.sort().values

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..conformal.evaluation import as_tensor
 from ..fingerprint import warn_of_reuse
 from ..flow import ConditionalFlow, evaluation_mode
+from ..numerics import as_tensor
+from .history import recalibration_of
 
 _CHUNK = 1 << 22  # numbers encoded at a time
 FEWEST_ROWS = 20
@@ -22,10 +24,25 @@ class Latents(NamedTuple):
     """(n, p) features."""
     z: Tensor
     """(n, d) latents in the flow's own dtype."""
+    norms: Tensor
+    """(n,) float64 latent norms."""
     u: Tensor
     """(n,) float64 latent PIT values."""
     logit: Tensor
     """(n,) log(u / (1 - u)), which orders rows even where u rounds to 0 or 1."""
+
+
+def as_numbers(values: Any, name: str) -> Tensor | None:
+    """A tensor from a tensor, an array, a table or lists; None stays None, text is refused by name."""
+    if values is None:
+        return None
+    try:
+        return as_tensor(values.to_numpy(dtype=np.float64) if hasattr(values, "iloc") else values)
+    except (TypeError, ValueError) as error:
+        kinds = getattr(values, "dtypes", {})
+        texts = [str(column) for column, kind in kinds.items() if kind.kind not in "biuf"]
+        which = f" (columns {texts})" if texts else ""
+        raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
 
 
 def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
@@ -40,17 +57,17 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
     """
     if not isinstance(model, ConditionalFlow):
         raise TypeError(
-            f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y); "
-            "a model of another library is wrapped first, by an adapter."
+            f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y). "
+            "A model of another library is wrapped first, by an adapter; a FlowRegressor has diagnose(X, y)."
         )
-    x, y = as_tensor(x), as_tensor(y)
+    x, y = as_numbers(x, "x"), as_numbers(y, "y")
     shapes = f"x: {None if x is None else tuple(x.shape)}, y: {None if y is None else tuple(y.shape)}"
     if y is None or y.dim() != 2 or (x is not None and x.dim() != 2):
         raise ValueError(f"x must be (n, p) or None and y (n, d) ({shapes}). A single output is y[:, None].")
     if x is not None and len(x) != len(y):
         raise ValueError(f"x and y must have the same rows ({shapes}).")
     if len(y) < FEWEST_ROWS:
-        raise ValueError(f"{len(y)} rows are too few to tell anything; give at least {FEWEST_ROWS}.")
+        raise ValueError(f"To tell anything takes at least {FEWEST_ROWS} rows, got {len(y)}.")
     parts = []
     size = max(1, _CHUNK // (y.shape[1] + (0 if x is None else x.shape[1])))
     with torch.no_grad(), evaluation_mode(model):
@@ -58,15 +75,14 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
             pred = model(None if x is None else x[i : i + size])
             points = pred._accept(y[i : i + size])
             z = model.latent(points, pred._context)
-            below, above = pred.base.radius.log_tails(pred._norm_of(z, points))
-            parts.append((z.cpu(), below.exp().cpu(), (below - above).cpu()))
-    z, u, logit = (torch.cat(values) for values in zip(*parts, strict=True))
+            norms = pred._norm_of(z, points)
+            below, above = pred.base.radius.log_tails(norms)
+            parts.append([part.cpu() for part in (z, norms, below.exp(), below - above)])
+    z, norms, u, logit = (torch.cat(values) for values in zip(*parts, strict=True))
     if not bool(torch.isfinite(z).all()):
         raise ValueError(
             f"encode gave infinite latents in {int((~torch.isfinite(z)).any(1).sum())} of {len(z)} rows, "
             "although y is finite. Drop those rows, or run check_flow(model, x, y)."
         )
-    if model.recalibration is not None:
-        share = model.recalibration.fingerprint.share_of(x, y)
-        warn_of_reuse(share, "On them the model looks better than it is.")
-    return Latents(None if x is None else x.cpu().to(torch.float64), z, u, logit)
+    warn_of_reuse(recalibration_of(model, x, y).reused, "On them the model looks better than it is.")
+    return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit)

@@ -13,7 +13,9 @@ from torch import Tensor
 from ..flow import ConditionalFlow, evaluation_mode
 from ..metrics import binomial_interval, calibration_error, energy_score, uniformity_test
 from ..pit import _randomised
-from .groups import group_calibration
+from .groups import error_limit
+from .latents import Latents
+from .norm_law import NormLaw, norm_law
 
 INTERVAL, CALIBRATED = "interval", "calibrated"
 _PAIRS = 5e7  # distances n s^2 that energy scores may cost
@@ -36,6 +38,11 @@ class Measure:
     """Of the hypothesis that the model is calibrated, by itself: not adjusted for other tests."""
     nominal: float | None = None
     """What it would be for a calibrated model, where that is known."""
+
+    @property
+    def is_coverage(self) -> bool:
+        """Whether it is a share of rows inside regions."""
+        return self.nominal is not None and self.band == INTERVAL
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; None for what is not finite."""
@@ -65,6 +72,8 @@ class Measured:
     """(n,) negative log densities."""
     energy: Tensor = field(repr=False)
     """(m,) energy scores."""
+    norms: NormLaw | None = field(repr=False)
+    """Latent norms beside the law that the model assumes; None where all norms are equal."""
 
     def __getitem__(self, name: str) -> Measure:
         """The number of that name."""
@@ -92,20 +101,22 @@ def measured(
     model: ConditionalFlow,
     x: Tensor | None,
     y: Tensor,
-    u: Tensor,
+    rows: Latents,
     *,
+    names: Sequence[str],
     part: Tensor,
     levels: Sequence[float],
     samples: int,
     seed: int,
 ) -> Measured:
-    """The numbers of a model at x (n, p) or None and y (n, d), whose latent PIT is u (n,).
+    """The numbers of a model at x (n, p) or None and y (n, d).
 
     Args:
         model: the flow.
         x: features.
         y: outputs.
-        u: latent PIT values.
+        rows: what the model makes of them.
+        names: (d,) names of the outputs.
         part: (m,) rows whose predictions are sampled.
         levels: nominal coverages.
         samples: draws of each of those predictions.
@@ -116,27 +127,29 @@ def measured(
         energy, marginal_u, hdr_u = _sampled(
             model, None if x is None else x[part], y[part], samples, seed, density=nll is not None
         )
+        norms = norm_law(model, x, rows.norms)
+    u = rows.u
     numbers = [] if nll is None else [mean_of("NLL", nll)]
     numbers += [mean_of("energy score", energy), error_of("L-ECE", u)]
     numbers += [] if hdr_u is None else [error_of("HDR-ECE", hdr_u)]
     numbers += [_coverage(u, level) for level in levels]
-    marginals = tuple(error_of(f"y[{j}]", column) for j, column in enumerate(marginal_u.T))
-    return Measured(tuple(numbers), marginals, len(part), u, marginal_u, hdr_u, nll, energy)
+    marginals = tuple(error_of(name, column) for name, column in zip(names, marginal_u.T, strict=True))
+    return Measured(tuple(numbers), marginals, len(part), u, marginal_u, hdr_u, nll, energy, norms)
 
 
 def mean_of(name: str, values: Tensor) -> Measure:
     """The mean of (n,) values with its 95 % interval, by the normal law; no interval where it is infinite."""
     mean = float(values.mean())
-    error = 1.96 * float(values.std()) / math.sqrt(len(values)) if math.isfinite(mean) else math.inf
-    low = mean - error if math.isfinite(mean) else -math.inf
-    return Measure(name, mean, low, mean + error, INTERVAL)
+    if not math.isfinite(mean):
+        return Measure(name, mean, -math.inf, math.inf, INTERVAL)
+    error = 1.96 * float(values.std()) / math.sqrt(len(values))
+    return Measure(name, mean, mean - error, mean + error, INTERVAL)
 
 
 def error_of(name: str, u: Tensor) -> Measure:
     """Calibration error of PIT values (n,), with what 95 % of calibrated models stay below."""
-    (whole,) = group_calibration(u, torch.zeros(len(u)))
     p_value = uniformity_test(u, "cvm").p_value
-    return Measure(name, float(calibration_error(u)), 0.0, whole.limit, CALIBRATED, p_value, 0.0)
+    return Measure(name, float(calibration_error(u)), 0.0, error_limit(len(u)), CALIBRATED, p_value, 0.0)
 
 
 def _coverage(u: Tensor, level: float) -> Measure:

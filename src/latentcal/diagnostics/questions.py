@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Questions:
     """The tests of one model on one data set; what cannot be tested is in ``absent`` with its reason."""
 
     def __init__(
-        self, rows: Latents, names: list[str], permutations: int, generator: torch.Generator
+        self, rows: Latents, names: Sequence[str], permutations: int, generator: torch.Generator
     ) -> None:
         self.rows, self.names = rows, names
         self.permutations, self.generator = permutations, generator

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..discrete import Atoms
 from .conditional_report import ConditionalCalibration
 from .faults import named_faults
-from .findings import Finding
+from .findings import Finding, finding_named
 from .measures import Measure, Measured
 from .points import CalibrationPoints
 
@@ -42,6 +44,10 @@ class CalibrationReport:
     """Values that outputs take again and again."""
     points: CalibrationPoints
     """How many calibration points it takes."""
+    noise: float | None
+    """L-ECE up to which the noise of the calibration points explains it, for a recalibrated model."""
+    within_noise: bool
+    """Whether that noise explains all that was found."""
     reused: float
     """Share of the rows that the model was recalibrated on that are among those it is diagnosed on."""
     notes: tuple[str, ...]
@@ -59,6 +65,11 @@ class CalibrationReport:
         """
         return named_faults(self.findings, self.level)
 
+    def were(self, name: str) -> list[Measure]:
+        """The number of that name of the flow as it was trained; empty where there is none."""
+        numbers = () if self.before is None else self.before.numbers
+        return [measure for measure in numbers if measure.name == name]
+
     @property
     def verdict(self) -> str:
         """The answer in one sentence."""
@@ -68,12 +79,7 @@ class CalibrationReport:
 
     def __getitem__(self, name: str) -> Finding:
         """The finding of that name."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        if name in self.absent:
-            raise KeyError(f"{name!r} was not tested: {self.absent[name]}.")
-        raise KeyError(f"{name!r} is none of {[finding.name for finding in self.findings]}.")
+        return finding_named(name, self.findings, self.absent)
 
     def __str__(self) -> str:
         from .report_text import as_text
@@ -100,9 +106,31 @@ class CalibrationReport:
                 for output in self.atoms.outputs
             ],
             "points": self.points.to_dict(),
+            "noise": self.noise,
+            "within_noise": self.within_noise,
             "reused": self.reused,
             "notes": list(self.notes),
         }
+
+    def to_html(self, path: str | os.PathLike[str], *, title: str = "Calibration report") -> Path:
+        """Write one page with charts, for screens, phones and paper; it needs no network and no other file.
+
+        Args:
+            path: of the file, which is written whole or not at all.
+            title: heading of the page.
+
+        Returns:
+            The path.
+        """
+        from .report_html import write_html
+
+        return write_html(self, path, title)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        from .report_html import as_frame
+
+        return as_frame(self)
 
     def plot(self) -> Figure:
         """A figure: latent, HDR and marginal reliability, PIT by feature, mean direction, tests."""

@@ -45,7 +45,7 @@ def as_figure(report: CalibrationReport) -> Figure:
     def feature(ax: Axes) -> None:
         assert conditional.suspect is not None
         assert conditional.suspect_values is not None
-        name = conditional.names[conditional.suspect]
+        name = conditional.feature_names[conditional.suspect]
         plots.pit_by_feature(conditional.suspect_values, conditional.u, name=name, ax=ax)
 
     def direction(ax: Axes) -> None:

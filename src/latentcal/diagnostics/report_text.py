@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+from .findings import table_of_tests
 from .measures import INTERVAL, Measure
 from .report import CalibrationReport
+from .svg import shortened
 
 _MOST_MARGINALS = 8
+_LONGEST_NAME = 32
 
 
 def verdict(report: CalibrationReport) -> str:
@@ -20,8 +23,15 @@ def verdict(report: CalibrationReport) -> str:
             f"No fault found by {tests} tests with a false-alarm rate of {rate} together; "
             f"an L-ECE above {limit:.3f} would be unusual for a calibrated model of {report.n:,} rows."
         )
+    tail = f"({tests} tests, false-alarm rate {rate} together)"
+    if report.within_noise:
+        l_ece = report.measured["L-ECE"].value
+        return (
+            f"Calibrated up to the noise of its calibration points: L-ECE {l_ece:.3f}, "
+            f"where that noise alone explains up to {report.noise:.3f} {tail}."
+        )
     said = "; ".join(_said(report, fault) for fault in report.faults)
-    return f"Not calibrated: {said} ({tests} tests, false-alarm rate {rate} together)."
+    return f"Not calibrated: {said} {tail}."
 
 
 def as_text(report: CalibrationReport) -> str:
@@ -32,7 +42,7 @@ def as_text(report: CalibrationReport) -> str:
         "",
         *_numbers(report),
         "",
-        *_tests(report),
+        *table_of_tests(report.findings, report.absent),
         *(f"  {line}" for line in report.conditional.slab_lines()),
     ]
     found = [finding for finding in report.findings if finding.found]
@@ -62,36 +72,33 @@ def _said(report: CalibrationReport, fault: str) -> str:
 
 def _numbers(report: CalibrationReport) -> list[str]:
     """The table of numbers; two columns and the change where there is a before."""
+    changes = {change.name: measure_text(change, signed=True) for change in report.changes}
     before = report.before
-    changes = {change.name: change for change in report.changes}
-    head = ("before", "after", "change") if before is not None else ("", "", "")
-    lines = [f"  {'number':<16} {head[0]:>24} {head[1]:>24}  {head[2]}".rstrip()]
-    if before is None:
-        lines = [f"  {'number':<16} {'value [95 %]':>24}"]
-    columns = [(report.measured, m) for m in (report.measured.numbers, report.measured.marginals)]
-    for side, measures in columns:
-        shown = measures
-        if measures is side.marginals and len(measures) > _MOST_MARGINALS:
-            shown = tuple(sorted(measures, key=lambda m: -m.value)[:_MOST_MARGINALS])
-        for measure in shown:
-            name = measure.name if measure in side.numbers else f"ECE of {measure.name}"
-            cells = [_cell(measure)]
-            if before is not None:
-                pool = before.numbers if measure in side.numbers else before.marginals
-                old = next((m for m in pool if m.name == measure.name), None)
-                cells.insert(0, "-" if old is None else _cell(old))
-            line = f"  {name:<16} " + " ".join(f"{cell:>24}" for cell in cells)
-            if measure.name in changes and measure in side.numbers:
-                line += f"  {_cell(changes[measure.name], signed=True)}"
-            lines.append(line)
-        if len(shown) < len(measures):
-            lines.append(f"  ... and {len(measures) - len(shown)} outputs with smaller errors")
-    lines.append("  [a, b]: 95 % interval; < c: what 95 % of calibrated models stay below")
-    return lines
+    rows = []
+    for measure in report.measured.numbers:
+        cells = [*report.were(measure.name), measure]
+        rows.append((measure.name, [measure_text(cell) for cell in cells], changes.get(measure.name, "")))
+    marginals = report.measured.marginals
+    worst = sorted(range(len(marginals)), key=lambda j: -marginals[j].value)[:_MOST_MARGINALS]
+    for j in sorted(worst):
+        cells = [marginals[j]] if before is None else [before.marginals[j], marginals[j]]
+        name = shortened(f"ECE of {marginals[j].name}", _LONGEST_NAME)
+        rows.append((name, [measure_text(cell) for cell in cells], ""))
+    head = ["value [95 %]"] if before is None else ["before", "after"]
+    rows.insert(0, ("number", head, "change" if changes else ""))
+    width = max(16, *(len(name) for name, _, _ in rows))
+    lines = [
+        f"  {name:<{width}} {' '.join(f'{cell:>24}' for cell in cells)}  {change}".rstrip()
+        for name, cells, change in rows
+    ]
+    if len(worst) < len(marginals):
+        lines.append(f"  ... and {len(marginals) - len(worst)} outputs with smaller errors")
+    return [*lines, "  [a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"]
 
 
-def _cell(measure: Measure, *, signed: bool = False) -> str:
-    if measure.nominal is not None and measure.band == INTERVAL:  # a coverage
+def measure_text(measure: Measure, *, signed: bool = False) -> str:
+    """A number with its band; ``signed`` where it is a difference."""
+    if measure.is_coverage:
         return f"{100 * measure.value:.1f} % [{100 * measure.low:.1f}, {100 * measure.high:.1f}]"
     if measure.band == INTERVAL:
         sign = "+" if signed else ""
@@ -99,9 +106,6 @@ def _cell(measure: Measure, *, signed: bool = False) -> str:
     return f"{measure.value:.4f} (< {measure.high:.4f})"
 
 
-def _tests(report: CalibrationReport) -> list[str]:
-    lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}"]
-    for finding in report.findings:
-        mark = "  <- found" if finding.found else ""
-        lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
-    return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in report.absent.items())]
+def capital(words: str) -> str:
+    """Words as the start of a sentence."""
+    return words[:1].upper() + words[1:]

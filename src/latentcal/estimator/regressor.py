@@ -6,50 +6,38 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from .. import flows
 from ..conformal import LatentScore, Region
 from ..conformal.anomaly import rank_pvalue
+from ..diagnostics import CalibrationReport, diagnose
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, Standardized
 from ..flows.ridge import fit_ridge
-from ..radius import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
-from ..recalibration import autocalibrate, latent_norms, recalibrate
+from ..radius import RadiusLaw
+from ..recalibration import latent_norms, recalibrate
 from ..regions import Box, probability
 from . import storage
+from .choices import flow_of, repair_of
 from .latent_points import latent_points
 from .preparation import FEWEST_ROWS, Pair, mean_and_scale, split_rows
 from .region import PredictedRegion
+from .tables import TableEstimator
 
-_FLOWS: dict[Any, Callable[..., ConditionalFlow]] = {
-    "convex_potential": flows.ConvexPotentialFlow,
-    "autoregressive": flows.AutoregressiveFlow,
-    "flow_matching": flows.FlowMatching,
-    "linear_gaussian": flows.LinearGaussianFlow,
-}
-_LAWS: dict[Any, Callable[..., Any]] = {
-    "auto": autocalibrate,
-    True: StackedRadius.fit,
-    "stacked": StackedRadius.fit,
-    "gamma_kde": GammaKDE.fit,
-    "spline": SplineRadius.fit,
-    "scaled": ScaledRadius.fit,
-}
 _REUSE_LIMIT = 0.05
 _ROWS = 4096  # encoded at a time
 _CHUNK = 1 << 15  # numbers decoded at a time
 
 
-class FlowRegressor(RegressorMixin, BaseEstimator):
+class FlowRegressor(RegressorMixin, TableEstimator):
     r"""Multi-output regression that predicts a calibrated distribution.
 
     ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
@@ -151,7 +139,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             validation: pair (X, y) that tells when to stop, instead of a share of the rows.
             calibration: pair (X, y) for recalibration, instead of a share of the rows.
         """
-        repair = self._repair()
+        repair = repair_of(self.recalibration)
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
@@ -188,7 +176,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
     def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
         """Recalibrate by new rows, in place of what was there; nothing is trained."""
         x, y = self._accept(X, y)
-        self._calibrate(x, y, self._repair() or recalibrate)
+        self._calibrate(x, y, repair_of(self.recalibration) or recalibrate)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -295,6 +283,32 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
         return float(self.log_prob(X, y).mean())
 
+    def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
+        """Report on whether the model's probabilities are true, where not, and what to do about it.
+
+        Before and after recalibration stand side by side; features and outputs have the names of their
+        columns. Print the report, or write it as a page: ``estimator.diagnose(X, y).to_html(path)``.
+
+        Args:
+            X: (n, p) features of at least 20 rows that ``fit`` has not seen.
+            y: (n, d) or (n,) outputs.
+            **options: of :func:`latentcal.diagnose`; its random numbers are the same at every call by
+                default.
+
+        Warns:
+            CalibrationReuseWarning: where the flow was trained or recalibrated on these rows.
+        """
+        check_is_fitted(self, "model_")
+        x, y = self._accept(X, y)
+        use = "used to diagnose it. On them it looks better than it is."
+        self._warn_of_training_rows(x, y, use, stacklevel=3)
+        features, outputs = getattr(self, "feature_names_in_", None), self.output_names_
+        names = {
+            "feature_names": None if features is None else features.tolist(),
+            "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
+        }
+        return diagnose(self.model_, x, y, **{**names, **options})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
 
@@ -313,24 +327,20 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _repair(self) -> Callable[..., ConditionalFlow] | None:
-        """Function (flow, x, y) that recalibrates; None for no recalibration."""
-        if self.recalibration is None or self.recalibration is False:
-            return None
-        chosen = _choice("recalibration", self.recalibration, _LAWS)
-        return autocalibrate if chosen is autocalibrate else partial(recalibrate, fit=chosen)
-
     def _calibrate(self, x: Tensor, y: Tensor, repair: Callable[..., ConditionalFlow]) -> None:
+        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
+        self._warn_of_training_rows(x, y, use, stacklevel=4)
+        self.model_ = repair(self.base_model_, x, y, batch_size=_ROWS)
+        self._norms = latent_norms(self.base_model_, x, y, batch_size=_ROWS).sort().values
+
+    def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
         share = self._trained_on.share_of(x, y)
         if share > _REUSE_LIMIT:
             warnings.warn(
-                f"About {share:.0%} of the rows that the flow was trained on are used to recalibrate it. "
-                "Its errors are smaller there than elsewhere, so it becomes too sure. Use new rows.",
+                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
                 CalibrationReuseWarning,
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
-        self.model_ = repair(self.base_model_, x, y)
-        self._norms = latent_norms(self.base_model_, x, y).sort().values
 
     def _calibrated(self) -> Tensor:
         """Ascending norms of the calibration rows, or a clear error."""
@@ -343,7 +353,7 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         return self._norms
 
     def _train(self, train: Pair, validation: Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        make, options = _choice("flow", self.flow, _FLOWS), self.flow_options or {}
+        make, options = flow_of(self.flow), self.flow_options or {}
         if make is flows.LinearGaussianFlow:
             return fit_ridge(*train, validation, **options)
         features, outputs = (part.shape[1] for part in train)
@@ -361,37 +371,6 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
         )
         return flow, log
 
-    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> Pair:
-        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes."""
-        names = np.array(y.columns, dtype=object) if hasattr(y, "iloc") and y.ndim == 2 else None
-        x, y = self._numbers(X, y, reset=reset, multi_output=True, y_numeric=True, **checks)
-        if reset:
-            self.output_names_, self._flat = names, y.ndim == 1
-            self.n_outputs_ = 1 if self._flat else y.shape[1]
-        y, known = y.reshape(len(y), -1), self.output_names_
-        renamed = names is not None and known is not None and names.tolist() != known.tolist()
-        if renamed or y.shape[1] != self.n_outputs_:
-            raise ValueError(
-                f"y has {y.shape[1]} outputs {'' if names is None else names}, but the model was fitted to "
-                f"{self.n_outputs_} {'' if known is None else known}; give the same in the same order."
-            )
-        return torch.tensor(x), torch.tensor(y, dtype=torch.float64)
-
-    def _numbers(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
-        """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
-        if not reset:
-            check_is_fitted(self, "n_outputs_")
-        try:
-            return validate_data(self, X, *y, reset=reset, dtype=np.float64, **checks)
-        except ValueError as error:
-            if "could not convert string" not in str(error):
-                raise
-            raise ValueError(
-                f"X and y must be numbers ({error}). Encode categories first, for example with "
-                "make_pipeline(make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
-                "remainder='passthrough'), FlowRegressor())."
-            ) from error
-
     def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
         """Features in pieces for which so many draws a row fit into memory, and into the cache."""
         check_is_fitted(self, "model_")
@@ -408,20 +387,3 @@ class FlowRegressor(RegressorMixin, BaseEstimator):
             z = latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
             parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return self._answer(torch.cat(parts, dim=-2), X)
-
-    def _answer(self, values: Tensor, X: Any) -> Any:
-        """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
-        array = values[..., 0].numpy() if self._flat else values.numpy()
-        if self.output_names_ is None or array.ndim != 2:
-            return array
-        import pandas as pd
-
-        return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
-
-
-def _choice(name: str, value: Any, table: dict[Any, Any]) -> Any:
-    if callable(value):
-        return value
-    if isinstance(value, (str, bool)) and value in table:
-        return table[value]
-    raise ValueError(f"{name} must be one of {list(table)}, or a function; got {value!r}.")
