@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench docs dist clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -28,6 +28,18 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/radius.py
 	$(BIN)/python benchmarks/flows.py
 	$(BIN)/python benchmarks/quasi_monte_carlo.py
+
+# The site, in build/site. The variable keeps an announcement of the theme's makers off the terminal.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Source archive and wheel, in dist; the wheel is tried in an environment of its own.
+dist: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	PYTHON=$(PYTHON) tools/check_dist.sh dist/*.whl
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -11,8 +11,6 @@ import torch
 
 import latentcal as lc
 
-LEVEL = 0.9
-
 
 def truth(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two outputs whose noise is shifted, correlated, and grows with x; the model below knows none of it."""
@@ -26,27 +24,24 @@ def truth(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main(folder: Path) -> None:
     """Print the ladder and draw both faults."""
     flow = lc.flows.LinearGaussianFlow(None, torch.zeros(2).double(), torch.eye(2).double())
-    x, y = truth(2000, seed=0)
+    (x, y), (x_test, y_test) = truth(2000, seed=0), truth(20000, seed=1)
     models = {"radial": lc.recalibrate(flow, x, y), "autocalibrate": lc.autocalibrate(flow, x, y)}
     print(models["autocalibrate"].recalibration.ladder)
-
-    x_test, y_test = truth(20000, seed=1)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     middle = x_test[:, 0].abs() < 0.1
     left.scatter(*y_test[middle][:800].T, s=5, color="0.75", label="latents of new points at x = 0")
     angle = torch.linspace(0, 2 * torch.pi, 200, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()], 1)
-    colors = dict(zip(models, ("C0", "C3"), strict=True))
-    for name, model in models.items():
+    for (name, model), color in zip(models.items(), ("C0", "C3"), strict=True):
         at = model(torch.zeros(len(angle), 1, dtype=torch.float64))
-        radius = at.base.radius.icdf(torch.full((len(angle),), LEVEL, dtype=torch.float64))
+        radius = at.base.radius.icdf(torch.full((len(angle),), 0.9, dtype=torch.float64))
         edge = model.decode(radius[:, None] * circle, at.x)
-        left.plot(*edge.T, color=colors[name], label=f"90 % region, {name}")
-        right.plot(*coverage_by_x(model, x_test, y_test), color=colors[name], label=name)
+        left.plot(*edge.T, color=color, label=f"90 % region, {name}")
+        right.plot(*coverage_by_x(model, x_test, y_test), color=color, label=name)
     left.set(title="Direction: a circle around the origin is no shape for it", aspect="equal")
-    right.axhline(LEVEL, color="0.6", linestyle="--", linewidth=1)
-    right.set(title="Dependence on x: right on average, wrong everywhere", xlabel="x", ylabel="coverage")
     left.set(ylim=(-3.5, 5.2))
+    right.axhline(0.9, color="0.6", linestyle="--", linewidth=1)
+    right.set(title="Dependence on x: right on average, wrong everywhere", xlabel="x", ylabel="coverage")
     left.legend(loc="upper left", frameon=False)
     right.legend(loc="lower left", frameon=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +50,7 @@ def main(folder: Path) -> None:
 
 def coverage_by_x(model: lc.ConditionalFlow, x: torch.Tensor, y: torch.Tensor) -> tuple[list, list]:
     """Middle of 20 slices of x, and the share of their points inside the 90 % region."""
-    inside = lc.latent_pit(model(x), y) <= LEVEL
+    inside = lc.latent_pit(model(x), y) <= 0.9
     slices = x[:, 0].argsort().chunk(20)
     return [float(x[s].mean()) for s in slices], [float(inside[s].double().mean()) for s in slices]
 

@@ -1,0 +1,84 @@
+"""What the site needs beyond mkdocs: a list of pages read from the folders, and mathematics as MathML."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert
+
+# Sections in order, each with the pages that come first; the others follow by name.
+SECTIONS = {
+    "Concepts": (
+        "concepts",
+        "latent_calibration base_swap radius_laws guarantee conformal_regions hdr_recalibration "
+        "nll_decomposition high_dimensions beyond_one_radius when_not_to_use_it",
+    ),
+    "How to": ("how_to", "own_table command_line how_many_points diagnose autocalibrate"),
+    "Tutorials": ("tutorials", "regression decisions correct_an_sbi_posterior images"),
+    "Extending": ("extending", "law norm flow adapter"),
+    "Results": ("results", ""),
+    "Reference": ("reference", "recalibration calibration laws flow regions estimator flows adapters"),
+}
+MATHEMATICS = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
+)
+MATHML = "http://www.w3.org/1998/Math/MathML"
+LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
+ElementTree.register_namespace("", MATHML)
+
+
+def on_config(config: Any) -> Any:
+    """The start page, then every page that a section's folder holds."""
+    docs = Path(config["docs_dir"])
+    config["nav"] = [{"Start": "index.md"}]
+    for title, (folder, order) in SECTIONS.items():
+        first = order.split()
+        names = [path.stem for path in sorted((docs / folder).glob("*.md"))]
+        names.sort(key=lambda name: first.index(name) if name in first else len(first))
+        if names:
+            config["nav"].append({title: [f"{folder}/{name}.md" for name in names]})
+    return config
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Mathematics in the form that browsers draw by themselves."""
+    return MATHEMATICS.sub(_drawn, content)
+
+
+def _drawn(found: re.Match[str]) -> str:
+    return mathml(html.unescape(found["latex"]).strip(), displayed=found["tag"] == "div")
+
+
+def mathml(latex: str, *, displayed: bool) -> str:
+    """MathML of a formula, spaced as TeX spaces it."""
+    bars = itertools.cycle((r"\left|", r"\right|"))  # brackets that grow by themselves: \big is not heeded
+    latex = re.sub(r"\\[bB]igg?\|", lambda _: next(bars), latex)
+    latex = re.sub(r"\\[bB]igg?(?=\(|\[|\\\{)", r"\\left", latex)
+    latex = re.sub(r"\\[bB]igg?(?=\)|\]|\\\})", r"\\right", latex)
+    drawn = convert(latex, display="block" if displayed else "inline")
+    drawn = re.sub(r"<mo[^>]*>(&#x0002F;|&#x0007C;)</mo>", _tight, drawn)
+    drawn = drawn.replace("<mo>&#x0221E;</mo>", "<mi>&#x0221E;</mi>")
+    drawn = re.sub(
+        r"<msup>(<mi>\w</mi>)<mi>(&#x02032;)</mi></msup>", r'\1<mo lspace="0" rspace="0">\2</mo>', drawn
+    )
+    drawn = re.sub(r"(<mi>[a-z]{2,}</mi>)(?!<mo|</)", r'\1<mspace width="0.17em"/>', drawn)
+    return _with_limits(drawn) if displayed else drawn
+
+
+def _with_limits(drawn: str) -> str:
+    """Limits of sums and the like above and below, also inside brackets."""
+    root = ElementTree.fromstring(drawn)
+    for element in root.iter():
+        kind = element.tag.removeprefix(f"{{{MATHML}}}")
+        if kind in LIMITS and (element[0].text or "") in ("∑", "∏", "max", "min", "sup", "inf"):
+            element.tag = f"{{{MATHML}}}{LIMITS[kind]}"
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _tight(found: re.Match[str]) -> str:
+    return found[0] if "form=" in found[0] else found[0].replace("<mo", '<mo lspace="0" rspace="0"', 1)

@@ -1,0 +1,163 @@
+"""Links lead somewhere, the reference names all that is public, and the site asks no other server."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import latentcal
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in ("adapters", "data", "flows", "metrics", "plots")))
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures within the project; what stands in code is no link."""
+    text = re.sub(r"\[`[^`\n]*`\]", "[code]", FENCED.sub("", text))
+    return [t for t in LINK.findall(re.sub(r"`[^`\n]*`", "", text)) if not re.match(r"[a-z]+:", t)]
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, named as the site names them."""
+    slugify = pytest.importorskip("markdown.extensions.toc").slugify
+    headings = re.findall(r"^#+ +(.+?)\s*$", FENCED.sub("", text), re.MULTILINE)
+    return {slugify(heading.replace("`", ""), "-") for heading in headings}
+
+
+def broken(page: Path) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    found = []
+    for target in links(page.read_text()):
+        name, _, anchor = target.partition("#")
+        file = page if not name else (page.parent / name).resolve()
+        inside = page == ROOT / "README.md" or file.is_relative_to(DOCS)  # of the site, only docs are built
+        if not file.exists() or not inside or (anchor and anchor not in anchors(file.read_text())):
+            found.append(target)
+    return found
+
+
+def paths() -> list[str]:
+    """Dotted names that the reference pages describe."""
+    pages = [page.read_text() for page in sorted((DOCS / "reference").glob("*.md"))]
+    return [path for page in pages for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+
+
+def thing(path: str) -> object:
+    """What a dotted name stands for."""
+    parts = path.split(".")
+    found: object = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:i]))
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_link_of_a_page_leads_somewhere(page):
+    assert broken(page) == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "DOCS", tmp_path)
+    (tmp_path / "there.md").write_text("# A `heading` here\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](there.md) [b](there.md#a-heading-here) [`c`](gone.md) [d](there.md#no) ![e](gone.png) [f](#no)\n"
+        "[g](https://example.org) `[h](gone.md)`\n\n```text\n[i](gone.md)\n```\n"
+    )
+    assert broken(page) == ["gone.md", "there.md#no", "gone.png", "#no"]
+
+
+def test_every_block_of_code_names_a_language():
+    """A slip here would leave a block that is neither run nor compared."""
+    opened = {str(page): re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2] for page in PAGES}
+    known = ("python", "text", "console", "sh", "json", "html", "csv")
+    assert {page: odd for page, all_ in opened.items() if (odd := [o for o in all_ if o not in known])} == {}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_has_a_place_in_the_reference(module):
+    described = [thing(path) for path in paths()]
+    text = " ".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    names = importlib.import_module(module).__all__
+    modules = {name for name in names if f"{module}.{name}" in PUBLIC}  # pages of their own
+    absent = [
+        name
+        for name in names
+        if name not in modules
+        and not any(getattr(importlib.import_module(module), name) is other for other in described)
+        and f"`{name}`" not in text
+    ]
+    assert absent == []
+
+
+def test_nothing_is_described_twice():
+    described = paths()
+    assert sorted(set(described)) == sorted(described)
+    assert latentcal.recalibrate in [thing(path) for path in described]
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"version: {latentcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+class Requests(HTMLParser):
+    """Addresses that a browser asks for when it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag in ("script", "img", "iframe", "source", "video", "audio"):
+            self.addresses.append(values.get("src") or "")
+        if tag == "link" and values.get("rel") not in ("canonical", "next", "prev"):
+            self.addresses.append(values.get("href") or "")
+
+
+def outside(text: str) -> list[str]:
+    """Addresses on other servers that a page asks for."""
+    parser = Requests()
+    parser.feed(text)
+    return [address for address in parser.addresses if re.match(r"(https?:)?//", address)]
+
+
+def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("latex2mathml")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(pages) > 20
+    assert {path: outside(text) for path, text in pages.items() if outside(text)} == {}
+    styles = "".join(path.read_text() for path in tmp_path.rglob("*.css"))
+    assert not re.search(r"(url\(|@import\s*)[\"']?(https?:)?//", styles)
+    # Docstrings and formulas came out as pages have them.
+    assert not any(
+        re.search(r"\.\. math::|:math:|:func:|class=\"arithmatex\"", text) for text in pages.values()
+    )
+    assert (
+        '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
+        in pages[tmp_path / "concepts" / "base_swap.html"]
+    )
+    assert 'id="latentcal.recalibrate"' in pages[tmp_path / "reference" / "recalibration.html"]
+
+
+def test_a_page_that_asks_another_server_is_found():
+    assert outside('<script src="https://cdn.example.org/a.js"></script><img src="a.png">') == [
+        "https://cdn.example.org/a.js"
+    ]
+    assert outside('<a href="https://example.org">a link is no request</a>') == []
