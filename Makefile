@@ -10,10 +10,10 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) lint
-	$(BIN)/pytest -n 2 -q
+	$(BIN)/pytest -n 2 --dist worksteal -q
 
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -n 2 -q -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -q -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -43,7 +43,7 @@ dist: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:

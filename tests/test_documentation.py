@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if path.exists())
+LONG = {"docs/tutorials/correct_an_sbi_posterior.md"}  # half a minute
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -25,6 +26,11 @@ def blocks(text: str) -> list[tuple[str, str | None]]:
     return result
 
 
+def document(path: Path) -> object:
+    name = str(path.relative_to(ROOT))
+    return pytest.param(path, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+
+
 def run(text: str) -> None:
     names: dict[str, object] = {}
     for code, expected in blocks(text):
@@ -36,7 +42,7 @@ def run(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Capping max_sampling_batch_size:UserWarning")  # sbi's, about memory
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+@pytest.mark.parametrize("path", [document(path) for path in DOCUMENTS])
 def test_the_code_of_a_document_runs_and_prints_what_it_says(path, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("Agg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from ..metrics import uniformity_test
@@ -23,6 +22,8 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
     overconfident model loses its likelihood, and where that test is blind. The factor pays for looking four
     times.
     """
+    from scipy.stats import binom
+
     n = len(radii)
     largest = radii.topk(min(_LARGEST, n)).values
     beyond = torch.exp(law.log_sf(largest))
