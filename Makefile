@@ -31,6 +31,7 @@ bench: $(INSTALLED)
 
 # The site, in build/site. The variable keeps an announcement of the theme's makers off the terminal.
 docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Source archive and wheel, in dist; the wheel is tried in an environment of its own.

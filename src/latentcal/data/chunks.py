@@ -36,6 +36,19 @@ def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
     return columns
 
 
+def column_names(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
+    """Names of the columns of a csv or parquet file; without a row index as pandas writes it."""
+    if path.suffix in _PARQUET:
+        return list(_open_parquet(path).schema_arrow.names)
+    with open_text(path, encoding) as file:
+        header = _header(csv.reader(file, delimiter=delimiter), delimiter)
+        header = header[int(header[0] == "") :]
+        if not all(header):
+            raise ValueError("a column has no name; the first line must name all of them.")
+        check_unique(header)
+    return header
+
+
 def file_chunks(
     path: Path, names: Sequence[str], size: int, delimiter: str = ",", encoding: str = "utf-8"
 ) -> Iterator[dict[str, Cells]]:
@@ -47,9 +60,7 @@ def file_chunks(
         return
     with open_text(path, encoding) as file:
         rows = csv.reader(file, delimiter=delimiter)
-        header = [name.strip() for name in next(rows, [])]
-        if len(header) == 1:
-            _check_delimiter(header[0], delimiter)
+        header = _header(rows, delimiter)
         check_names(names, header)
         places = {name: header.index(name) for name in names}
         read = 0
@@ -63,6 +74,16 @@ def file_chunks(
                     )
             read += len(chunk)
             yield {name: [row[place] for row in chunk] for name, place in places.items()}
+
+
+def _header(rows: Iterator[list[str]], delimiter: str) -> list[str]:
+    """The first line, checked."""
+    header = [name.strip() for name in next(rows, [])]
+    if not header:
+        raise ValueError("its first line is empty.")
+    if len(header) == 1:
+        _check_delimiter(header[0], delimiter)
+    return header
 
 
 def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:

@@ -227,16 +227,27 @@ class Preprocessing:
             _tell_unknown(feature, column, unknown, warned)
         complete = complete_rows([*x_columns, *y_columns], n)
         if missing == "error" and not complete.all():
-            name = next(c.name for c in (*x_columns, *y_columns) if c.missing.any())
-            raise ValueError(
-                f"{n - complete.sum()} of {n} rows miss a value, the first one row "
-                f"{start + int(complete.argmin())} of the data; one of the columns is {name!r}. "
-                "Fill the gaps, or leave these rows out with missing='drop'."
-            )
+            raise ValueError(missing_values([*x_columns, *y_columns], complete, np.arange(start, start + n)))
         index = np.flatnonzero(complete)
         x = encode(self.features, [column.of(index) for column in x_columns], len(index))
         y = matrix([column.of(index) for column in y_columns], len(index)) if targets else None
         return Encoded(x, y, torch.from_numpy(index + start))
+
+
+def missing_values(columns: Sequence[Column], complete: np.ndarray, rows: np.ndarray) -> str:
+    """What to say where not all rows (n,) are complete.
+
+    Args:
+        columns: those that must have their values.
+        complete: (n,) where they have.
+        rows: (n,) numbers of the rows.
+    """
+    name = next(column.name for column in columns if column.missing.any())
+    return (
+        f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
+        f"of the data; one of the columns is {name!r}. Fill the gaps, or leave these rows out with "
+        "missing='drop'."
+    )
 
 
 def target_names(targets: Sequence[str] | str) -> tuple[str, ...]:

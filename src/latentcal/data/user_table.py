@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from .chunks import check_names, read_columns
 from .columns import Column, is_number
 from .features import check_finite, complete_rows, matrix
-from .preprocessing import Preprocessing, target_names
+from .preprocessing import Preprocessing, missing_values, target_names
+from .reservoir import Sample, sample_columns
 from .tabular import FEWEST_ROWS, Dataset
 
 
@@ -30,11 +32,13 @@ class TableDataset(Dataset):
         columns: of the table, targets included, at the n rows that are in x and y.
         preprocessing: the rules, learned on all rows.
         rows: (n,) numbers of the rows in the file, counted from 0 without the header.
+        file_rows: number of rows in the file.
     """
 
     columns: tuple[Column, ...]
     preprocessing: Preprocessing
     rows: Tensor
+    file_rows: int
 
     def __getitem__(self, name: str) -> np.ndarray:
         """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
@@ -57,6 +61,9 @@ def load_csv(
     delimiter: str = ",",
     encoding: str = "utf-8",
     min_rows: int = FEWEST_ROWS,
+    missing: Literal["drop", "error"] = "drop",
+    max_rows: int | None = None,
+    seed: int = 0,
 ) -> TableDataset:
     """A csv or parquet file of your own as a data set, by the rules of ``load``.
 
@@ -72,6 +79,9 @@ def load_csv(
         delimiter: between the cells of a csv file.
         encoding: of a csv file.
         min_rows: fewer complete rows than that are an error.
+        missing: what to do with rows that miss a value: leave them out, or raise an error that names one.
+        max_rows: of a larger file take so many random rows; memory does not grow with the file. None for all.
+        seed: of their choice.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -82,29 +92,43 @@ def load_csv(
     targets = target_names(targets)
     if both := sorted({*targets} & {*drop}):
         raise ValueError(f"The columns {both} are among targets and drop.")
-    columns = read_columns(path, delimiter, encoding)
+    if max_rows is None:
+        columns = read_columns(path, delimiter, encoding)
+        total = len(columns[0].values)
+        sample = Sample(columns, np.arange(total), total)
+    else:
+        sample = sample_columns(path, max_rows, seed, delimiter, encoding)
     try:
-        check_names([*targets, *drop], [column.name for column in columns])
-        columns = [column for column in columns if column.name not in drop]
-        return _dataset(path, columns, targets, min_rows)
+        check_names([*targets, *drop], [column.name for column in sample.columns])
+        columns = [column for column in sample.columns if column.name not in drop]
+        return _dataset(path, sample._replace(columns=columns), targets, min_rows, missing)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _dataset(path: Path, columns: list[Column], targets: tuple[str, ...], min_rows: int) -> TableDataset:
+def _dataset(
+    path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str
+) -> TableDataset:
+    columns = sample.columns
     y_columns = [next(column for column in columns if column.name == name) for name in targets]
     if text := {c.name: _first_text(c) for c in y_columns if c.kind == "text"}:
         raise ValueError(
             f"The targets {[*text]} are text, not numbers; they hold for example {[*text.values()]}."
         )
     n = len(y_columns[0].values)
+    if n == 1:  # where every column is constant, which is not what is wrong
+        raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
     known = np.flatnonzero(complete_rows(y_columns, n))
     if not len(known):
         raise ValueError(f"None of its {n} rows has all the targets {list(targets)}.")
     rules = Preprocessing.fit(columns, targets, known)
     by_name = {column.name: column for column in columns}
-    complete = complete_rows([by_name[name] for name in rules.columns], n)
+    features = [by_name[name] for name in rules.columns]
+    complete = complete_rows(features, n)
     index = known[complete[known]]
+    if missing == "error" and len(index) < n:
+        whole = complete_rows([*features, *y_columns], n)
+        raise ValueError(missing_values([*features, *y_columns], whole, sample.rows))
     if len(index) < min_rows:
         raise ValueError(
             f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
@@ -129,7 +153,8 @@ def _dataset(path: Path, columns: list[Column], targets: tuple[str, ...], min_ro
         note=left_out if len(index) < n else "",
         columns=tuple(columns),
         preprocessing=rules,
-        rows=torch.from_numpy(index),
+        rows=torch.from_numpy(sample.rows[index]),
+        file_rows=sample.total,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ from ....experiments import SUITES, Store
 from ....experiments.cells import Cells
 from ....experiments.spec import Weights
 from ...lists import Datasets, Seeds
+from ...options import draw_without_windows as draw_without_windows
 
 STORE = Path("bench") / "records.jsonl"
 
@@ -34,14 +34,6 @@ weights = click.option(
 )
 seeds = click.option("--seeds", type=Seeds(), help="How many (3), or which (0 1 2, or 5-9).")
 datasets = click.option("--datasets", type=Datasets(), help="Only these, by name or abbreviation.")
-
-
-def draw_without_windows() -> None:
-    """Make figures on machines without a screen; where matplotlib is missing, drawing says so itself."""
-    with suppress(ImportError):
-        import matplotlib
-
-        matplotlib.use("Agg")
 
 
 def records(path: Path) -> Store:

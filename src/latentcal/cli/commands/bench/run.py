@@ -63,10 +63,14 @@ def run(
     specs = _specs(suites, seeds, datasets, weights)
     todo = waiting(specs, Store(store), retry_failed=retry_failed)
     click.echo(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.")
-    if todo and scheduler is not None:
-        _on_cluster(specs, store, scheduler, processes, retry_failed)
-    elif todo:
-        run_suite(specs, store, processes=processes, retry_failed=retry_failed, cost=cost_of)
+    try:
+        if todo and scheduler is not None:
+            _on_cluster(specs, store, scheduler, processes, retry_failed)
+        elif todo:
+            run_suite(specs, store, processes=processes, retry_failed=retry_failed, cost=cost_of)
+    except KeyboardInterrupt:
+        click.echo("What is recorded stays; the same command goes on from there.", err=True)
+        raise
     if report:
         options.draw_without_windows()
         folder = store.parent / "report"
