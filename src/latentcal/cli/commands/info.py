@@ -1,0 +1,60 @@
+"""``latentcal info``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import options
+from ..model import read_card
+from ..output import json_text
+
+
+@click.command()
+@options.model
+@options.as_json
+def command(folder: Path, as_json: bool) -> None:
+    """Tell what a model predicts from what, how it was made and how good it was; checks that it is unchanged.
+
+    \b
+    Examples:
+        latentcal info model/
+        latentcal info model/ --json
+    """
+    card = read_card(folder)
+    if as_json:
+        click.echo(json_text(card))
+        return
+    for title, text in _lines(folder, card):
+        click.echo(f"{title + ':':<15} {text}")
+
+
+def _lines(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
+    rules = card["preprocessing"]
+    size = sum((folder / name).stat().st_size for name in card["files"])
+    rows = ", ".join(f"{count:,} {part}" for part, count in card.get("rows", {}).items())
+    lines = [
+        ("model", f"{folder} ({size / 1000:,.0f} kB, schema {card['schema']}, latentcal {card['version']})"),
+        ("written", str(card["written"])),
+        ("targets", ", ".join(rules["targets"])),
+        ("features", ", ".join(_feature(feature) for feature in rules["features"])),
+        ("no features", "; ".join(f"{name} ({why})" for name, why in rules["dropped"].items())),
+        ("flow", f"{card.get('flow')}, recalibration {card.get('recalibration')}"),
+        ("data", "{file}, {rows:,} rows".format(**card["data"]) if "data" in card else ""),
+        ("rows", rows),
+    ]
+    if "recalibrated" in card:
+        lines.append(
+            ("recalibrated", "on {used:,} of {rows:,} rows of {file}".format(**card["recalibrated"]))
+        )
+    if "quality" in card:
+        lines.append(("quality", card["quality"]["verdict"]))
+    else:
+        lines.append(("quality", "not known; `latentcal diagnose` tells"))
+    return [line for line in lines if line[1]]
+
+
+def _feature(feature: dict[str, Any]) -> str:
+    return f"{feature['name']} ({len(feature['levels'])} values)" if feature["levels"] else feature["name"]

@@ -1,0 +1,124 @@
+"""Results: JSON, and tables of rows as csv, JSON lines or parquet, to a file or to the standard output."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import numpy as np
+
+from .whole import whole_file
+
+Table = Mapping[str, Any]  # columns of equal length, by name
+Write = Callable[[Table], None]
+
+ENDINGS = (".csv", ".jsonl", ".parquet", ".pq")
+
+
+def json_text(value: Any, indent: int | None = 1) -> str:
+    """The value as JSON; numbers that are not finite, which JSON does not have, are null."""
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+@contextmanager
+def table_writer(out: Path | None, *, as_json: bool = False) -> Iterator[Write]:
+    """A function that writes some rows after the other; the file appears when all are written.
+
+    Args:
+        out: file, whose ending tells the format: csv, JSON lines or parquet; the standard output if None.
+        as_json: JSON lines instead of csv on the standard output.
+    """
+    if out is None:
+        yield _JsonLines(sys.stdout) if as_json else _Csv(sys.stdout)
+        sys.stdout.flush()
+        return
+    if out.suffix not in ENDINGS and (out.is_file() or not out.exists()):
+        raise click.ClickException(
+            f"{out} has no known ending; name the file with one of {', '.join(ENDINGS)}."
+        )
+    with whole_file(out) as path:
+        if out.suffix in (".parquet", ".pq"):
+            parquet = _Parquet(path)
+            try:
+                yield parquet
+            finally:
+                parquet.close()
+            return
+        with path.open("w", encoding="utf-8", newline="") as file:
+            yield _JsonLines(file) if out.suffix == ".jsonl" else _Csv(file)
+
+
+class _Csv:
+    def __init__(self, file: TextIO) -> None:
+        self._rows, self._named = csv.writer(file, lineterminator="\n"), False
+
+    def __call__(self, table: Table) -> None:
+        if not self._named:
+            self._rows.writerow(table)
+            self._named = True
+        self._rows.writerows(zip(*(_texts(column) for column in table.values()), strict=True))
+
+
+class _JsonLines:
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, table: Table) -> None:
+        columns = [_plain(_rounded(np.asarray(column))) for column in table.values()]
+        for row in zip(*columns, strict=True):
+            self._file.write(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n")
+
+
+class _Parquet:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._arrow = importlib.import_module("pyarrow")
+            self._parquet = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise ImportError("Writing parquet files needs pyarrow: pip install 'latentcal[cli]'.") from error
+        self._path = path
+        self._writer: Any = None
+
+    def __call__(self, table: Table) -> None:
+        batch = self._arrow.table({name: np.asarray(column) for name, column in table.items()})
+        if self._writer is None:
+            self._writer = self._parquet.ParquetWriter(self._path, batch.schema)
+        self._writer.write_table(batch.cast(self._writer.schema))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _texts(column: Any) -> list[str]:
+    values = np.asarray(column)
+    if values.dtype.kind == "f":
+        return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
+    return [str(value) for value in values.tolist()]
+
+
+def _rounded(values: np.ndarray) -> np.ndarray | list[float]:
+    return [float(f"{value:.7g}") for value in values.tolist()] if values.dtype.kind == "f" else values
+
+
+def _plain(value: Any) -> Any:
+    """In types of JSON."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return str(value)

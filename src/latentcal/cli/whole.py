@@ -1,0 +1,127 @@
+"""Files and folders that appear complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write to; it becomes the target where the block ends well, and vanishes where it does not.
+
+    What is no regular file, such as ``/dev/null`` or a pipe, is written to directly.
+    """
+    target = target.resolve() if target.is_symlink() else target
+    if target.is_dir():
+        raise click.ClickException(f"Cannot write {target}: it is a folder.")
+    if target.exists() and not target.is_file():
+        with _write_errors(target):
+            yield target
+        return
+    with _beside(target) as folder:
+        # The name keeps its ending, by which formats are told.
+        fresh = folder / target.name
+        with _write_errors(target):
+            yield fresh
+            if not fresh.exists():
+                return
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())  # a full disk may show only now
+            fresh.replace(target)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A path of a new folder, which takes the target's place where the block ends well.
+
+    What the target holds and the new folder does not is kept.
+    """
+    target = target.resolve() if target.is_symlink() else target
+    with _beside(target) as folder:
+        fresh, old = folder / "fresh", folder / "old"
+        with _write_errors(target):
+            yield fresh
+            for entry in target.iterdir() if target.is_dir() else ():
+                if not (fresh / entry.name).exists():
+                    copy = shutil.copytree if entry.is_dir() else shutil.copy2
+                    copy(entry, fresh / entry.name)
+            if target.exists():
+                target.rename(old)
+            try:
+                fresh.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A folder on the same disk for what is not complete; folders made for it go where the block fails."""
+    new = [folder for folder in target.absolute().parents if not folder.exists()]
+    try:
+        try:
+            for folder in target.absolute().parents:
+                if folder.exists() and not folder.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+            target.absolute().parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
+        except OSError as error:
+            raise _failure(target, error) from error
+        try:
+            with _terminable():
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        for made in new:
+            with suppress(OSError):
+                made.rmdir()
+        raise
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A request to end (SIGTERM) is an exception inside, so that nothing temporary stays."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    """Failures to write, which name no file or a temporary one, name the target."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or (
+            error.filename is not None and f".{target.name}-" not in str(error.filename)
+        ):
+            raise  # of another file
+        raise _failure(target, error) from error
+
+
+def _failure(target: Path, error: OSError) -> click.ClickException:
+    return click.ClickException(
+        f"Cannot write {target}: {error.strerror or error}. Nothing was changed there."
+    )

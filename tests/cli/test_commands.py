@@ -1,0 +1,376 @@
+"""The commands from a file to answers: in the user's units, under the user's names, the same as in Python."""
+
+# ruff: noqa: F811 (an argument has the name of its fixture)
+
+import csv
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+pytest.importorskip("sklearn")
+
+import torch
+from terminal import contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
+
+from latentcal.cli.extent import quick_bounds
+from latentcal.cli.model import load_model
+from latentcal.cli.rows import Source, chunks, random_rows
+from latentcal.conformal import LatentScore, Region
+from latentcal.data import load_csv
+from latentcal.estimator import FlowRegressor
+from latentcal.flows import LinearGaussianFlow
+from toys import SinhFlow, moved_by
+
+COMMANDS = ["fit", "diagnose", "recalibrate", "predict", "sample", "regions", "probability", "info", "demo"]
+
+
+def numbers(rows, name):
+    return np.array([float(row[name]) for row in rows])
+
+
+def test_fit_reports_and_writes_a_model(fitted, model):
+    _, answer = fitted
+    assert "120 rows set aside" in answer.out
+    assert re.search(r"^coverage 90 % +\d\d\.\d % +\d\d\.\d %$", answer.out, re.MULTILINE)
+    assert "Rows: 476 train, 102 validation, 102 calibration." in answer.err
+    card = json.loads((model / "card.json").read_text())
+    assert card["preprocessing"]["targets"] == ["food", "housing", "energy"]
+    assert card["rows"] == {"train": 476, "validation": 102, "calibration": 102, "test": 120}
+    assert set(card["quality"]) == {"rows", "verdict", "faults", "before", "after"}
+    assert sorted(card["files"]) == sorted(set(contents(model)) - {"card.json"})
+    assert not any(name.endswith((".pkl", ".pt", ".pickle")) for name in contents(model))
+
+
+def test_predictions_are_those_of_the_estimator_in_the_units_of_the_data(model, new):
+    answer = latentcal("predict", model, new, "--keep", "household", "--quantiles", "0.1,0.5")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0].split(",")[:5] == [
+        "row",
+        "household",
+        "food_mean",
+        "food_q0.1",
+        "food_q0.5",
+    ]
+    rows = answer.rows()
+    assert [row["household"] for row in rows] == [f"h1-{i}" for i in range(6)]
+    assert [row["row"] for row in rows] == list("012345")
+    estimator, rules = FlowRegressor.load(model), load_model(model).rules
+    import pandas as pd
+
+    x = pd.DataFrame(rules.transform(new).x.double().numpy(), columns=list(rules.feature_names))
+    mean, median = estimator.predict(x), estimator.predict_quantile(x, 0.5)
+    for name in rules.targets:
+        np.testing.assert_allclose(numbers(rows, f"{name}_mean"), mean[name], rtol=1e-6)
+        np.testing.assert_allclose(numbers(rows, f"{name}_q0.5"), median[name], rtol=1e-6)
+        assert (numbers(rows, f"{name}_q0.1") < numbers(rows, f"{name}_q0.5")).all()
+    assert 2_000 < mean["food"].mean() < 10_000
+
+
+def test_columns_may_come_in_any_order_with_others_between(model, new, tmp_path):
+    table = households(6, 1, food=None, housing=None, energy=None)
+    other = write_csv(tmp_path / "other.csv", {"note": list("abcdef"), **dict(reversed(table.items()))})
+    assert latentcal("predict", model, other).out == latentcal("predict", model, new).out
+
+
+def test_parquet_and_json_say_the_same_as_csv(model, new, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    pandas.read_csv(new).to_parquet(tmp_path / "new.parquet")
+    expected = latentcal("predict", model, new).rows()
+    out = tmp_path / "answers.parquet"
+    answer = latentcal("predict", model, tmp_path / "new.parquet", "--out", out, "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["rows"] == 6
+    written = pandas.read_parquet(out)
+    lines = [json.loads(line) for line in latentcal("predict", model, new, "--json").out.splitlines()]
+    for name in expected[0]:
+        np.testing.assert_allclose(written[name], numbers(expected, name), rtol=1e-6)
+        assert [line[name] for line in lines] == numbers(expected, name).tolist()
+
+
+def test_unknown_categories_warn_in_one_line(model, tmp_path):
+    data = write_csv(tmp_path / "a.csv", households(6, region=["Atlantis"] * 6))
+    answer = latentcal("predict", model, data)
+    assert answer.code == 0
+    assert answer.err.count("\n") == 1
+    assert answer.err.startswith("Warning: The column 'region' holds categories that were not there")
+
+
+def test_rows_that_miss_a_value_are_left_out_where_asked_for(model, tmp_path):
+    data = write_csv(tmp_path / "a.csv", households(6, age=[30, "", 40, 50, "NA", 60]))
+    answer = latentcal("predict", model, data, "--missing", "drop", "--keep", "household")
+    assert [(row["row"], row["household"]) for row in answer.rows()] == [
+        ("0", "h0-0"),
+        ("2", "h0-2"),
+        ("3", "h0-3"),
+        ("5", "h0-5"),
+    ]
+
+
+def test_kept_columns_stay_beside_their_rows_from_chunk_to_chunk(model, tmp_path):
+    ages = [30 if i % 3 else "" for i in range(25)]
+    source = Source(write_csv(tmp_path / "a.csv", households(25, age=ages)), missing="drop")
+    parts = list(chunks(source, load_model(model).rules, keep=["household"], size=4))
+    assert len(parts) == 7
+    rows = np.concatenate([part.head["row"] for part in parts])
+    names = np.concatenate([part.head["household"] for part in parts])
+    assert rows.tolist() == [i for i in range(25) if i % 3]
+    assert names.tolist() == [f"h0-{i}" for i in rows]
+
+
+def test_random_rows_are_those_of_the_file_without_the_forbidden_ones(model, fitted):
+    rules, source = load_model(model).rules, Source(fitted[0] / "households.csv")
+    whole = random_rows(source, rules, 10_000)
+    assert (len(whole.x), whole.total) == (800, 800)
+    part = random_rows(source, rules, 50, seed=1, without=torch.arange(700))
+    assert (len(part.x), part.total) == (50, 100)
+    assert int(part.rows.min()) >= 700
+    assert torch.equal(part.y, whole.y[part.rows])
+
+
+def test_random_rows_are_not_those_that_fit_has_taken_of_the_same_file(model, fitted):
+    data = fitted[0] / "households.csv"
+    taken = load_csv(data, ["food"], max_rows=200, seed=0).rows
+    chosen = random_rows(Source(data), load_model(model).rules, 200, seed=0).rows
+    # A quarter of 200 by chance, with a standard deviation of 5.3.
+    assert int(torch.isin(chosen, taken).sum()) < 90
+
+
+def test_draws_belong_together_and_follow_the_seed(model, new):
+    first = latentcal("sample", model, new, "--draws", "200")
+    rows = first.rows()
+    assert len(rows) == 6 * 200
+    assert [row["draw"] for row in rows[:3]] == ["0", "1", "2"]
+    assert first.out == latentcal("sample", model, new, "--draws", "200").out
+    assert first.out != latentcal("sample", model, new, "--draws", "200", "--seed", "1").out
+    draws = np.stack([numbers(rows, name) for name in ("food", "housing")])
+    assert np.corrcoef(draws[:, :200])[0, 1] > 0.3  # expenses share a cause
+    means = numbers(latentcal("predict", model, new).rows(), "food_mean")
+    spread = draws[0].reshape(6, 200).std(1) / np.sqrt(200)
+    assert (np.abs(draws[0].reshape(6, 200).mean(1) - means) < 6 * spread).all()
+
+
+def test_regions_hold_what_they_promise(model, tmp_path):
+    data = write_csv(tmp_path / "test.csv", households(400, 5))
+    answer = latentcal("regions", model, data, "--volume")
+    assert answer.code == 0, answer.err
+    rows = answer.rows()
+    inside = np.array([row["inside"] == "True" for row in rows])
+    # 102 calibration rows and 400 others: a standard deviation of 0.034.
+    assert abs(inside.mean() - 0.9) < 0.15
+    assert f"{inside.sum()} of 400 rows" in answer.err
+    table, log_box = households(400, 5), 0.0
+    for name in ("food", "housing", "energy"):
+        low, high = numbers(rows, f"{name}_low"), numbers(rows, f"{name}_high")
+        value = np.array(table[name])
+        assert ((low <= value) & (value <= high))[inside].all()
+        log_box = log_box + np.log(high - low)
+    assert (numbers(rows, "log_volume") < log_box).all()
+    without = latentcal("regions", model, data, "--no-inside", "--coverage", "0.5")
+    assert "inside" not in without.out
+    assert (numbers(without.rows(), "food_high") < numbers(rows, "food_high")).all()
+
+
+def _region(flow):
+    """The ball of radius 2 in the latent space."""
+    return Region(flow, LatentScore(), torch.full((99,), 2.0, dtype=torch.float64), 0.9)
+
+
+def test_quick_bounds_are_exact_where_the_flow_is_linear(generator):
+    weight, factor, x = (
+        torch.randn(shape, generator=generator).double() for shape in ((5, 2), (5, 5), (7, 2))
+    )
+    factor = factor.tril(-1) + 2 * torch.eye(5).double()
+    lower, upper = quick_bounds(_region(LinearGaussianFlow(weight, torch.zeros(5).double(), factor)), x)
+    torch.testing.assert_close(upper, x @ weight.T + 2 * factor.norm(dim=1))
+    torch.testing.assert_close(lower, x @ weight.T - 2 * factor.norm(dim=1))
+
+
+def test_quick_bounds_are_close_to_the_ends_of_a_curved_region(generator):
+    flow = moved_by(SinhFlow(3), 0.3)
+    x = torch.randn(7, 3, generator=generator).double()
+    lower, upper = quick_bounds(_region(flow), x)
+    ends = torch.stack([torch.zeros(3), *2 * torch.eye(3), *-2 * torch.eye(3)]).double()
+    y = flow.decode(ends[:, None].expand(-1, 7, -1), x)
+    width = y.amax(0) - y.amin(0)
+    assert bool(((upper - y.amax(0)).abs() < 1e-2 * width).all())
+    assert bool(((lower - y.amin(0)).abs() < 1e-2 * width).all())
+    assert bool((upper <= y.amax(0) + 1e-9).all())  # from within
+
+
+def test_probabilities_are_the_shares_of_draws(model, new):
+    where = "food > 4000 and housing + energy < 14000"
+    rows = latentcal("probability", model, new, "--where", where, "--keep", "household").rows()
+    found = numbers(rows, "probability")
+    draws = latentcal("sample", model, new, "--draws", "2000").rows()
+    food, housing, energy = (numbers(draws, name).reshape(6, 2000) for name in ("food", "housing", "energy"))
+    share = ((food > 4000) & (housing + energy < 14000)).mean(1)
+    # Six shares of 2,000 draws, beyond five deviations with probability 4e-6 at most.
+    assert (np.abs(found - share) < 5 * np.sqrt(0.25 / 2000) + 4 * numbers(rows, "error")).all()
+    rest = latentcal("probability", model, new, "--where", f"not ({where})").rows()
+    np.testing.assert_allclose(found + numbers(rest, "probability"), 1, atol=1e-6)
+    assert 0.05 < found.mean() < 0.95
+
+
+def test_recalibration_replaces_the_model_and_keeps_what_lies_beside_it(model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "report.html").write_text("mine")
+    other = households(300, 7)
+    wide = {name: [3 * value for value in other[name]] for name in ("food", "housing", "energy")}
+    data = write_csv(tmp_path / "later.csv", {**other, **wide})
+    answer = latentcal("recalibrate", folder, data)
+    assert answer.code == 0, answer.err
+    assert "is recalibrated on 300 rows" in answer.out
+    assert (folder / "report.html").read_text() == "mine"
+    before, after = load_model(model), load_model(folder)
+    assert torch.equal(
+        before.estimator.base_model_.flow.weight, after.estimator.base_model_.flow.weight
+    )  # nothing is trained
+    test = write_csv(tmp_path / "test.csv", {**households(300, 8)} | {
+        name: [3 * value for value in households(300, 8)[name]] for name in wide
+    })  # fmt: skip
+    shares = []
+    for place in (model, folder):
+        rows = latentcal("regions", place, test).rows()
+        shares.append(np.mean([row["inside"] == "True" for row in rows]))
+    assert shares[0] < 0.5  # control: the old model does not know of the change
+    assert abs(shares[1] - 0.9) < 0.1  # 300 and 300 rows: a standard deviation of 0.025
+    assert after.facts["recalibrated"] == {"file": "later.csv", "rows": 300, "used": 300}
+    assert "not known" in latentcal("info", folder).out
+
+
+def test_recalibration_may_write_elsewhere_and_by_another_law(model, tmp_path):
+    data = write_csv(tmp_path / "later.csv", households(300, 7))
+    old = contents(model)
+    words = ("--recalibration", "scaled", "--out", tmp_path / "second", "--json", "--max-rows", "200")
+    answer = latentcal("recalibrate", model, data, *words)
+    assert answer.code == 0, answer.err
+    result = json.loads(answer.out)
+    assert (result["rows"], result["used"]) == (300, 200)
+    assert contents(model) == old
+    card = json.loads(latentcal("info", tmp_path / "second", "--json").out)
+    assert (card["recalibration"], card["rows"]["calibration"]) == ("scaled", 200)
+
+
+def test_diagnose_reports_and_its_code_tells_of_faults(model, tmp_path):
+    table = households(400, 9)
+    wrong = write_csv(tmp_path / "w.csv", {**table, "food": [4 * value for value in table["food"]]})
+    page = tmp_path / "report.html"
+    answer = latentcal("diagnose", model, wrong, "--strict", "--json", "--html", page, "--max-rows", "200")
+    assert answer.code == 3, answer.err
+    report = json.loads(answer.out)
+    assert (report["n"], report["calibrated"]) == (200, False)
+    assert "200 random rows of 400 are used" in answer.err
+    assert page.read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_a_large_file_trains_on_a_part_and_calibrates_on_the_rest(tmp_path, fitted):
+    out = tmp_path / "model"
+    words = ("--targets", "food", "--flow", "linear-gaussian", "--max-rows", "300", "--test-share", "0")
+    words = (*words, "--drop", "household,housing,energy")
+    answer = latentcal("fit", fitted[0] / "households.csv", *words, "--out", out, "--json")
+    assert answer.code == 0, answer.err
+    assert "Of the 500 others 300 calibrate." in answer.err
+    assert json.loads(answer.out)["rows"] == {"train": 255, "validation": 45, "calibration": 300, "test": 0}
+    assert load_model(out).estimator.model_.recalibration.n == 300
+    assert latentcal("regions", out, fitted[0] / "households.csv").code == 0
+
+
+def test_few_rows_beyond_the_limit_do_not_calibrate_alone(tmp_path, fitted):
+    words = ("--targets", "food", "--flow", "linear-gaussian", "--max-rows", "790", "--test-share", "0")
+    answer = latentcal("fit", fitted[0] / "households.csv", *words, "--out", tmp_path / "model", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["rows"] == {"train": 554, "validation": 118, "calibration": 118, "test": 0}
+
+
+def test_info_names_columns_and_rows(model):
+    out = latentcal("info", model).out
+    assert "food, housing, energy" in out
+    assert "region (4 values)" in out
+    assert "households.csv, 800 rows" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command):
+    answer = latentcal(command, "--help")
+    assert answer.code == 0
+    assert f"latentcal {command}" in answer.out.split("Examples:")[1]
+    assert command in latentcal("--help").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete(shell):
+    answer = latentcal("completion", shell)
+    assert answer.code == 0
+    assert "_LATENTCAL_COMPLETE" in answer.out
+
+
+def test_completion_knows_commands_and_options(monkeypatch):
+    monkeypatch.setenv("_LATENTCAL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "latentcal pre")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    answer = latentcal()
+    assert (answer.out, answer.code) == ("plain,predict\n", 0), answer
+
+
+def test_the_demo_draws_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    answer = latentcal("demo", "--out", tmp_path / "demo", "--rows", "600")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "demo" / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "demo" / "report.html").exists()
+    commands = re.findall(r"^    latentcal (predict .*)$", answer.err, re.MULTILINE)
+    assert latentcal(*commands[0].split()).code == 0
+
+
+def test_a_pipe_gets_plain_lines_and_pure_csv(model, new):
+    program = [sys.executable, "-m", "latentcal.cli", "predict", str(model), str(new)]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len(list(csv.DictReader(done.stdout.splitlines()))) == 6
+    assert "\r" not in done.stdout
+
+
+def test_long_work_shows_plain_lines_in_a_pipe(model, new, monkeypatch):
+    monkeypatch.setattr("latentcal.cli.progress._SECONDS", 0.0)
+    err = latentcal("predict", model, new).err
+    assert re.fullmatch(r"predicting: 6 rows, 0 s\n", err)
+
+
+def test_an_interrupt_has_code_130(model, new, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("latentcal.cli.answers.chunks", interrupted)
+    answer = latentcal("predict", model, new)
+    assert (answer.code, answer.err.lstrip()) == (130, "Error: interrupted; nothing half-written is left.\n")
+
+
+def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
+    document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md").read_text()
+    lines = [shlex.split(line) for line in re.findall(r"^\$ latentcal (.*)$", document, re.MULTILINE)]
+    assert [line[0] for line in lines] == [
+        *("demo", "fit", "diagnose", "recalibrate", "predict", "regions", "probability", "info")
+    ]
+    names = {"household": "newid", "income": "inc", "housing": "house", "energy": "utili"}
+    for file, rows in (("households.csv", 300), ("later.csv", 150), ("test.csv", 40), ("new.csv", 4)):
+        table = {names.get(name, name): column for name, column in households(rows, rows).items()}
+        write_csv(tmp_path / file, {**table, "inc.a": table["inc"]})
+    monkeypatch.chdir(tmp_path)
+    quick = {"fit": ("--flow", "linear-gaussian"), "recalibrate": ("--recalibration", "scaled")}
+    for line in lines[1:]:
+        answer = latentcal(*line, *quick.get(line[0], ()))
+        assert answer.code == 0, (line, answer.err)
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "regions.csv").exists()
