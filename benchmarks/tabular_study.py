@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from PIL import Image
 
 from latentcal.experiments import Store
 from latentcal.experiments.cells import Cells
@@ -28,6 +29,8 @@ ROOT = Path(__file__).parent.parent
 COPY = ROOT / "benchmarks" / "results" / "tabular_study.jsonl.gz"
 PAGE = ROOT / "docs" / "results" / "tabular_study.md"
 IMAGES = ROOT / "docs" / "images" / "tabular_study"
+SHOWN = ("relative_scores", "calibration_errors", "ranks")
+COLOURS = 64  # of a picture; a third of the bytes
 SUITES = ("convex-potential", "maf", "flow-matching", "misspecified")
 ABOUT = {
     "convex-potential": "A convex potential flow of one size (two layers of 40), patience 60.",
@@ -100,6 +103,7 @@ def page(found: Sequence[dict[str, object]]) -> str:
         parts += [f"## {cells.suite}\n", f"{ABOUT[cells.suite]}\n"]
         parts += [f"![Relative NLL and energy score](../{folder}/relative_scores.png)\n"]
         parts += [f"![Calibration errors](../{folder}/calibration_errors.png)\n"]
+        parts += [f"![Ranks](../{folder}/ranks.png)\n"]
         parts += [fenced(name, [cells]) for name in (*MEASURES, "times")]
         parts += [fenced("paired", [cells], "LR-stacked"), fenced("paired", [cells], "auto")]
     if last.records:
@@ -121,10 +125,11 @@ def main() -> None:
     PAGE.write_text(page(found))
     for name in () if arguments.no_figures else SUITES:
         cells = Cells.of(found, name)
-        if cells.records:
-            for path in draw_figures(cells, IMAGES / name, from_flows=False):
-                if path.suffix == ".svg":
-                    path.unlink()
+        for path in draw_figures(cells, IMAGES / name, from_flows=False) if cells.records else ():
+            if path.suffix == ".png" and path.stem in SHOWN:
+                Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+            else:
+                path.unlink()
 
 
 if __name__ == "__main__":
