@@ -300,6 +300,32 @@ def test_a_wrong_call_has_code_2(model, new, words, says):
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "option"), [("predict", "--out"), ("diagnose", "--html"), ("diagnose", "--plot")]
+)
+def test_the_file_that_is_read_is_not_replaced(tmp_path, model, command, option):
+    data = write_csv(tmp_path / "rows.csv", households(30, 1))
+    before = data.read_bytes()
+    (tmp_path / "other.csv").symlink_to(data)
+    for name in ("rows.csv", "other.csv"):
+        answer = latentcal(command, model, data, option, tmp_path / name)
+        refused(answer, "is the file that is read; choose another one")
+    assert data.read_bytes() == before
+
+
+def test_spaces_of_a_name_are_told_as_they_are(model, new):
+    refused(latentcal("probability", model, new, "--where", "'fo  od' > 1"), "'fo  od'", code=2)
+
+
+def test_targets_do_not_take_the_place_of_other_answers(tmp_path):
+    table = households(N)
+    table["row"], table["draw"] = table.pop("food"), table.pop("housing")
+    data = write_csv(tmp_path / "rows.csv", table)
+    words = ("--targets", "row,draw", "--flow", "linear-gaussian", "--out", tmp_path / "model")
+    assert latentcal("fit", data, *words).code == 0
+    refused(latentcal("sample", tmp_path / "model", data), "['draw', 'row'] are names of targets")
+
+
 def test_columns_to_keep_are_checked(model, new):
     refused(latentcal("predict", model, new, "--keep", "hausehold"), "there is 'household' for 'hausehold'")
 

@@ -4,6 +4,7 @@
 
 import csv
 import json
+import math
 import re
 import shlex
 import shutil
@@ -95,6 +96,30 @@ def test_parquet_and_json_say_the_same_as_csv(model, new, tmp_path):
     for name in expected[0]:
         np.testing.assert_allclose(written[name], numbers(expected, name), rtol=1e-6)
         assert [line[name] for line in lines] == numbers(expected, name).tolist()
+
+
+def test_kept_columns_of_a_parquet_file_may_miss_values_anywhere(model, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    n, early = 2200, 2100  # more than are read at a time
+    table = pandas.DataFrame(households(n, 1))
+    table["text late"] = [None] * early + ["a"] * (n - early)
+    table["number late"] = [math.nan] * early + [1.5] * (n - early)
+    table["number early"] = pandas.array([7] * early + [None] * (n - early), dtype="Int64")
+    table.to_parquet(tmp_path / "rows.parquet")
+    names = ["text late", "number late", "number early"]
+    words = ("predict", model, tmp_path / "rows.parquet", "--draws", 16, "--keep", ",".join(names))
+    out = tmp_path / "answers.parquet"
+    answer = latentcal(*words, "--out", out)
+    assert answer.code == 0, answer.err
+    written = pandas.read_parquet(out)
+    for name in names:
+        assert written[name].isna().tolist() == table[name].isna().tolist()
+    assert written["text late"].iloc[-1] == "a"
+    assert (written["number late"].iloc[-1], written["number early"].iloc[0]) == (1.5, 7)
+    rows = latentcal(*words).rows()
+    assert [rows[0][name] for name in names] == ["", "", "7"]
+    assert [rows[-1][name] for name in names] == ["a", "1.5", ""]
 
 
 def test_unknown_categories_warn_in_one_line(model, tmp_path):

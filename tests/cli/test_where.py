@@ -50,8 +50,10 @@ def test_a_box_is_recognised_so_that_it_can_be_integrated():
     assert isinstance(parse_where("a < b", ["a", "b"]), HalfSpace)
 
 
-def test_names_with_other_characters_stand_in_backquotes():
-    inside = parse_where("`net rent (m²)` > 1 and heating.cost_2 < 0", ["net rent (m²)", "heating.cost_2"])
+@pytest.mark.parametrize("quote", ["'", '"', "`"])
+def test_names_with_other_characters_stand_in_quotes(quote):
+    text = f"{quote}net rent (m²){quote} > 1 and heating.cost_2 < 0"
+    inside = parse_where(text, ["net rent (m²)", "heating.cost_2"])
     assert inside.contains(torch.tensor([[2.0, -1.0], [2.0, 1.0]])).tolist() == [True, False]
 
 
@@ -65,7 +67,7 @@ def test_names_with_other_characters_stand_in_backquotes():
         ("a > 1 and", "there is the end (character 10)"),
         ("(a > 1", "expected `)`"),
         ("a > 1)", "there is ')'"),
-        ("c > 1", "'c' in 'c > 1' is no target; targets are ['a', 'b']"),
+        ("c > 1", "'c' in 'c > 1' is no target; write one of a, b"),
         ("a == 1", "a single value has probability 0 under a density"),
         ("a != 1", "probability 0"),
         ("a * b > 1", "is not linear"),
@@ -77,7 +79,9 @@ def test_names_with_other_characters_stand_in_backquotes():
         ("a and b", "expected a comparison"),
         ("a > 1e999", "too large"),
         ("a > $", "has '$' at character 5"),
+        ("'a > 1", 'has "\'" at character 1, which is not closed'),
         ("__import__('os').system('ls') > 1", "means nothing"),
+        ("__import__('os') > 1", "'__import__' in"),
         ("a.__class__ > 1", "is no target"),
         ("(" * 60 + "a" + ")" * 60 + "> 1", "nested more than 50 times"),
     ],
@@ -87,6 +91,13 @@ def test_what_is_no_condition_is_refused(text, says):
         parse_where(text, ["a", "b"])
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_names_that_need_quotes_are_told_with_them():
+    with pytest.raises(WhereError, match=r"""write one of 'net rent', "l'eau", 'and', rent_2"""):
+        parse_where("net rent > 1", ["net rent", "l'eau", "and", "rent_2"])
+    with pytest.raises(WhereError, match=r"for example 'net rent' > 1"):
+        parse_where(" ", ["net rent"])
 
 
 @given(st.text(alphabet="ab()<>=+-*/ 1.e`notadr&|$\n", max_size=30))

@@ -46,6 +46,8 @@ def stream(
         size: rows at a time.
     """
     options.check_keep(source, keep, ["row", *names])
+    if twice := sorted({name for name in names if ["row", *names].count(name) > 1}):
+        raise click.ClickException(f"{twice} are names of targets and of other answers; fit with new names.")
     done = 0
     with table_writer(out, as_json=as_json) as write, counting(what, printing=out is None) as advance:
         for rows in chunks(source, rules, targets=targets, keep=keep, size=size):

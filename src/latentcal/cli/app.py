@@ -96,6 +96,6 @@ def _one_line(message: str) -> str:
     line = re.sub(
         r"\b(missing|delimiter|encoding|drop)=(?:'([^']*)')?",
         lambda found: f"--{found[1]} {found[2] or ''}".rstrip(),
-        " ".join(message.split()),
+        " ".join(line.strip() for line in message.splitlines() if line.strip()),
     )
     return line.replace("set min_rows", "set --min-rows")

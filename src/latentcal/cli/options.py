@@ -83,6 +83,10 @@ def rows(command: Callable[..., Any]) -> Callable[..., Any]:
         delimiter = "\t" if delimiter == "\\t" else delimiter
         if len(delimiter) != 1:
             raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
+        for name in {"out", "html", "plot"} & {*others}:
+            path = others[name]
+            if path is not None and data.is_file() and path.exists() and path.samefile(data):
+                raise click.ClickException(f"--{name} {path} is the file that is read; choose another one.")
         return command(source=Source(data, missing, delimiter, encoding), **others)
 
     result: Callable[..., Any] = gathered

@@ -88,10 +88,20 @@ class _Parquet:
         self._writer: Any = None
 
     def __call__(self, table: Table) -> None:
-        batch = self._arrow.table({name: np.asarray(column) for name, column in table.items()})
+        batch = self._arrow.table({name: self._array(np.asarray(column)) for name, column in table.items()})
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._path, batch.schema)
+            # Later rows may have text where the first ones have nothing.
+            fields = [
+                field.with_type(self._arrow.string()) if self._arrow.types.is_null(field.type) else field
+                for field in batch.schema
+            ]
+            self._writer = self._parquet.ParquetWriter(self._path, self._arrow.schema(fields))
         self._writer.write_table(batch.cast(self._writer.schema))
+
+    def _array(self, values: np.ndarray) -> Any:
+        # Whole numbers, if the first rows have them, cannot be NaN later on, but may be missing.
+        later = self._writer is not None
+        return self._arrow.array(values, from_pandas=later and values.dtype == object)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -102,7 +112,8 @@ def _texts(column: Any) -> list[str]:
     values = np.asarray(column)
     if values.dtype.kind == "f":
         return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
-    return [str(value) for value in values.tolist()]
+    # What a kept column misses (None, NaN, NaT) stays an empty cell.
+    return ["" if value is None or value != value else str(value) for value in values.tolist()]
 
 
 def _rounded(values: np.ndarray) -> np.ndarray | list[float]:

@@ -10,7 +10,7 @@ r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; parse
     product     = sign {("*" | "/") sign}
     sign        = "-" sign | number | name | "(" condition ")"
 
-Sums must be linear in the targets. A name that is no plain word stands in backquotes.
+Sums must be linear in the targets. A name that is no plain word stands in quotes (', " or `).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from ..regions import Box, HalfSpace, Membership
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
-    r"|`(?P<quoted>[^`]+)`|(?P<name>[^\W\d][\w.]*)|(?P<mark><=|>=|==|!=|[-+*/()<>=&|]))"
+    r"|(?P<quote>['\"`])(?P<quoted>(?:(?!(?P=quote)).)+)(?P=quote)"
+    r"|(?P<name>[^\W\d][\w.]*)|(?P<mark><=|>=|==|!=|[-+*/()<>=&|]))"
 )
 _DEPTH = 50  # parentheses, minus signs and nots within each other
 _WORDS = {"and", "or", "not"}
+_QUOTES = "'\"`"
 
 
 class WhereError(ValueError):
@@ -99,9 +101,8 @@ class _Parser:
             match = _TOKEN.match(text, place)
             if match is None:
                 place += len(text[place:]) - len(text[place:].lstrip())
-                raise WhereError(
-                    f"{text!r} has {text[place]!r} at character {place + 1}, which means nothing."
-                )
+                what = "is not closed" if text[place] in _QUOTES else "means nothing"
+                raise WhereError(f"{text!r} has {text[place]!r} at character {place + 1}, which {what}.")
             kind = str(match.lastgroup)
             word = match[kind]
             if kind == "name" and word.lower() in _WORDS:
@@ -199,7 +200,8 @@ class _Parser:
         if kind != "name":
             raise self._error("a target, a number or `(`")
         if word not in self._targets:
-            raise WhereError(f"{word!r} in {self._text!r} is no target; targets are {self._targets}.")
+            names = ", ".join(map(_written, self._targets))
+            raise WhereError(f"{word!r} in {self._text!r} is no target; write one of {names}.")
         place = self._targets.index(self._take())
         return _Linear(tuple(float(i == place) for i in range(len(self._targets))), 0.0)
 
@@ -242,7 +244,15 @@ class _Parser:
         return WhereError(f"{self._text!r}: expected {expected}; {came} (character {place + 1}).")
 
     def _example(self) -> str:
-        return f"{self._targets[0]} > 1"
+        return f"{_written(self._targets[0])} > 1"
+
+
+def _written(name: str) -> str:
+    """A target as a condition names it: in quotes where it is no plain word."""
+    if re.fullmatch(r"[^\W\d][\w.]*", name) and name.lower() not in _WORDS:
+        return name
+    quote = next((mark for mark in _QUOTES if mark not in name), "'")
+    return f"{quote}{name}{quote}"
 
 
 def _intersection(a: Membership, b: Membership) -> Membership:

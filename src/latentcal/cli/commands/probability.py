@@ -44,12 +44,13 @@ def command(
 
     Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
     parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". A name that is no plain word stands in
-    backquotes. One line a row: probability, and the standard error of its computation.
+    quotes, as in the last example. One line a row: probability, and the standard error of its computation.
 
     \b
     Examples:
         latentcal probability model/ new.csv --where "rent > 1000 and heating < 80"
         latentcal probability model/ new.csv --where "rent + heating > 1500" --keep id --out risk.csv
+        latentcal probability model/ new.csv --where "'net rent' > 1000"
     """
     model = load_model(folder)
     try:
