@@ -484,6 +484,7 @@ def test_auto_mends_what_one_law_of_the_radius_cannot():
     assert score["stacked"] > score[None]
 
 
+@pytest.mark.slow
 def test_an_estimator_with_auto_is_the_same_after_saving(tmp_path):
     X, Y = skewed_and_uneven(1500, 0)
     model = quick(recalibration="auto", calibration_fraction=0.4).fit(X, Y)

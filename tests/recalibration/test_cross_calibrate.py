@@ -64,7 +64,10 @@ def test_the_ladder_is_climbed_by_out_of_fold_latents():
         lc.latent_pit(model(x), torch.exp(0.8 * x[:, :1]) * y)
 
 
-@pytest.mark.parametrize("fit", [None, lc.ScaledRadius.fit], ids=["ladder", "law"])
+@pytest.mark.parametrize(
+    "fit",
+    [pytest.param(None, id="ladder", marks=pytest.mark.slow), pytest.param(lc.ScaledRadius.fit, id="law")],
+)
 def test_an_ensemble_is_the_mixture_of_its_flows(fit):
     x, y = draw(120, seed=0, features=2)
     ensemble = lc.cross_calibrate(overfitted, x, y + 0.5 * y.roll(1, 1), folds=3, fit=fit, ensemble=True)
