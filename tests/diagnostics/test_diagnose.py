@@ -15,7 +15,7 @@ from latentcal.diagnostics.history import trained_flow
 from latentcal.diagnostics.measures import mean_of
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
-from toys import NormalCDFFlow, ScaleFromX, scaled_gaussian
+from toys import NormalCDFFlow, SamplerOnly, ScaleFromX, scaled_gaussian
 
 FLOW = LinearGaussianFlow(torch.eye(3, 2), torch.ones(3), torch.eye(3))
 
@@ -31,19 +31,6 @@ def draw(generator, n, kind="calibrated", flow=FLOW):
     elif kind == "x-dependence":
         z = torch.exp(0.3 * x[:, :1]) * z
     return x, flow.decode(z, x)
-
-
-class SamplerOnly(ConditionalFlow):
-    """N(0, I) through maps whose determinant nobody knows."""
-
-    def encode(self, y, x=None):
-        raise NotImplementedError("no determinant")
-
-    def latent(self, y, x=None):
-        return y
-
-    def decode(self, z, x=None):
-        return z
 
 
 class Widened(ConditionalFlow):

@@ -12,9 +12,8 @@ import torch
 import latentcal as lc
 from latentcal.diagnostics import diagnose
 from latentcal.diagnostics.report_text import measure_text
-from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
-from toys import scaled_gaussian
+from toys import SamplerOnly, scaled_gaussian
 
 FLOW = LinearGaussianFlow(torch.eye(2), torch.ones(2), torch.eye(2))
 QUICK = {"samples": 20, "permutations": 399}
@@ -157,19 +156,6 @@ def test_a_model_that_stands_alone_has_one_chart_of_each_kind(generator, tmp_pat
     assert page.tags["svg"] == 8
     assert "Before" not in page.text
     assert "None of 9 tests found a fault." in page.text
-
-
-class SamplerOnly(ConditionalFlow):
-    """N(0, I) through maps whose determinant nobody knows."""
-
-    def encode(self, y, x=None):
-        raise NotImplementedError("no determinant")
-
-    def latent(self, y, x=None):
-        return y
-
-    def decode(self, z, x=None):
-        return z
 
 
 @pytest.mark.parametrize(
