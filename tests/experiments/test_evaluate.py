@@ -203,3 +203,15 @@ def test_a_figure_that_is_not_a_number_is_an_error(wide, monkeypatch):
     )
     with pytest.raises(FloatingPointError, match="nll"):
         evaluate(broken, Calibrated("BASE", latent_flow(run.flow)))
+
+
+def test_figures_of_samples_rest_on_the_first_rows_and_the_nll_on_all(wide, monkeypatch):
+    """60 of 360 rows: the NLL of HDR-R is the base's on all rows, and only the step from it on the first."""
+    run, whole = wide
+    monkeypatch.setattr("latentcal.experiments.sampling.MAX_ROWS", 60)
+    for name in ("BASE", "LR-stacked", "HDR-R"):
+        figures = evaluate(run, calibrate(name, run))
+        assert figures["sampled_rows"] == 60 < whole[name]["sampled_rows"] == 360
+        assert figures["nll"] == pytest.approx(whole[name]["nll"], abs=0.15 if name == "HDR-R" else 0)
+        assert figures["nll"] - figures["nll_minus_base"] == pytest.approx(whole["BASE"]["nll"], abs=1e-9)
+        assert 0 < abs(figures["energy_score"] - whole[name]["energy_score"]) < 0.2

@@ -29,7 +29,13 @@ def curve_of(record: Record, name: str = "latent_curve", confidence: float = CON
         why = record.get("sampling_error") or "its method has none"
         raise ValueError(f"The record {record['id']} has no {name}: {why}.")
     frequency = torch.tensor(record[name], dtype=torch.float64)
-    return dataclasses.replace(_bands(record["n_test"], confidence), frequency=frequency, p_values={})
+    return dataclasses.replace(_bands(rows_of(record, name), confidence), frequency=frequency, p_values={})
+
+
+def rows_of(record: Record, name: str) -> int:
+    """Test rows that a curve or an error rests on."""
+    sampled = record.get("sampled_rows") if name in ("hdr_curve", "hdr_ece") else None
+    return int(sampled or record["n_test"])
 
 
 def leaves_band(record: Record, name: str = "latent_curve", confidence: float = CONFIDENCE) -> bool:

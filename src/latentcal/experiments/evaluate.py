@@ -40,7 +40,8 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
       is averaged over the test rows.
     - ``evaluate_seconds``: processor time.
 
-    What needs samples is None where the flow cannot decode them, and ``sampling_error`` says why.
+    What needs samples (all of HDR recalibration) is measured on the first ``sampled_rows`` test rows, which
+    are in random order, and is None where the flow cannot decode them; ``sampling_error`` says why.
 
     Args:
         run: the trained flow.
@@ -92,6 +93,7 @@ def _of_samples(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
         log_volumes.append(torch.logsumexp(inside, 0) - math.log(samples))
     u, log_volume = torch.cat(pits), torch.cat(log_volumes)
     return {
+        "sampled_rows": len(u),
         "energy_score": float(torch.cat(scores).mean()),
         "hdr_ece": float(calibration_error(u)),
         "hdr_curve": _curve(u),
@@ -113,7 +115,8 @@ def _of_prerank(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
     scores, u, rank = (torch.cat(column) for column in zip(*parts, strict=True))
     tilt = prerank.recalibration.law.log_rank_ratio(prerank.samples)[rank]
     return {
-        **_nll(base + tilt, base),
+        "sampled_rows": len(u),
+        **_nll_of_tilt(tilt, base),
         "energy_score": float(scores.mean()),
         "hdr_ece": float(calibration_error(u.clamp(0, 1))),
         "hdr_curve": _curve(u.clamp(0, 1)),
@@ -182,6 +185,12 @@ def _nll(log_prob: Tensor, base: Tensor) -> Figures:
     error = float(excess.std() / math.sqrt(len(excess))) if bool(torch.isfinite(excess).all()) else math.inf
     nll, difference = float(-log_prob.mean()), float(excess.mean())
     return {"nll": nll, "nll_minus_base": difference, "nll_minus_base_se": error}
+
+
+def _nll_of_tilt(tilt: Tensor, base: Tensor) -> Figures:
+    """NLL on all rows (n,), from the base's and the log ratio to it on the first (m,)."""
+    figures = _nll(base[: len(tilt)] + tilt, base[: len(tilt)])
+    return figures | {"nll": figures["nll_minus_base"] - float(base.mean())}
 
 
 def _curve(u: Tensor) -> list[float]:

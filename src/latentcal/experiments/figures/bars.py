@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...metrics import relative_score
 from ...plots.style import LINE, new_axes, tidy
+from ..bands import rows_of
 from ..cells import Cells, short_name
 from ..estimates import Estimate, paired
 from ..measures import measure
@@ -83,7 +84,7 @@ def error_bars(
     ax = _bars(cells, series, marks, ax)
     label = "calibrated, on average"
     for place, dataset in enumerate(cells.datasets):
-        if (rows := _test_rows(cells, dataset)) is not None:
+        if (rows := _test_rows(cells, dataset, metric)) is not None:
             level = _EXPECTED / math.sqrt(rows)
             ax.plot(
                 [place - 0.48, place + 0.48], [level] * 2, color=LINE, linewidth=1.5, label=label, gid="level"
@@ -179,9 +180,11 @@ def _published_change(cells: Cells, dataset: str, method: str, metric: str) -> f
     return None if theirs is None or base is None else relative_score(theirs.mean, base.mean)
 
 
-def _test_rows(cells: Cells, dataset: str) -> int | None:
+def _test_rows(cells: Cells, dataset: str, metric: str) -> int | None:
     sizes = (
-        record["n_test"] for key, record in cells.records.items() if key[0] == dataset and "n_test" in record
+        rows_of(record, metric)
+        for key, record in cells.records.items()
+        if key[0] == dataset and "n_test" in record
     )
     return next(sizes, None)
 

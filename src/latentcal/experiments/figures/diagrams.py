@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...plots import reliability_diagram
-from ..bands import curve_of
+from ..bands import curve_of, rows_of
 from ..cells import Cells, short_name
 from ..store import DONE
 from .canvas import METHOD_COLOURS, figure_of, grid_of_axes
@@ -49,7 +49,7 @@ def reliability_panels(
             dashes = (0, (3.5, 1.5)) if last else "solid"
             ax.lines[-1].set(color=METHOD_COLOURS[name], linewidth=1.5, linestyle=dashes)
         _compact(ax)
-        rows = next(iter(records.values()))["n_test"]
+        rows = rows_of(next(iter(records.values())), curve)
         ax.set_title(f"{short_name(dataset)}  (n = {rows:,}, seed {chosen})", fontsize=8)
     _one_legend(axes, _NAMES[curve])
     return axes
