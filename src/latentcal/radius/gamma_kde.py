@@ -170,14 +170,14 @@ def _log_ratio(t: Tensor, origin: Tensor) -> Tensor:
 
 def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -> tuple[float, Tensor]:
     """Rate of the highest held-out likelihood and the (f, k) held-out log densities of t at the nodes."""
+    end = upper ** (1 / 3)
     if folded.weights.shape[0] == 1:  # nothing to hold out
         rate = 10.0 / float(folded.nodes.mean())
-        return rate, torch.logsumexp(log_kernels(folded.nodes, folded.nodes, rate), -1)[None, :]
-    end = upper ** (1 / 3)
+        return rate, held_out_log_density(folded, [rate], end)[0]
     levels = [folded]
     while levels[-1].nodes.numel() > 64:
         levels.append(levels[-1].merged(2))
-    largest = min(spread_limit(folded), _LARGEST_SHAPE / float(folded.nodes.max()))
+    largest = largest_rate(folded)
     grid = [rate for rate in PAPER_GRID if rate <= largest] or [largest]
     scores = _scores(levels, grid, end)
     best = max(range(len(grid)), key=scores.__getitem__)
@@ -190,6 +190,11 @@ def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -
                 break
             rate, score = rate * factor, following
     return rate, held_out_log_density(folded, [rate], end)[0]
+
+
+def largest_rate(folded: FoldedRadii) -> float:
+    """Rate of the sharpest kernels that the nodes can resolve."""
+    return min(spread_limit(folded), _LARGEST_SHAPE / float(folded.nodes.max()))
 
 
 def _scores(levels: list[FoldedRadii], rates: list[float], end: float) -> list[float]:
@@ -216,12 +221,12 @@ def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = m
     """Log density of t at each node under the kernels of all folds but one, for r rates: (r, f, k).
 
     The points of a cell are spread around its node, the held-out ones as well as those that carry kernels;
-    both variances are added to the kernel's own.
+    both variances are added to the kernel's own. A single fold holds nothing out.
     """
     nodes = folded.nodes
     kernel_rates = 1 / (1 / nodes.new_tensor(rates)[:, None] + 2 * folded.spread**2 / nodes)  # (r, k)
     log_matrix = log_kernels(nodes, nodes, kernel_rates)  # (r, k, k): points, kernels
-    training = folded.training
+    training = folded.training if len(folded.weights) > 1 else folded.weights
     training = training / training.sum(1, keepdim=True)
     peak = log_matrix.amax(-1, keepdim=True)
     density = log_matrix.sub_(peak).exp_() @ training.T  # (r, k, f)

@@ -10,12 +10,21 @@ from torch import Tensor, nn
 
 from ..numerics import solve_increasing
 from .folds import FoldedRadii, effective_size
-from .gamma_kde import MAX_KERNELS, GammaKDE, choose_rate, cube_roots
+from .gamma_kde import (
+    MAX_KERNELS,
+    GammaKDE,
+    choose_rate,
+    cube_roots,
+    held_out_log_density,
+    largest_rate,
+)
 from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
 from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
+_RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
+_CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
 
 
 class StackedRadius(TabulatedLaw):
@@ -66,14 +75,21 @@ class StackedRadius(TabulatedLaw):
         generator: torch.Generator | None = None,
         nodes: int = _MAX_NODES,
     ) -> StackedRadius:
-        r"""Stack of {reference, scaled, scaled with power, gamma KDE} for radii (n,).
+        r"""Stack of {reference, scaled, scaled with power, three gamma KDEs} for radii (n,).
 
-        The weights maximise the ten-fold held-out likelihood and are then drawn towards equality so far that
-        each is at least 1 / (K (n + 1)): above the core no point can lose more than log(K (n + 1)) against
-        the reference (and log(1 + level), the most that the core may add to the whole). The core has the
-        shape of the scaled reference and ends at the quantile of 5 / (n + 1), of 1 % where that is less, and
-        of 1 / (n + 1) at least: where the mixture rests on one norm its density, which sets that of the
-        core, is not known to a factor of e.
+        The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it: kernels wide
+        enough for the tail and sharp enough for the bulk. With :math:`\ell_k` the ten-fold held-out
+        log-likelihood of part k, and :math:`w^*` the weights of the mixture for which it is highest,
+
+        .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right),
+                  \qquad q_k \propto e^{\ell_k}.
+
+        Free weights are noisy where points are few, and there those that believe in the best single parts
+        decide. Each weight is at least 1 / (K (n + 1)): above the core no point can lose more than
+        log(K (n + 1)) against the reference (and log(1 + level), the most that the core may add to the
+        whole). The core has the shape of the scaled reference and ends at the quantile of 5 / (n + 1), of 1 %
+        where that is less, and of 1 / (n + 1) at least: where the mixture rests on one norm its density,
+        which sets that of the core, is not known to a factor of e.
 
         Args:
             radii: (n,) calibration norms.
@@ -91,7 +107,9 @@ class StackedRadius(TabulatedLaw):
         warn_if_tied(radii)
         t = cube_roots(radii)
         folded = FoldedRadii.of(t, weights, max_nodes=nodes)
-        rate, kde = choose_rate(folded, extend=True, upper=reference.upper)
+        best_rate, _ = choose_rate(folded, extend=True, upper=reference.upper)
+        rates = [min(factor * best_rate, largest_rate(folded)) for factor in _RATES]
+        log_kde = held_out_log_density(folded, rates, reference.upper ** (1 / 3))
         centers = folded.nodes**3
         # Folds first, then all radii: one batch of fits.
         training = torch.cat([folded.training, folded.total[None]])
@@ -103,15 +121,15 @@ class StackedRadius(TabulatedLaw):
             reference.log_prob(centers).expand_as(folded.weights),
             log_scaled[: sets - 1],
             log_scaled[sets:-1],
-            kde - torch.log(3 * folded.nodes**2),
+            *(log_kde - torch.log(3 * folded.nodes**2)),
         ]
         scaled = [ScaledRadius(reference, float(scales[i]), float(powers[i])) for i in (sets - 1, -1)]
         kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
-        parts = [reference, *scaled, GammaKDE(kernels.nodes, rate, kernels.total, reference.upper)]
+        kdes = [GammaKDE(kernels.nodes, rate, kernels.total, reference.upper) for rate in rates]
         n = effective_size(weights)
-        best = mixture_weights(torch.stack(held_out), folded.weights)
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
-        return cls(parts, (n * best + 1 / len(parts)) / (n + 1), core=scaled[0], level=level)
+        shares = _shares(torch.stack(held_out), folded.weights, n)
+        return cls([reference, *scaled, *kdes], shares, core=scaled[0], level=level)
 
     def with_tail(self, tail: RadiusLaw, share: float) -> StackedRadius:
         """The mixture with one more part of weight ``share``."""
@@ -202,6 +220,14 @@ class StackedRadius(TabulatedLaw):
             first = int(heavy.sum().clamp(1, r.numel() - 1))
             high, low = r[first - 1 : first], r[first : first + 1]
         return low
+
+
+def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
+    """Weights (k,) of parts with held-out log densities (k, f, j) and counts (f, j) of n points in effect."""
+    free = mixture_weights(held_out, counts)
+    single = torch.softmax((counts / counts.sum() * n * held_out).sum((1, 2)), 0)
+    weights = (n * free + _CREDIT * single) / (n + _CREDIT)
+    return (n * weights + 1 / len(weights)) / (n + 1)
 
 
 def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
