@@ -45,7 +45,7 @@ def test_weights_bring_coverage_back_where_the_features_shift(generator):
 
 @pytest.mark.parametrize(
     ("fit", "tolerance"),
-    [(GammaKDE.fit, 1e-9), (ScaledRadius.fit, 1e-3), (StackedRadius.fit, 1e-3)],
+    [(GammaKDE.fit, 1e-9), (ScaledRadius.fit, 1e-3), (StackedRadius.fit, 3e-3)],
     ids=["gamma_kde", "scaled", "stacked"],
 )
 def test_weights_of_whole_numbers_count_like_repeated_rows(fit, tolerance, generator):

@@ -25,6 +25,7 @@ from .tabulated import TabulatedLaw
 _MAX_NODES = 512
 _RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
 _CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
+_SAY = 3.0  # nats that one point may speak against a part
 
 
 class StackedRadius(TabulatedLaw):
@@ -78,18 +79,18 @@ class StackedRadius(TabulatedLaw):
         r"""Stack of {reference, scaled, scaled with power, three gamma KDEs} for radii (n,).
 
         The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it: kernels wide
-        enough for the tail and sharp enough for the bulk. With :math:`\ell_k` the ten-fold held-out
-        log-likelihood of part k, and :math:`w^*` the weights of the mixture for which it is highest,
+        enough for the tail and sharp enough for the bulk. With :math:`f_k` the ten-fold held-out densities of
+        part k and :math:`w^*` the weights whose mixture :math:`f^*` of them has the highest likelihood,
 
-        .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right),
-                  \qquad q_k \propto e^{\ell_k}.
+        .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right), \qquad
+                  q_k \propto \prod_i \max(f_k(r_i),\, e^{-3} f^*(r_i)).
 
         Free weights are noisy where points are few, and there those that believe in the best single parts
-        decide. Each weight is at least 1 / (K (n + 1)): above the core no point can lose more than
-        log(K (n + 1)) against the reference (and log(1 + level), the most that the core may add to the
-        whole). The core has the shape of the scaled reference and ends at the quantile of 5 / (n + 1), of 1 %
-        where that is less, and of 1 / (n + 1) at least: where the mixture rests on one norm its density,
-        which sets that of the core, is not known to a factor of e.
+        decide; the bound keeps one outlier from outvoting all others. Each weight is at least 1 / (K (n +
+        1)): above the core no point can lose more than log(K (n + 1)) against the reference (and log(1 +
+        level), the most that the core may add to the whole). The core has the shape of the scaled reference
+        and ends at the quantile of 5 / (n + 1), of 1 % where that is less, and of 1 / (n + 1) at least: where
+        the mixture rests on one norm its density, which sets that of the core, is not known to a factor of e.
 
         Args:
             radii: (n,) calibration norms.
@@ -225,7 +226,9 @@ class StackedRadius(TabulatedLaw):
 def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
     """Weights (k,) of parts with held-out log densities (k, f, j) and counts (f, j) of n points in effect."""
     free = mixture_weights(held_out, counts)
-    single = torch.softmax((counts / counts.sum() * n * held_out).sum((1, 2)), 0)
+    mixture = torch.logsumexp(held_out + torch.log(free)[:, None, None], 0)
+    bounded = torch.maximum(held_out, mixture - _SAY)
+    single = torch.softmax((counts / counts.sum() * n * bounded).sum((1, 2)), 0)
     weights = (n * free + _CREDIT * single) / (n + _CREDIT)
     return (n * weights + 1 / len(weights)) / (n + 1)
 
