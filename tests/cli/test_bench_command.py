@@ -11,7 +11,7 @@ pytest.importorskip("rich")
 import click
 
 from latentcal.cli import main
-from latentcal.cli.lists import Datasets, Seeds, gathered
+from latentcal.cli.lists import Datasets, Methods, Seeds, gathered
 from latentcal.experiments import METHODS, RunSpec, Store, record_id
 from latentcal.experiments.store import DONE, FAILED
 
@@ -75,6 +75,12 @@ def test_data_sets_have_their_full_names():
     assert Datasets().convert("SLU,enb,slump", None, None) == ("slump", "enb")
     with pytest.raises(click.BadParameter, match="Did you mean 'slump'"):
         Datasets().convert("slmp", None, None)
+
+
+def test_methods_are_named_in_any_case():
+    assert Methods().convert("base,LR-STACKED,base", None, None) == ("BASE", "LR-stacked")
+    with pytest.raises(click.BadParameter, match="There is no method 'LR'; choose of BASE, LR-KDE"):
+        Methods().convert("BASE,LR", None, None)
 
 
 def test_words_of_a_list_are_gathered_wherever_they_stand():
@@ -218,6 +224,15 @@ def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, 
     code, out, _ = latentcal(capsys, "bench", "run", *words, "--store", str(path), "--no-report")
     assert (code, len(runner.calls)) == (0, 1)
     assert "0 of 8 runs are to be done" in out
+
+
+def test_run_measures_some_methods_without_samples_where_asked_for(capsys, runner, tmp_path):
+    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
+    chosen = ("--methods", "base", "auto", "--samples", "0")
+    code, _, error = latentcal(capsys, *words, *chosen, "--store", str(tmp_path / "r.jsonl"))
+    assert code == 0, error
+    assert runner.calls[0]["samples"] == 0
+    assert runner.calls[0]["specs"][0].recalibrations == ("BASE", "auto")
 
 
 def test_run_fails_where_records_failed(capsys, runner, tmp_path):

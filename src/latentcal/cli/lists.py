@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..data.registry import find
-from ..experiments import SUITES
+from ..experiments import METHODS, SUITES
 
 
 class ListType(click.ParamType):
@@ -65,6 +65,26 @@ class Datasets(ListType):
             return tuple(dict.fromkeys(find(word).name for word in value.split(",") if word))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Methods(ListType):
+    """Recalibrations by name, ``BASE LR-stacked``, in any case."""
+
+    name = "names"
+
+    def belongs(self, word: str) -> bool:
+        return not word.startswith("-") and word not in SUITES
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        known = {name.lower(): name for name in METHODS}
+        words = [word for word in value.split(",") if word]
+        if unknown := [word for word in words if word.lower() not in known]:
+            self.fail(f"There is no method {unknown[0]!r}; choose of {', '.join(METHODS)}.", param, ctx)
+        return tuple(dict.fromkeys(known[word.lower()] for word in words))
 
 
 class ListCommand(click.Command):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load
+from .evaluate import SAMPLES
 from .run import failures_of, run, waiting
 from .runner import Outcome, Progress
 from .spec import RunSpec
@@ -25,6 +26,7 @@ def run_on_cluster(
     workers: int = 2,
     retries: int = 2,
     retry_failed: bool = False,
+    samples: int = SAMPLES,
     load: Load = load,
     cache: Path | None = None,
     report: Callable[[str], None] = lambda line: print(line, flush=True),
@@ -43,6 +45,7 @@ def run_on_cluster(
         workers: of a cluster on this machine.
         retries: how often a run that raised is begun again.
         retry_failed: whether what failed before is tried again.
+        samples: predictive samples a test row; 0 for no figure that needs them.
         load: gives a data set by its name.
         cache: folder of trained flows on the workers.
         report: takes one line for each run.
@@ -59,7 +62,7 @@ def run_on_cluster(
         token = uuid.uuid4().hex  # a scheduler must not answer with what it remembers of an earlier suite
         futures = {
             client.submit(
-                partial(run, load=load, cache=cache),
+                partial(run, samples=samples, load=load, cache=cache),
                 spec,
                 key=f"{spec.key}/{spec.weights}/{token}",
                 priority=-place,

@@ -22,6 +22,7 @@ SAMPLES = 100
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 CURVE = tuple(i / 50 for i in range(1, 50))
 REGION = 0.9
+_NONE = "no samples were asked for"
 
 Figures = dict[str, Any]
 
@@ -41,12 +42,14 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
     - ``evaluate_seconds``: processor time.
 
     What needs samples (all of HDR recalibration) is measured on the first ``sampled_rows`` test rows, which
-    are in random order, and is None where the flow cannot decode them; ``sampling_error`` says why.
+    are in random order, and is None where the flow cannot decode them or no samples are asked for;
+    ``sampling_error`` says why.
 
     Args:
         run: the trained flow.
         calibrated: the model.
-        samples: predictive samples a row.
+        samples: predictive samples a row; 0 leaves out what needs them, which is most of the time. HDR
+            recalibration always draws its own.
 
     Raises:
         FloatingPointError: a figure is not a number.
@@ -54,7 +57,10 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
     start = time.process_time()
     with torch.no_grad(), evaluation_mode(run.flow), evaluation_mode(calibrated.model):
         if calibrated.prerank is None:
-            figures = _of_latents(run, calibrated) | _guarded(_of_samples, run, calibrated, samples)
+            figures = _of_latents(run, calibrated)
+            figures |= (
+                _guarded(_of_samples, run, calibrated, samples) if samples else {"sampling_error": _NONE}
+            )
         else:
             figures = _guarded(_of_prerank, run, calibrated, samples)
     figures["evaluate_seconds"] = time.process_time() - start

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._version import __version__
 from ..data import load
-from .evaluate import evaluate
+from .evaluate import SAMPLES, evaluate
 from .methods import calibrate
 from .runner import Outcome, Task, run_all
 from .spec import RunSpec
@@ -27,6 +27,7 @@ def run(
     spec: RunSpec,
     methods: Iterable[str] | None = None,
     *,
+    samples: int = SAMPLES,
     load: Load = load,
     cache: Path | None = None,
 ) -> list[Record]:
@@ -35,16 +36,18 @@ def run(
     Args:
         spec: the run.
         methods: some of its recalibrations; all if None.
+        samples: predictive samples a test row; 0 for no figure that needs them.
         load: gives a data set by its name.
         cache: folder of trained flows.
     """
-    return list(records_of(spec, methods, load=load, cache=cache))
+    return list(records_of(spec, methods, samples=samples, load=load, cache=cache))
 
 
 def records_of(
     spec: RunSpec,
     methods: Iterable[str] | None = None,
     *,
+    samples: int = SAMPLES,
     load: Load = load,
     cache: Path | None = None,
 ) -> Iterator[Record]:
@@ -59,7 +62,7 @@ def records_of(
         for method in wanted:
             try:
                 calibrated = calibrate(method, base)
-                figures = evaluate(base, calibrated)
+                figures = evaluate(base, calibrated, samples)
             except Exception as error:
                 yield from failures_of(spec, "recalibration", error, [method])
                 continue
@@ -102,10 +105,17 @@ def waiting(specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = Fals
     return missing
 
 
-def run_into(spec: RunSpec, store_path: Path, *, load: Load = load, cache: Path | None = None) -> str:
+def run_into(
+    spec: RunSpec,
+    store_path: Path,
+    *,
+    samples: int = SAMPLES,
+    load: Load = load,
+    cache: Path | None = None,
+) -> str:
     """Do a run and append each of its records as soon as it is known; what became of it, in words."""
     store, failed, count = Store(store_path), [], 0
-    for record in records_of(spec, load=load, cache=cache):
+    for record in records_of(spec, samples=samples, load=load, cache=cache):
         store.append([record])
         count += 1
         if record["status"] == FAILED:
@@ -120,6 +130,7 @@ def run_suite(
     *,
     processes: int = 1,
     retry_failed: bool = False,
+    samples: int = SAMPLES,
     task: Task | None = None,
     **options: Any,
 ) -> None:
@@ -130,13 +141,14 @@ def run_suite(
         store_path: file of the records.
         processes: how many at a time, with one thread each.
         retry_failed: whether what failed before is tried again.
+        samples: predictive samples a test row; 0 for no figure that needs them.
         task: what is done with a spec; ``run_into`` that file if None.
         **options: of ``run_all``.
     """
     store = Store(store_path)
     todo = waiting(specs, store, retry_failed=retry_failed)
     if task is None:
-        task = partial(run_into, store_path=Path(store_path))
+        task = partial(run_into, store_path=Path(store_path), samples=samples)
 
     def lost(outcome: Outcome) -> None:
         error = RuntimeError(outcome.message)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ....experiments import RunSpec, Store, record_id, run_suite, suite, waiting
+from ....experiments import METHODS, RunSpec, Store, record_id, run_suite, suite, waiting
+from ....experiments.evaluate import SAMPLES
 from ....experiments.report import write_report
 from ....experiments.spec import Weights
 from ....experiments.store import FAILED
 from ....experiments.suites import cost_of
-from ...lists import ListCommand
+from ...lists import ListCommand, Methods
 from . import options
 
 
@@ -30,6 +32,16 @@ from . import options
 )
 @options.store
 @options.weights
+@click.option(
+    "--methods", type=Methods(), default=METHODS, show_default="all", help="Recalibrations that are measured."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=0),
+    default=SAMPLES,
+    show_default=True,
+    help="A test row; 0 leaves out what needs them, and most of the time.",
+)
 @click.option("--retry-failed", is_flag=True, help="Try again what failed before.")
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Of a dask cluster, tcp://...; `local` for one on this machine."
@@ -44,6 +56,8 @@ def run(
     processes: int,
     store: Path,
     weights: Weights,
+    methods: Sequence[str],
+    samples: int,
     retry_failed: bool,
     scheduler: str | None,
     report: bool,
@@ -58,16 +72,18 @@ def run(
         latentcal bench run quick
         latentcal bench run convex-potential maf --seeds 3 --processes 2
         latentcal bench run maf --seeds 5-9 --datasets slump ENB --weights last
+        latentcal bench run maf --methods BASE LR-stacked --samples 0
         latentcal bench run flow-matching --scheduler tcp://10.0.0.1:8786
     """
-    specs = _specs(suites, seeds, datasets, weights)
+    specs = _specs(suites, seeds, datasets, weights, methods)
     todo = waiting(specs, Store(store), retry_failed=retry_failed)
     click.echo(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.")
+    options_of_both: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
     try:
         if todo and scheduler is not None:
-            _on_cluster(specs, store, scheduler, processes, retry_failed)
+            _on_cluster(specs, store, scheduler, workers=processes, **options_of_both)
         elif todo:
-            run_suite(specs, store, processes=processes, retry_failed=retry_failed, cost=cost_of)
+            run_suite(specs, store, processes=processes, cost=cost_of, **options_of_both)
     except KeyboardInterrupt:
         click.echo("What is recorded stays; the same command goes on from there.", err=True)
         raise
@@ -81,24 +97,28 @@ def run(
 
 
 def _specs(
-    suites: Sequence[str], seeds: Sequence[int] | None, datasets: Sequence[str] | None, weights: Weights
+    suites: Sequence[str],
+    seeds: Sequence[int] | None,
+    datasets: Sequence[str] | None,
+    weights: Weights,
+    methods: Sequence[str],
 ) -> list[RunSpec]:
     """Seed by seed, so that what is done first is about all suites and data sets."""
-    chosen = {} if datasets is None else {"datasets": datasets}
-    found = [spec for name in suites for spec in suite(name, seeds, weights=weights, **chosen)]
+    chosen: dict[str, Any] = {"weights": weights, "recalibrations": tuple(methods)}
+    if datasets is not None:
+        chosen["datasets"] = datasets
+    found = [spec for name in suites for spec in suite(name, seeds, **chosen)]
     places = {seed: place for place, seed in enumerate(dict.fromkeys(spec.seed for spec in found))}
     return list(dict.fromkeys(sorted(found, key=lambda spec: places[spec.seed])))
 
 
-def _on_cluster(
-    specs: Sequence[RunSpec], store: Path, scheduler: str, processes: int, retry_failed: bool
-) -> None:
+def _on_cluster(specs: Sequence[RunSpec], store: Path, scheduler: str, **options: Any) -> None:
     try:
         from ....experiments.cluster import run_on_cluster
     except ImportError as error:
         raise click.ClickException(f"Runs on a cluster are not available: {error}") from error
     address = None if scheduler == "local" else scheduler
-    run_on_cluster(specs, store, scheduler=address, workers=processes, retry_failed=retry_failed)
+    run_on_cluster(specs, store, scheduler=address, **options)
 
 
 def _complain(specs: Sequence[RunSpec], store: Store) -> None:
