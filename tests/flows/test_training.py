@@ -79,6 +79,18 @@ class Bursting(ConvexPotentialFlow):
         return z, log_abs_det * (math.nan if self.calls > 4 else 1.0)
 
 
+def test_an_output_that_the_first_batch_lacks_is_not_taken_for_a_constant():
+    """3 of 1,000 rows differ in the second output, none of them in the first batch."""
+    y = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
+    y[:, 1] = 0.0
+    y[997:, 1] = 1.0
+    y = (y - y.mean(0)) / y.std(0)
+    torch.manual_seed(0)
+    flow = ConvexPotentialFlow(2, 0, hidden=8, layers=2)
+    log = train_flow(flow, None, y, validation=(None, y), batch_size=100, max_epochs=1)
+    assert log.validation_loss[0] < 5  # 50 where the scale is that of the first batch
+
+
 def test_divergence_stops_names_the_epoch_and_keeps_the_best_weights():
     torch.manual_seed(0)
     x, y = data()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _EVALUATION_BATCH = 4096
+_INITIAL_ROWS = 1 << 16  # a batch may lack what is rare, and its scale would be far off where that occurs
 
 
 class TrainingWarning(UserWarning):
@@ -82,9 +83,9 @@ def train_flow(
 
     The flow ends in evaluation mode with the weights of its best epoch, also after an interrupt (Ctrl-C) or
     a divergence, which are reported in the log. The same seed gives the same weights to the last bit on one
-    machine. A flow with a method ``initialize(x, y)`` is given the first batch before the first step; one
-    with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and stopped on these
-    instead of the mean NLL.
+    machine. A flow with a method ``initialize(x, y)`` is given the rows, 65,536 at most, before the first
+    step; one with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and stopped on
+    these instead of the mean NLL.
 
     Args:
         flow: the flow to train.
@@ -118,7 +119,7 @@ def train_flow(
     start = time.perf_counter()
     initialize = getattr(flow, "initialize", None)
     if initialize is not None:
-        initialize(None if x is None else x[:batch_size], y[:batch_size])
+        initialize(None if x is None else x[:_INITIAL_ROWS], y[:_INITIAL_ROWS])
     with tqdm(total=max_epochs, desc="training", unit=" epochs", disable=not progress) as bar:
         try:
             for epoch in range(max_epochs):
