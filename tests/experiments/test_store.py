@@ -10,6 +10,7 @@ import time
 import pytest
 
 from latentcal.experiments import Store, StoreWarning
+from latentcal.experiments.store import DONE, FAILED
 
 
 def record(name, status="done", **fields):
@@ -44,6 +45,15 @@ def test_what_is_done_is_never_doubled(path):
     assert other.append([record("a", by=2), record("b", by=2), record("b", by=3)]) == 1
     assert one.records() == [record("a", by=1), record("b", by=2)]
     assert len(lines_of(path)) == 2
+
+
+def test_only_the_whole_takes_the_place_of_a_part(path):
+    part, whole = {"id": "a", "status": DONE, "partial": True}, {"id": "a", "status": DONE, "nll": 1.0}
+    failed = {"id": "a", "status": FAILED}
+    assert [Store(path).append([record]) for record in (failed, part, failed, part)] == [1, 1, 0, 0]
+    assert (Store(path).partial(), Store(path).failures()) == ({"a"}, [])
+    assert [Store(path).append([record]) for record in (whole, part, failed)] == [1, 0, 0]
+    assert (Store(path).records(), Store(path).partial()) == ([whole], set())
 
 
 def test_a_failure_can_be_followed_by_another_attempt(path):

@@ -54,7 +54,7 @@ def run_on_cluster(
         What became of each run, in the order in which they ended.
     """
     store = Store(store_path)
-    todo = waiting(specs, store, retry_failed=retry_failed)
+    todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
     progress, outcomes = Progress([1.0] * len(todo)), []
     with _client(scheduler, workers) as client:
         from distributed import as_completed

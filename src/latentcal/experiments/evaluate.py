@@ -22,7 +22,7 @@ SAMPLES = 100
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 CURVE = tuple(i / 50 for i in range(1, 50))
 REGION = 0.9
-_NONE = "no samples were asked for"
+NO_SAMPLES = "no samples were asked for"
 
 Figures = dict[str, Any]
 
@@ -59,7 +59,7 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
         if calibrated.prerank is None:
             figures = _of_latents(run, calibrated)
             figures |= (
-                _guarded(_of_samples, run, calibrated, samples) if samples else {"sampling_error": _NONE}
+                _guarded(_of_samples, run, calibrated, samples) if samples else {"sampling_error": NO_SAMPLES}
             )
         else:
             figures = _guarded(_of_prerank, run, calibrated, samples)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._version import __version__
 from ..data import load
-from .evaluate import SAMPLES, evaluate
+from .evaluate import NO_SAMPLES, SAMPLES, evaluate
 from .methods import calibrate
 from .runner import Outcome, Task, run_all
 from .spec import RunSpec
@@ -71,7 +71,9 @@ def records_of(
                 "encode_seconds": calibrated.encode_seconds,
                 "fit_seconds": calibrated.fit_seconds,
             }
-            about = {"detail": calibrated.detail, "remarks": list(calibrated.remarks)}
+            about: Record = {"detail": calibrated.detail, "remarks": list(calibrated.remarks)}
+            if figures["sampling_error"] == NO_SAMPLES:
+                about["partial"] = True
             yield stamp({**_head(spec, method, DONE), **_about(base), **times, **figures, **about})
 
 
@@ -93,9 +95,16 @@ def failures_of(
     return [stamp({**_head(spec, name, FAILED), **fields}) for name in names]
 
 
-def waiting(specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False) -> list[RunSpec]:
-    """Runs that are not all done yet, with what is missing as their recalibrations; failures if asked for."""
+def waiting(
+    specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, samples: int = SAMPLES
+) -> list[RunSpec]:
+    """Runs that are not all done yet, with what is missing as their recalibrations; failures if asked for.
+
+    What was done without samples is missing where samples are asked for.
+    """
     status = store.status()
+    if samples:
+        status |= dict.fromkeys(store.partial(), "partial")
     skipped = (DONE,) if retry_failed else (DONE, FAILED)
     missing = []
     for spec in specs:
@@ -146,7 +155,7 @@ def run_suite(
         **options: of ``run_all``.
     """
     store = Store(store_path)
-    todo = waiting(specs, store, retry_failed=retry_failed)
+    todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
     if task is None:
         task = partial(run_into, store_path=Path(store_path), samples=samples)
 

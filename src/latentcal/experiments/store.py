@@ -25,8 +25,9 @@ class Store:
     """One JSON object a line, identified by its ``id``; appended under a lock, forced to disk, never changed.
 
     A record has ``id`` and ``status``, ``"done"`` or ``"failed"``. One that is done is never added again; one
-    that failed may be followed by another attempt. A line that a crash cut short is moved to a file beside
-    it, with a warning, before anything is read or added. Any number of processes may share the file.
+    that failed may be followed by another attempt, and one that is ``partial`` by the whole of it. A line
+    that a crash cut short is moved to a file beside it, with a warning, before anything is read or added. Any
+    number of processes may share the file.
 
     Args:
         path: the file; made when it is first written to.
@@ -38,7 +39,7 @@ class Store:
         self._read_up_to = 0
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
-        """Add records in one write; how many were new. Those whose ``id`` is done already are left out."""
+        """Add records in one write; how many were new. Those whose ``id`` is done as fully are left out."""
         fresh = [dict(record) for record in records]
         for record in fresh:
             if not isinstance(record.get("id"), str) or record.get("status") not in (DONE, FAILED):
@@ -49,7 +50,7 @@ class Store:
             self._catch_up()
             added: list[Record] = []
             for record in fresh:
-                if self._latest.get(record["id"], {}).get("status") != DONE:
+                if _replaces(record, self._latest.get(record["id"])):
                     self._latest[record["id"]] = record
                     added.append(record)
             if added:
@@ -67,6 +68,10 @@ class Store:
     def status(self) -> dict[str, str]:
         """``"done"`` or ``"failed"`` by id."""
         return {record["id"]: record["status"] for record in self._all()}
+
+    def partial(self) -> set[str]:
+        """Ids of what is done in part, and would be replaced by all of it."""
+        return {record["id"] for record in self.records() if record.get("partial")}
 
     def _all(self) -> list[Record]:
         if self.path.exists():
@@ -104,14 +109,14 @@ class Store:
     def _take(self, line: bytes) -> None:
         try:
             record = json.loads(line)
-            known = self._latest.get(record["id"], {}).get("status")
+            known = self._latest.get(record["id"])
             if record["status"] not in (DONE, FAILED):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             if line.strip():
                 self._report(line, "left where it is and not counted")
             return
-        if known != DONE:
+        if _replaces(record, known):
             self._latest.pop(record["id"], None)  # the last attempt counts, in its place
             self._latest[record["id"]] = record
 
@@ -141,6 +146,17 @@ class Store:
         finally:
             os.close(descriptor)
         self._read_up_to += len(content)
+
+
+def _replaces(new: Record, known: Record | None) -> bool:
+    """Whether a record takes the place of the one with its id: a later failure, or what is more complete."""
+    if known is None:
+        return True
+    return _fullness(new) > _fullness(known) or new["status"] == known["status"] == FAILED
+
+
+def _fullness(record: Record) -> int:
+    return 0 if record["status"] == FAILED else 1 if record.get("partial") else 2
 
 
 def stamp(record: Mapping[str, Any]) -> Record:

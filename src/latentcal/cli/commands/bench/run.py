@@ -76,7 +76,7 @@ def run(
         latentcal bench run flow-matching --scheduler tcp://10.0.0.1:8786
     """
     specs = _specs(suites, seeds, datasets, weights, methods)
-    todo = waiting(specs, Store(store), retry_failed=retry_failed)
+    todo = waiting(specs, Store(store), retry_failed=retry_failed, samples=samples)
     click.echo(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.")
     options_of_both: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
     try:
