@@ -110,8 +110,8 @@ STUDIES = {
             "head_dim": 48,
         },
         recipe=ImageRecipe(
-            steps=4000,
-            batch_size={0: 32, 2000: 64},
+            steps=3000,
+            batch_size={0: 32, 1500: 64},
             learning_rate=2e-3,
             warmup=200,
             ema=0.995,
