@@ -160,6 +160,7 @@ def trained(name: str, folder: Path, minutes: float | None) -> Prepared:
         "steps": len(log.train_bpd),
         "planned": study.recipe.steps,
         "images": study.recipe.images_before(len(log.train_bpd)),
+        "threads": torch.get_num_threads(),
         "train_bpd": sum(log.train_bpd[-100:]) / 100,
         "validation_bpd": log.validation_bpd,
         **spent,

@@ -81,6 +81,8 @@ def test_methods_are_named_in_any_case():
     assert Methods().convert("base,LR-STACKED,base", None, None) == ("BASE", "LR-stacked")
     with pytest.raises(click.BadParameter, match="There is no method 'LR'; choose of BASE, LR-KDE"):
         Methods().convert("BASE,LR", None, None)
+    with pytest.raises(click.BadParameter, match="There is no method ','"):
+        Methods().convert(",", None, None)
 
 
 def test_words_of_a_list_are_gathered_wherever_they_stand():
@@ -228,10 +230,10 @@ def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, 
 
 def test_run_measures_some_methods_without_samples_where_asked_for(capsys, runner, tmp_path):
     words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
-    chosen = ("--methods", "base", "auto", "--samples", "0")
+    chosen = ("--methods", "base", "auto", "--no-samples")
     code, _, error = latentcal(capsys, *words, *chosen, "--store", str(tmp_path / "r.jsonl"))
     assert code == 0, error
-    assert runner.calls[0]["samples"] == 0
+    assert runner.calls[0]["samples"] is False
     assert runner.calls[0]["specs"][0].recalibrations == ("BASE", "auto")
 
 

@@ -208,7 +208,7 @@ def test_a_figure_that_is_not_a_number_is_an_error(wide, monkeypatch):
 def test_figures_of_samples_rest_on_the_first_rows_and_the_nll_on_all(wide, monkeypatch):
     """60 of 360 rows: the NLL of HDR-R is the base's on all rows, and only the step from it on the first."""
     run, whole = wide
-    monkeypatch.setattr("latentcal.experiments.sampling.MAX_ROWS", 60)
+    monkeypatch.setattr("latentcal.experiments.sampling.SAMPLED_ROWS", 60)
     for name in ("BASE", "LR-stacked", "HDR-R"):
         figures = evaluate(run, calibrate(name, run))
         assert figures["sampled_rows"] == 60 < whole[name]["sampled_rows"] == 360

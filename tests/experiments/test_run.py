@@ -94,14 +94,14 @@ def test_records_are_stored_as_they_come_and_only_once(tmp_path):
 def test_a_run_without_samples_is_completed_once_they_are_asked_for(tmp_path):
     path, store = tmp_path / "records.jsonl", Store(tmp_path / "records.jsonl")
     options = {"load": load, "cache": tmp_path / "cache"}
-    run_into(spec(), path, samples=0, **options)
-    assert waiting([spec()], store, samples=0) == []
+    run_into(spec(), path, samples=False, **options)
+    assert waiting([spec()], store, samples=False) == []
     assert waiting([spec()], store) == [spec()]
     assert [record["sampling_error"] for record in store.records()] == ["no samples were asked for"] * 2
     run_into(spec(), path, **options)
     assert waiting([spec()], store) == []
     assert all(record["energy_score"] > 0 for record in store.records())
-    run_into(spec(), path, samples=0, **options)
+    run_into(spec(), path, samples=False, **options)
     assert len(path.read_text().splitlines()) == 4
 
 

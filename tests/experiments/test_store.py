@@ -50,10 +50,19 @@ def test_what_is_done_is_never_doubled(path):
 def test_only_the_whole_takes_the_place_of_a_part(path):
     part, whole = {"id": "a", "status": DONE, "partial": True}, {"id": "a", "status": DONE, "nll": 1.0}
     failed = {"id": "a", "status": FAILED}
-    assert [Store(path).append([record]) for record in (failed, part, failed, part)] == [1, 1, 0, 0]
+    assert [Store(path).append([record]) for record in (failed, part, part)] == [1, 1, 0]
     assert (Store(path).partial(), Store(path).failures()) == ({"a"}, [])
     assert [Store(path).append([record]) for record in (whole, part, failed)] == [1, 0, 0]
     assert (Store(path).records(), Store(path).partial()) == ([whole], set())
+
+
+def test_a_part_that_could_not_be_completed_stays_and_its_failure_is_known(path):
+    part, failed = {"id": "a", "status": DONE, "partial": True}, {"id": "a", "status": FAILED, "error": "e"}
+    assert [Store(path).append([record]) for record in (part, failed)] == [1, 1]
+    store = Store(path)
+    assert (store.records(), store.failures(), store.status()) == ([part], [failed], {"a": FAILED})
+    store.append([{"id": "a", "status": DONE}])
+    assert (Store(path).failures(), Store(path).status()) == ([], {"a": DONE})
 
 
 def test_a_failure_can_be_followed_by_another_attempt(path):

@@ -61,7 +61,7 @@ def held_out_gap(n: int, seeds: range) -> tuple[float, float]:
 
 
 def test_binned_radii_choose_the_rate_of_the_definition():
-    share, worst = held_out_gap(300, range(5))
+    share, worst = held_out_gap(300, range(8))
     assert share == 1
     assert worst < 1e-3
 

@@ -16,9 +16,10 @@ from latentcal.radius import (
     StackedRadius,
     StudentRadius,
     guarantee,
+    stacked,
     tighten,
 )
-from latentcal.radius.stacked import mixture_weights
+from latentcal.radius.stacked import _shares, mixture_weights
 
 REFERENCES = {
     "chi 1": Chi(1),
@@ -310,3 +311,51 @@ def test_bad_arguments_are_refused():
         StackedRadius(parts, torch.tensor([1.0, -1.0]), Chi(2), 0.1)
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         StackedRadius(parts, torch.ones(2), Chi(2), 0.0)
+
+
+def _held_out(generator, points=200):
+    """Log densities (3, 1, n) of three parts at points of which the first one is right, and counts (1, n)."""
+    r = torch.randn(points, generator=generator, dtype=torch.float64)
+    parts = [torch.distributions.Normal(0.0, scale) for scale in (1.0, 1.1, 3.0)]
+    return torch.stack([part.log_prob(r)[None] for part in parts]), torch.ones(1, points, dtype=torch.float64)
+
+
+def test_the_shares_are_those_of_the_formula(generator):
+    held_out, counts = _held_out(generator, 50)
+    free = mixture_weights(held_out, counts)
+    mixture = (free[:, None] * held_out[:, 0].exp()).sum(0)
+    bounded = torch.maximum(held_out[:, 0].exp(), math.exp(-3) * mixture)
+    single = bounded.prod(1) / bounded.prod(1).sum()
+    expected = (50 * (50 * free + 100 * single) / 150 + 1 / 3) / 51
+    torch.testing.assert_close(_shares(held_out, counts, 50.0), expected)
+
+
+def test_one_point_speaks_against_a_part_by_no_more_than_its_bound(generator, monkeypatch):
+    held_out, counts = _held_out(generator)
+    spoilt = held_out.clone()
+    spoilt[:2, 0, 0] = -1000.0  # only the third part, which is wrong for all others, expects this point
+
+    assert _shares(spoilt, counts, 200.0)[2] < 0.02
+    monkeypatch.setattr(stacked, "_SAY", math.inf)
+    assert _shares(spoilt, counts, 200.0)[2] > 0.3  # control: one outlier outvotes 199 points
+
+
+def test_many_points_decide_by_the_free_weights_and_few_by_single_parts(generator):
+    held_out, counts = _held_out(generator, 20)
+    free = mixture_weights(held_out, counts)
+    assert (_shares(held_out, 1e5 * counts, 2e6) - free).abs().max() < 1e-3
+    assert (_shares(held_out, counts, 20.0) - free).abs().max() > 0.1
+
+
+def test_cells_without_points_have_no_say():
+    held_out = torch.tensor([[[-1.0, -math.inf]], [[-2.0, -math.inf]]], dtype=torch.float64)
+    counts = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    expected = _shares(held_out[..., :1], counts[:, :1], 1.0)
+    torch.testing.assert_close(_shares(held_out, counts, 1.0), expected)
+
+
+def test_the_kernels_have_three_widths(generator):
+    law = StackedRadius.fit(Chi(3).sample((300,), generator), reference=Chi(3))
+    wide, best, sharp = (part.rate for part in law.parts[3:])
+    assert (wide, sharp) == pytest.approx((0.1 * best, 3 * best))
+    assert len(law.parts) == stacked.PARTS

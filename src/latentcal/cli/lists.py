@@ -48,13 +48,17 @@ class Seeds(ListType):
         return tuple(dict.fromkeys(seeds))
 
 
-class Datasets(ListType):
-    """Data sets by name or abbreviation, ``slump ENB``."""
+class Names(ListType):
+    """Words that are neither options nor suites."""
 
     name = "names"
 
     def belongs(self, word: str) -> bool:
         return not word.startswith("-") and word not in SUITES
+
+
+class Datasets(Names):
+    """Data sets by name or abbreviation, ``slump ENB``."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -67,13 +71,8 @@ class Datasets(ListType):
             self.fail(str(error), param, ctx)
 
 
-class Methods(ListType):
+class Methods(Names):
     """Recalibrations by name, ``BASE LR-stacked``, in any case."""
-
-    name = "names"
-
-    def belongs(self, word: str) -> bool:
-        return not word.startswith("-") and word not in SUITES
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -82,8 +81,11 @@ class Methods(ListType):
             return value
         known = {name.lower(): name for name in METHODS}
         words = [word for word in value.split(",") if word]
-        if unknown := [word for word in words if word.lower() not in known]:
-            self.fail(f"There is no method {unknown[0]!r}; choose of {', '.join(METHODS)}.", param, ctx)
+        unknown = [word for word in words if word.lower() not in known]
+        if unknown or not words:
+            self.fail(
+                f"There is no method {(unknown or [value])[0]!r}; choose of {', '.join(METHODS)}.", param, ctx
+            )
         return tuple(dict.fromkeys(known[word.lower()] for word in words))
 
 

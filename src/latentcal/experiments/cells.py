@@ -122,7 +122,8 @@ class Cells:
             elif measure(metric).of(record) is None:
                 sampled = measure(metric).needs_samples or method == HDR
                 cannot = sampled and record.get("sampling_error")
-                reasons[seed] = "no samples" if cannot else "not defined"
+                why = "not sampled" if record.get("partial") else "no samples"
+                reasons[seed] = why if cannot else "not defined"
         return reasons
 
     def failures(self) -> list[Record]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load
-from .evaluate import SAMPLES
 from .run import failures_of, run, waiting
 from .runner import Outcome, Progress
 from .spec import RunSpec
@@ -26,7 +25,7 @@ def run_on_cluster(
     workers: int = 2,
     retries: int = 2,
     retry_failed: bool = False,
-    samples: int = SAMPLES,
+    samples: bool = True,
     load: Load = load,
     cache: Path | None = None,
     report: Callable[[str], None] = lambda line: print(line, flush=True),
@@ -45,7 +44,7 @@ def run_on_cluster(
         workers: of a cluster on this machine.
         retries: how often a run that raised is begun again.
         retry_failed: whether what failed before is tried again.
-        samples: predictive samples a test row; 0 for no figure that needs them.
+        samples: whether predictive samples are drawn, and what needs them is measured.
         load: gives a data set by its name.
         cache: folder of trained flows on the workers.
         report: takes one line for each run.

@@ -41,9 +41,9 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
       is averaged over the test rows.
     - ``evaluate_seconds``: processor time.
 
-    What needs samples (all of HDR recalibration) is measured on the first ``sampled_rows`` test rows, which
-    are in random order, and is None where the flow cannot decode them or no samples are asked for;
-    ``sampling_error`` says why.
+    What needs samples is measured on the first ``sampled_rows`` test rows, which are in random order; of HDR
+    recalibration that is all but the NLL of the base, to which the mean step on these rows is added. It is
+    None where the flow cannot decode samples or none are asked for; ``sampling_error`` says why.
 
     Args:
         run: the trained flow.

@@ -27,7 +27,7 @@ def run(
     spec: RunSpec,
     methods: Iterable[str] | None = None,
     *,
-    samples: int = SAMPLES,
+    samples: bool = True,
     load: Load = load,
     cache: Path | None = None,
 ) -> list[Record]:
@@ -36,7 +36,7 @@ def run(
     Args:
         spec: the run.
         methods: some of its recalibrations; all if None.
-        samples: predictive samples a test row; 0 for no figure that needs them.
+        samples: whether predictive samples are drawn, and what needs them is measured.
         load: gives a data set by its name.
         cache: folder of trained flows.
     """
@@ -47,7 +47,7 @@ def records_of(
     spec: RunSpec,
     methods: Iterable[str] | None = None,
     *,
-    samples: int = SAMPLES,
+    samples: bool = True,
     load: Load = load,
     cache: Path | None = None,
 ) -> Iterator[Record]:
@@ -62,7 +62,7 @@ def records_of(
         for method in wanted:
             try:
                 calibrated = calibrate(method, base)
-                figures = evaluate(base, calibrated, samples)
+                figures = evaluate(base, calibrated, SAMPLES if samples else 0)
             except Exception as error:
                 yield from failures_of(spec, "recalibration", error, [method])
                 continue
@@ -96,15 +96,18 @@ def failures_of(
 
 
 def waiting(
-    specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, samples: int = SAMPLES
+    specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, samples: bool = True
 ) -> list[RunSpec]:
     """Runs that are not all done yet, with what is missing as their recalibrations; failures if asked for.
 
     What was done without samples is missing where samples are asked for.
     """
     status = store.status()
+    partial = store.partial()
     if samples:
-        status |= dict.fromkeys(store.partial(), "partial")
+        status |= {name: "partial" for name in partial if status[name] == DONE}
+    else:
+        status |= dict.fromkeys(partial, DONE)
     skipped = (DONE,) if retry_failed else (DONE, FAILED)
     missing = []
     for spec in specs:
@@ -118,7 +121,7 @@ def run_into(
     spec: RunSpec,
     store_path: Path,
     *,
-    samples: int = SAMPLES,
+    samples: bool = True,
     load: Load = load,
     cache: Path | None = None,
 ) -> str:
@@ -139,7 +142,7 @@ def run_suite(
     *,
     processes: int = 1,
     retry_failed: bool = False,
-    samples: int = SAMPLES,
+    samples: bool = True,
     task: Task | None = None,
     **options: Any,
 ) -> None:
@@ -150,7 +153,7 @@ def run_suite(
         store_path: file of the records.
         processes: how many at a time, with one thread each.
         retry_failed: whether what failed before is tried again.
-        samples: predictive samples a test row; 0 for no figure that needs them.
+        samples: whether predictive samples are drawn, and what needs them is measured.
         task: what is done with a spec; ``run_into`` that file if None.
         **options: of ``run_all``.
     """

@@ -14,7 +14,7 @@ from ..flows import FlowMatching
 from .stepped import SteppedFlow
 from .training import TrainedRun
 
-MAX_ROWS = 2000  # whose samples are drawn: of more, the scatter between seeds hides the rest
+SAMPLED_ROWS = 2000  # whose samples are drawn: of more, the scatter between seeds hides the rest
 _POINTS = 1 << 13  # sampled at a time: what they need stays in the processor's cache
 
 
@@ -39,7 +39,7 @@ def sampler(flow: ConditionalFlow) -> ConditionalFlow:
 def draws(run: TrainedRun, model: ConditionalFlow, samples: int = 100) -> Iterator[Draws]:
     """Samples of a model of latents, decoded by the trained flow, block by block, at the first test rows.
 
-    Test rows are in random order: the first ``MAX_ROWS`` stand for all.
+    Test rows are in random order: the first ``SAMPLED_ROWS`` stand for all.
 
     Two models of one run are sampled with the same directions and the same quantiles of the radius: their
     differences are not those of random numbers.
@@ -52,7 +52,7 @@ def draws(run: TrainedRun, model: ConditionalFlow, samples: int = 100) -> Iterat
     Raises:
         FloatingPointError: where the flow decodes latents to what is not finite, or not at all.
     """
-    flow, x = sampler(run.flow), run.split.test.x[:MAX_ROWS]
+    flow, x = sampler(run.flow), run.split.test.x[:SAMPLED_ROWS]
     size = max(1, _POINTS // samples)
     for number, start in enumerate(range(0, len(x), size)):
         rows = slice(start, min(start + size, len(x)))

@@ -35,7 +35,8 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._latest: dict[str, Record] = {}
+        self._done: dict[str, Record] = {}
+        self._failed: dict[str, Record] = {}
         self._read_up_to = 0
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
@@ -48,36 +49,34 @@ class Store:
                 )
         with self._locked():
             self._catch_up()
-            added: list[Record] = []
-            for record in fresh:
-                if _replaces(record, self._latest.get(record["id"])):
-                    self._latest[record["id"]] = record
-                    added.append(record)
+            added = [record for record in fresh if self._accept(record)]
             if added:
                 self._write("".join(json.dumps(record) + "\n" for record in added).encode())
         return len(added)
 
     def records(self) -> list[Record]:
         """What is done, in the order of the file."""
-        return [record for record in self._all() if record["status"] == DONE]
+        self._refresh()
+        return list(self._done.values())
 
     def failures(self) -> list[Record]:
-        """What failed at its last attempt and was not done since."""
-        return [record for record in self._all() if record["status"] == FAILED]
+        """What failed at its last attempt and was not done since; parts that could not be completed too."""
+        self._refresh()
+        return list(self._failed.values())
 
     def status(self) -> dict[str, str]:
-        """``"done"`` or ``"failed"`` by id."""
-        return {record["id"]: record["status"] for record in self._all()}
+        """``"done"`` or ``"failed"``, which is what counts of a part that could not be completed, by id."""
+        self._refresh()
+        return dict.fromkeys(self._done, DONE) | dict.fromkeys(self._failed, FAILED)
 
     def partial(self) -> set[str]:
         """Ids of what is done in part, and would be replaced by all of it."""
         return {record["id"] for record in self.records() if record.get("partial")}
 
-    def _all(self) -> list[Record]:
+    def _refresh(self) -> None:
         if self.path.exists():
             with self._locked():
                 self._catch_up()
-        return list(self._latest.values())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -90,11 +89,11 @@ class Store:
     def _catch_up(self) -> None:
         """Read what was added since the last look, by whichever process."""
         if not self.path.exists():
-            self._latest, self._read_up_to = {}, 0
+            self._done, self._failed, self._read_up_to = {}, {}, 0
             return
         size = self.path.stat().st_size
         if size < self._read_up_to:  # another file under the same name
-            self._latest, self._read_up_to = {}, 0
+            self._done, self._failed, self._read_up_to = {}, {}, 0
         with self.path.open("rb") as file:
             file.seek(self._read_up_to)
             content = file.read()
@@ -109,16 +108,26 @@ class Store:
     def _take(self, line: bytes) -> None:
         try:
             record = json.loads(line)
-            known = self._latest.get(record["id"])
-            if record["status"] not in (DONE, FAILED):
+            if not isinstance(record["id"], str) or record["status"] not in (DONE, FAILED):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             if line.strip():
                 self._report(line, "left where it is and not counted")
             return
-        if _replaces(record, known):
-            self._latest.pop(record["id"], None)  # the last attempt counts, in its place
-            self._latest[record["id"]] = record
+        self._accept(record)
+
+    def _accept(self, record: Record) -> bool:
+        """Take a record unless its id is done as fully; whether it was taken."""
+        known = self._done.get(record["id"])
+        if known is not None and (not known.get("partial") or record.get("partial")):
+            return False
+        self._failed.pop(record["id"], None)  # the last attempt counts, in its place
+        if record["status"] == FAILED:
+            self._failed[record["id"]] = record
+        else:
+            self._done.pop(record["id"], None)
+            self._done[record["id"]] = record
+        return True
 
     def _set_aside(self, line: bytes) -> None:
         aside = self.path.with_name(self.path.name + ".damaged")
@@ -146,17 +155,6 @@ class Store:
         finally:
             os.close(descriptor)
         self._read_up_to += len(content)
-
-
-def _replaces(new: Record, known: Record | None) -> bool:
-    """Whether a record takes the place of the one with its id: a later failure, or what is more complete."""
-    if known is None:
-        return True
-    return _fullness(new) > _fullness(known) or new["status"] == known["status"] == FAILED
-
-
-def _fullness(record: Record) -> int:
-    return 0 if record["status"] == FAILED else 1 if record.get("partial") else 2
 
 
 def stamp(record: Mapping[str, Any]) -> Record:

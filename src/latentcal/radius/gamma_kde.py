@@ -95,7 +95,7 @@ class GammaKDE(TabulatedLaw):
         folded = FoldedRadii.of(
             t, weights, max_nodes=_EXACT_UP_TO if t.numel() <= _EXACT_UP_TO else _MAX_NODES
         )
-        rate, _ = choose_rate(folded, extend=rates == "extended", upper=upper)
+        rate = choose_rate(folded, extend=rates == "extended", upper=upper)
         kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
         return cls(kernels.nodes, rate, kernels.total, upper)
 
@@ -168,12 +168,11 @@ def _log_ratio(t: Tensor, origin: Tensor) -> Tensor:
     return torch.where(excess.abs() < 0.5, torch.log1p(excess), torch.log(t / origin))
 
 
-def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -> tuple[float, Tensor]:
-    """Rate of the highest held-out likelihood and the (f, k) held-out log densities of t at the nodes."""
-    end = upper ** (1 / 3)
+def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -> float:
+    """Rate of the highest held-out likelihood."""
     if folded.weights.shape[0] == 1:  # nothing to hold out
-        rate = 10.0 / float(folded.nodes.mean())
-        return rate, held_out_log_density(folded, [rate], end)[0]
+        return 10.0 / float(folded.nodes.mean())
+    end = upper ** (1 / 3)
     levels = [folded]
     while levels[-1].nodes.numel() > 64:
         levels.append(levels[-1].merged(2))
@@ -189,7 +188,7 @@ def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -
             if following <= score:
                 break
             rate, score = rate * factor, following
-    return rate, held_out_log_density(folded, [rate], end)[0]
+    return rate
 
 
 def largest_rate(folded: FoldedRadii) -> float:

@@ -24,6 +24,7 @@ from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
 _RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
+PARTS = 3 + len(_RATES)  # of the stack
 _CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
 _SAY = 3.0  # nats that one point may speak against a part
 
@@ -78,9 +79,10 @@ class StackedRadius(TabulatedLaw):
     ) -> StackedRadius:
         r"""Stack of {reference, scaled, scaled with power, three gamma KDEs} for radii (n,).
 
-        The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it: kernels wide
-        enough for the tail and sharp enough for the bulk. With :math:`f_k` the ten-fold held-out densities of
-        part k and :math:`w^*` the weights whose mixture :math:`f^*` of them has the highest likelihood,
+        The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it (no more than
+        the nodes can resolve): kernels wide enough for the tail and sharp enough for the bulk. With
+        :math:`f_k` the ten-fold held-out densities of part k and :math:`w^*` the weights whose mixture
+        :math:`f^*` of them has the highest likelihood,
 
         .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right), \qquad
                   q_k \propto \prod_i \max(f_k(r_i),\, e^{-3} f^*(r_i)).
@@ -108,7 +110,7 @@ class StackedRadius(TabulatedLaw):
         warn_if_tied(radii)
         t = cube_roots(radii)
         folded = FoldedRadii.of(t, weights, max_nodes=nodes)
-        best_rate, _ = choose_rate(folded, extend=True, upper=reference.upper)
+        best_rate = choose_rate(folded, extend=True, upper=reference.upper)
         rates = [min(factor * best_rate, largest_rate(folded)) for factor in _RATES]
         log_kde = held_out_log_density(folded, rates, reference.upper ** (1 / 3))
         centers = folded.nodes**3
@@ -228,7 +230,8 @@ def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
     free = mixture_weights(held_out, counts)
     mixture = torch.logsumexp(held_out + torch.log(free)[:, None, None], 0)
     bounded = torch.maximum(held_out, mixture - _SAY)
-    single = torch.softmax((counts / counts.sum() * n * bounded).sum((1, 2)), 0)
+    votes = torch.where(counts > 0, counts / counts.sum() * n * bounded, 0.0)
+    single = torch.softmax(votes.sum((1, 2)), 0)
     weights = (n * free + _CREDIT * single) / (n + _CREDIT)
     return (n * weights + 1 / len(weights)) / (n + 1)
 

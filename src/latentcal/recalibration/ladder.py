@@ -19,7 +19,7 @@ from ..radius.grouped import GroupedRadius
 from ..radius.law import DiscreteOutputWarning, RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
-from ..radius.stacked import StackedRadius
+from ..radius.stacked import PARTS, StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
 from .cross_fitting import FOLDS, fold_numbers
 from .maps import Chain, LatentMap
@@ -33,7 +33,6 @@ _REFUTED = 0.01  # p-value of the base's law of the norm
 _MOST_COORDINATES = 64  # that marginals are tried for
 _DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
 _STRETCH = 1.5  # beyond which a tail is added
-_PARTS = 7  # of the stack with its tail
 _INFLATION = 0.01  # of the variance by draws of the tail
 _BLOCKS = 20  # of rows in time order, for standard errors
 _FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
@@ -186,7 +185,7 @@ class RungFitter:
             float(stretched) > _STRETCH and isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius))
         ):
             return law
-        share = 1 / (_PARTS * (effective_size(self.rows.weights) + 1))
+        share = 1 / ((PARTS + 1) * (effective_size(self.rows.weights) + 1))
         share = min(share, _INFLATION / float(stretched) ** 2)
         return law.with_tail(ScaledRadius(self.base.radius, float(stretched)), share)
 

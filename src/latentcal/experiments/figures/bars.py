@@ -184,7 +184,7 @@ def _test_rows(cells: Cells, dataset: str, metric: str) -> int | None:
     sizes = (
         rows_of(record, metric)
         for key, record in cells.records.items()
-        if key[0] == dataset and "n_test" in record
+        if key[0] == dataset and record.get(metric) is not None
     )
     return next(sizes, None)
 

@@ -11,6 +11,7 @@ _WHY = {
     "not run": "Not run",
     "failed": "Failed",
     "no samples": "The flow cannot decode its samples",
+    "not sampled": "Measured without samples",
     "not defined": "Not defined",
 }
 

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from ....experiments import METHODS, RunSpec, Store, record_id, run_suite, suite, waiting
-from ....experiments.evaluate import SAMPLES
 from ....experiments.report import write_report
 from ....experiments.spec import Weights
 from ....experiments.store import FAILED
@@ -36,11 +35,11 @@ from . import options
     "--methods", type=Methods(), default=METHODS, show_default="all", help="Recalibrations that are measured."
 )
 @click.option(
-    "--samples",
-    type=click.IntRange(min=0),
-    default=SAMPLES,
+    "--samples/--no-samples",
+    default=True,
     show_default=True,
-    help="A test row; 0 leaves out what needs them, and most of the time.",
+    help="Draw samples at the test rows. Without them there is no energy score and no HDR-ECE; HDR-R draws "
+    "its own all the same.",
 )
 @click.option("--retry-failed", is_flag=True, help="Try again what failed before.")
 @click.option(
@@ -57,7 +56,7 @@ def run(
     store: Path,
     weights: Weights,
     methods: Sequence[str],
-    samples: int,
+    samples: bool,
     retry_failed: bool,
     scheduler: str | None,
     report: bool,
@@ -72,18 +71,18 @@ def run(
         latentcal bench run quick
         latentcal bench run convex-potential maf --seeds 3 --processes 2
         latentcal bench run maf --seeds 5-9 --datasets slump ENB --weights last
-        latentcal bench run maf --methods BASE LR-stacked --samples 0
+        latentcal bench run maf --methods BASE LR-stacked --no-samples
         latentcal bench run flow-matching --scheduler tcp://10.0.0.1:8786
     """
     specs = _specs(suites, seeds, datasets, weights, methods)
     todo = waiting(specs, Store(store), retry_failed=retry_failed, samples=samples)
     click.echo(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.")
-    options_of_both: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
+    how: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
     try:
         if todo and scheduler is not None:
-            _on_cluster(specs, store, scheduler, workers=processes, **options_of_both)
+            _on_cluster(specs, store, scheduler, workers=processes, **how)
         elif todo:
-            run_suite(specs, store, processes=processes, cost=cost_of, **options_of_both)
+            run_suite(specs, store, processes=processes, cost=cost_of, **how)
     except KeyboardInterrupt:
         click.echo("What is recorded stays; the same command goes on from there.", err=True)
         raise
@@ -112,13 +111,13 @@ def _specs(
     return list(dict.fromkeys(sorted(found, key=lambda spec: places[spec.seed])))
 
 
-def _on_cluster(specs: Sequence[RunSpec], store: Path, scheduler: str, **options: Any) -> None:
+def _on_cluster(specs: Sequence[RunSpec], store: Path, scheduler: str, **how: Any) -> None:
     try:
         from ....experiments.cluster import run_on_cluster
     except ImportError as error:
         raise click.ClickException(f"Runs on a cluster are not available: {error}") from error
     address = None if scheduler == "local" else scheduler
-    run_on_cluster(specs, store, scheduler=address, **options)
+    run_on_cluster(specs, store, scheduler=address, **how)
 
 
 def _complain(specs: Sequence[RunSpec], store: Store) -> None:
