@@ -41,6 +41,7 @@ def test_every_missing_figure_has_its_reason():
         record("slump", "LR-KDE", 2, nll=1.0, energy_score=None, sampling_error="far out"),
         record("slump", "HDR-R", 2, nll=None, sampling_error="far out"),
         record("slump", "auto", 2, nll=None),
+        record("slump", "LR-aligned", 2, nll=1.0, sampling_error="no samples were asked for", partial=True),
     ]
     cells = Cells.of(known, "convex-potential")
     assert cells.why_missing("slump", "BASE", "nll") == {1: "failed", 2: "not run"}
@@ -48,6 +49,7 @@ def test_every_missing_figure_has_its_reason():
     assert cells.why_missing("slump", "LR-KDE", "energy_score")[2] == "no samples"
     assert cells.why_missing("slump", "HDR-R", "nll")[2] == "no samples"
     assert cells.why_missing("slump", "auto", "nll")[2] == "not defined"
+    assert cells.why_missing("slump", "LR-aligned", "energy_score")[2] == "not sampled"
     assert [failed["error"] for failed in cells.failures()] == ["ValueError: no"]
 
 

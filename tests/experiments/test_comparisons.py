@@ -117,6 +117,13 @@ def test_a_curve_leaves_its_band_where_it_is_far_from_the_diagonal():
         curve_of(bent, "hdr_curve")
 
 
+def test_the_band_of_a_curve_of_samples_is_that_of_the_sampled_rows():
+    bent = [level**3 for level in CURVE]
+    known = record("slump", "BASE", 0, hdr_curve=bent, latent_curve=bent, sampled_rows=4)
+    assert (curve_of(known, "hdr_curve").n, curve_of(known).n) == (4, 15)
+    assert curve_of({**known, "sampled_rows": None}, "hdr_curve").n == 15  # before the rows were limited
+
+
 def test_only_runs_that_leave_the_band_must_be_improved():
     bent, straight = [level**3 for level in CURVE], list(CURVE)
     known = [
