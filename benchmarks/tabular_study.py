@@ -70,10 +70,10 @@ most two joint standard errors; in brackets the others, in joint standard errors
 error is itself uncertain by half, and of 25 sets with nothing but noise one would be an exception.
 """
 MISSES = """\
-**Why not.** BASE: one learning rate for all sets, 0.001. A flow that is stopped after two epochs is as good as
-its learning rate lets it be; below, all sets of which 0.005, the largest of the published grids, was tried and
-our NLL is an exception (`python benchmarks/learning_rates.py`; mean of three seeds). Sets with up to 1,024
-training rows make two steps in two epochs, and stay near the initial weights at any rate.
+**Why not.** BASE: one learning rate for all sets, 0.001. A flow that is stopped after two epochs is as good
+as its learning rate lets it be. Below are the exceptions of which 0.005, the largest of the published grids,
+was tried (`python benchmarks/learning_rates.py`; mean of three seeds). Sets with up to 1,024 training rows
+make two steps in two epochs, and stay near the initial weights at any rate.
 """
 OTHER_MISSES = """\
 OTHER
