@@ -72,16 +72,16 @@ error is itself uncertain by half, and of 25 sets with nothing but noise one wou
 MISSES = """\
 **Why not.** BASE: one learning rate for all sets, 0.001. A flow that is stopped after two epochs is as good
 as its learning rate lets it be. Below are the exceptions of which 0.005, the largest of the published grids,
-was tried (`python benchmarks/learning_rates.py`; three seeds, one of the convex potential flow). Sets with up to 1,024 training rows
-make two steps in two epochs, and stay near the initial weights at any rate.
+was tried (`python benchmarks/learning_rates.py`; three seeds, one of the convex potential flow). Sets with
+up to 1,024 training rows make two steps in two epochs, and stay near the initial weights at any rate.
 """
 OTHER_MISSES = """\
-The other sets whose NLL is an exception (SF2, SCP, AT2, BI1, BI2, WAG, RF1, AIR) have outputs that are counts,
-classes or rounded: two values in WAG, 25 in BI1. No density is too high there, so the NLL says how sharply a
-flow comes down on these values when it is stopped, and a few rows beside them decide its mean. That is a guess
-at the cause: for WAG neither the higher rate nor five layers instead of two bring the convex potential flow
-nearer to print. On the same ground stand the L-ECE of SF1 and SF2, whose norms have jumps that no continuous
-law can follow.
+The other sets whose NLL is an exception (SF2, SCP, AT2, BI1, BI2, WAG, RF1, AIR) have outputs that are
+counts, classes or rounded: two values in WAG, 25 in BI1. No density is too high there, so the NLL says how
+sharply a flow comes down on these values when it is stopped, and a few rows beside them decide its mean.
+That is a guess at the cause: for WAG neither the higher rate nor five layers instead of two bring the convex
+potential flow nearer to print. On the same ground stand the L-ECE of SF1 and SF2, whose norms have jumps
+that no continuous law can follow.
 """
 STACKED = """\
 The weights of the stack and the widths of its kernels were chosen by looking at LR-KDE and LR-stacked on
