@@ -189,6 +189,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, model, new, monkeypatch, name
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_device_without_space_is_one_line(model, new):
     answer = latentcal("predict", model, new, "--out", "/dev/full")

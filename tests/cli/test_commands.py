@@ -358,6 +358,7 @@ def test_the_demo_draws_a_picture(tmp_path):
     assert latentcal(*commands[0].split()).code == 0
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_lines_and_pure_csv(model, new):
     program = [sys.executable, "-m", "latentcal.cli", "predict", str(model), str(new)]
     done = subprocess.run(program, capture_output=True, text=True)

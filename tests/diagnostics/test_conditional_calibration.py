@@ -66,6 +66,7 @@ def _no_slabs(monkeypatch):
     monkeypatch.setattr("latentcal.diagnostics.conditional._FEWEST_SLAB_ROWS", 10**9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_slabs")
 def test_a_calibrated_model_is_rejected_at_the_stated_level(generator):
     runs = 200

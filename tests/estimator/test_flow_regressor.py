@@ -474,6 +474,7 @@ def skewed_and_uneven(n, seed):
     return X, X @ np.ones((3, 2)) + noise
 
 
+@pytest.mark.slow
 def test_auto_mends_what_one_law_of_the_radius_cannot():
     # Gain over "stacked" on 2,000 new rows: 0.51 nats, s.e. 0.02.
     score = {}

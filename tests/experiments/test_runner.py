@@ -53,6 +53,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_doubled(tmp_
     assert lines[-1].startswith("4/4")
 
 
+@pytest.mark.slow
 def test_a_run_that_always_kills_its_worker_is_given_up_and_can_be_retried(tmp_path):
     specs, path = [spec(seed) for seed in range(2)], tmp_path / "records.jsonl"
     task = partial(quick_task, folder=tmp_path, deaths=2)

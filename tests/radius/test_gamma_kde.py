@@ -87,7 +87,7 @@ def test_the_law_is_the_weighted_mixture_that_it_says_it_is(generator):
     torch.testing.assert_close(law.cdf(r), cdf, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_norms_like_those_of_large_images_get_the_best_rate_beyond_the_grid(seed):
     generator = torch.Generator().manual_seed(seed)
 

@@ -337,6 +337,7 @@ def check_coverage(repetitions: int, n: int) -> None:
     assert abs(float(left_alone[1]) - 0.9) > epsilon + error  # control
 
 
+@pytest.mark.slow
 def test_with_a_guarantee_mean_coverage_is_within_epsilon():
     check_coverage(repetitions=15, n=60)
 

@@ -54,6 +54,7 @@ def test_small_sets_are_calibrated_without_losing_a_row():
     assert 0.9 < torch.stack(crossed).mean() < 0.98
 
 
+@pytest.mark.slow
 def test_the_ladder_is_climbed_by_out_of_fold_latents():
     x, y = draw(400, seed=0, features=3)
     model = lc.cross_calibrate(overfitted, x, torch.exp(0.8 * x[:, :1]) * y)
