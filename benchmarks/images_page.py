@@ -159,6 +159,8 @@ def large() -> str:
     return f"""\
 ## 256 x 256 in colour (d = 196,608)
 
+(Measured when the kernels of the default law had one width.)
+
 An untrained, tiny TarFlow on synthetic images, {whole["images"]:,} to calibrate on and as many to test, one
 thread: it shows that the arithmetic holds at this size, not what a good flow would gain.
 
