@@ -23,7 +23,7 @@ def client(tmp_path_factory):
             processes=True,
             protocol="tcp",
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             local_directory=str(folder),
         ) as cluster,
         distributed.Client(cluster) as client,

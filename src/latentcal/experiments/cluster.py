@@ -104,6 +104,11 @@ def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
         with Client(scheduler) as client:
             yield client
         return
-    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "host": "127.0.0.1"}
+    options = {
+        "threads_per_worker": 1,
+        "processes": True,
+        "dashboard_address": "127.0.0.1:0",
+        "host": "127.0.0.1",
+    }
     with LocalCluster(n_workers=workers, **options) as cluster, Client(cluster) as client:
         yield client
