@@ -79,7 +79,8 @@ class LinearGaussianFlow(ConditionalFlow):
         if x is not None:
             x64 = x.to(torch.float64)
             x_mean = x64.mean(0)
-            weight = torch.linalg.lstsq(x64 - x_mean, residuals).solution.T
+            # With a cut well above rounding, features that repeat each other are one for certain.
+            weight = torch.linalg.lstsq(x64 - x_mean, residuals, rcond=1e-10).solution.T
             residuals = residuals - (x64 - x_mean) @ weight.T
             bias = bias - weight @ x_mean
         covariance = residuals.T @ residuals / (n - features - 1)
