@@ -59,9 +59,17 @@ def test_the_smallest_allowed_number_of_points_is_enough(generator):
 def test_repeated_features_do_no_harm(generator):
     x = torch.randn(50, 2, generator=generator).double()
     y = torch.randn(50, 2, generator=generator).double()
-    flow, doubled = LinearGaussianFlow.fit(x, y), LinearGaussianFlow.fit(torch.cat([x, x], 1), y)
-    predictions = [model._mean(data) for model, data in ((flow, x), (doubled, torch.cat([x, x], 1)))]
-    torch.testing.assert_close(*predictions)
+    expected = LinearGaussianFlow.fit(x, y)._mean(x)
+    twice = torch.cat([x, x], 1)
+    for _ in range(1000):  # torch's default method is wrong in one of three hundred
+        _dirty_memory()
+        torch.testing.assert_close(LinearGaussianFlow.fit(twice, y)._mean(twice), expected)
+
+
+def _dirty_memory() -> None:
+    """Leave small integers where the next small allocation finds them."""
+    for size in (4, 4, 4, 8, 16):
+        torch.randint(0, 3, (size,), dtype=torch.int32)
 
 
 def test_numpy_arrays_are_taken(generator):

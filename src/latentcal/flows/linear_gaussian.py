@@ -79,8 +79,9 @@ class LinearGaussianFlow(ConditionalFlow):
         if x is not None:
             x64 = x.to(torch.float64)
             x_mean = x64.mean(0)
-            # With a cut well above rounding, features that repeat each other are one for certain.
-            weight = torch.linalg.lstsq(x64 - x_mean, residuals, rcond=1e-10).solution.T
+            # Now and then torch's default on a CPU loses a feature where others repeat each other.
+            driver = "gelsd" if x64.device.type == "cpu" else None
+            weight = torch.linalg.lstsq(x64 - x_mean, residuals, driver=driver).solution.T
             residuals = residuals - (x64 - x_mean) @ weight.T
             bias = bias - weight @ x_mean
         covariance = residuals.T @ residuals / (n - features - 1)
