@@ -95,7 +95,7 @@ def records(store: Path | None) -> list[dict[str, object]]:
     """Records of a store, or of the copy."""
     if store is not None:
         found = Store(store)
-        return [*found.records(), *found.failures()]
+        return [*found.failures(), *found.records()]
     with gzip.open(COPY, "rt") as file:
         return [json.loads(line) for line in file]
 

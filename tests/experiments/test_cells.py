@@ -77,3 +77,12 @@ def test_coverage_is_that_of_the_region_and_an_unknown_measure_is_refused():
     assert MEASURES["nll"].of({}) is None
     with pytest.raises(ValueError, match="no measure 'nil'"):
         measure("nil")
+
+
+def test_a_part_that_could_not_be_completed_keeps_its_figures(tmp_path):
+    part = record("slump", "BASE", 0, nll=1.0, sampling_error="no samples were asked for", partial=True)
+    store = Store(tmp_path / "records.jsonl")
+    store.append([part])
+    store.append([record("slump", "BASE", 0, error="RuntimeError: no memory")])
+    assert len(store.failures()) == 1
+    assert Cells.read(store, "convex-potential").values("slump", "BASE", "nll") == {0: 1.0}

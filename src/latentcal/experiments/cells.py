@@ -80,8 +80,8 @@ class Cells:
     def read(
         cls, store: Store, name: str, weights: Weights = "best", datasets: Sequence[str] | None = None
     ) -> Cells:
-        """The records of a suite in a store."""
-        return cls.of(store.records() + store.failures(), name, weights, datasets)
+        """The records of a suite in a store; of a part that could not be completed, the part."""
+        return cls.of(store.failures() + store.records(), name, weights, datasets)
 
     def rows(self, dataset: str) -> int | None:
         """Size of a data set, as far as it is known."""
