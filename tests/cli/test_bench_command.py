@@ -118,11 +118,26 @@ def test_status_counts_and_says_why_it_failed(capsys, store):
     code, out, _ = latentcal(capsys, "bench", "status", "--store", str(store))
     assert code == 0
     row = next(line for line in out.splitlines() if "quick" in line)
-    assert [word for word in row.split() if word.isdigit()][:4] == ["3", "1", "23", "1"]
+    assert [word for word in row.split() if word.isdigit()][:5] == ["3", "1", "23", "0", "1"]
     assert "SLU HDR-R seed 0: ValueError: it went wrong" in out
     assert (
         "There is no record of maf" in latentcal(capsys, "bench", "status", "maf", "--store", str(store))[1]
     )
+
+
+def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_path):
+    path = tmp_path / "records.jsonl"
+    spec = RunSpec("slump", "convex-potential", 0)
+    Store(path).append(
+        [record(spec, "BASE", version="1.0"), record(spec, "auto", version="1.0", partial=True)]
+    )
+    words = ("bench", "status", "--store", str(path))
+    _, out, _ = latentcal(capsys, *words)
+    row = next(line for line in out.splitlines() if "convex-potential" in line)
+    assert [word for word in row.split() if word.isdigit()][:5] == ["1", "1", "2", "1", "0"]
+    assert "side by side" not in out
+    Store(path).append([record(spec, "LR-KDE", version="1.1")])
+    assert "latentcal 1.0 and 1.1 stand side by side" in latentcal(capsys, *words)[1]
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,19 @@ def test_missing_failed_and_infinite_figures_are_shown_and_explained():
     assert stacked.text == "1 of 3 infinite"
     assert table.column("auto")[0].text == "1 seed"
     assert table.column("LR-KDE", "here")[1].text == "not run"
-    assert "Failed: SLU LR-KDE." in words(table)
+    assert "Failed: LR-KDE on SLU." in words(table)
     assert "RuntimeError: too steep (SLU LR-KDE seed 0; SLU LR-KDE seed 1" in words(table)
-    assert "EDM LR-KDE, LR-stacked, auto" in words(table)
-    assert "SLU auto (seeds 1, 2)" in words(table)
+    assert "LR-KDE, LR-stacked, auto on EDM" in words(table)
+    assert "auto with seeds 1, 2 on SLU" in words(table)
     assert "Without any record in convex-potential: AT2, SF1" in words(table)
+
+
+def test_what_is_missing_alike_is_said_once():
+    values = {(name, "BASE"): [1.0] * 5 for name in ("slump", "edm", "jura")}
+    values |= {("slump", "auto"): [1.0] * 5, ("edm", "auto"): [1.0, 1.0], ("jura", "auto"): [1.0, 1.0]}
+    assert "Not run: auto with seeds 2 to 4 on EDM, JUR." in words(
+        metric_table(cells_of("nll", values), "nll")
+    )
 
 
 def test_a_complete_study_has_nothing_to_explain():

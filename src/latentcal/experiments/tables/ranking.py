@@ -42,9 +42,12 @@ def _notes(ranked: Ranks) -> tuple[str, ...]:
         f"Ranks of means over the seeds that all methods have, in {len(ranked.by_case)} cases (a data set of "
         "a suite), 1 for the lowest. Differences are paired by seed; their median is over cases."
     ]
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (suite, dataset), lacking in ranked.left_out.items():
+        alike.setdefault((suite, lacking), []).append(short_name(dataset))
     left_out = [
-        f"{suite} {short_name(dataset)} (no common seed; incomplete: {', '.join(lacking) or 'none'})"
-        for (suite, dataset), lacking in ranked.left_out.items()
+        f"{suite} {', '.join(names)} (no common seed; incomplete: {', '.join(lacking) or 'none'})"
+        for (suite, lacking), names in alike.items()
     ]
     return (*notes, f"Not ranked: {'; '.join(left_out)}.") if left_out else tuple(notes)
 

@@ -32,8 +32,8 @@ def where_from(cells: Cells) -> list[str]:
 
 
 def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:
-    """One note for each reason for which figures are missing, with the data sets, methods and seeds."""
-    places: dict[str, list[str]] = {why: [] for why in _WHY}
+    """One note for each reason for which figures are missing, with the methods, seeds and data sets."""
+    places: dict[str, dict[str, list[str]]] = {why: {} for why in _WHY}
     for dataset in cells.datasets:
         missing: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         for method in methods:
@@ -42,15 +42,27 @@ def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:
                 seeds = tuple(seed for seed, reason in reasons.items() if reason == why)
                 missing.setdefault((why, seeds), []).append(method)
         for (why, seeds), names in missing.items():
-            which = "" if len(names) == len(methods) else f" {', '.join(names)}"
-            of = "" if len(seeds) == len(cells.seeds) else f" ({plural('seed', seeds)})"
-            places[why].append(f"{short_name(dataset)}{which}{of}")
-    notes = [f"{_WHY[why]}: {'; '.join(found)}." for why, found in places.items() if found]
+            which = [] if len(names) == len(methods) else [", ".join(names)]
+            of = [] if len(seeds) == len(cells.seeds) else [plural("seed", seeds)]
+            places[why].setdefault(" with ".join(which + of), []).append(short_name(dataset))
+    notes = [
+        f"{_WHY[why]}: {'; '.join(_on(what, names) for what, names in found.items())}."
+        for why, found in places.items()
+        if found
+    ]
     return [*notes, *_errors(cells, methods), *absent(cells)]
 
 
+def _on(what: str, datasets: Sequence[str]) -> str:
+    """Methods and seeds, if any, and where they are missing."""
+    return f"{what} on {', '.join(datasets)}" if what else ", ".join(datasets)
+
+
 def plural(word: str, numbers: Sequence[int]) -> str:
-    """A noun and its numbers."""
+    """A noun and its numbers, in a row of three or more only the ends."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 2 and list(numbers) == list(range(first, last + 1)):
+        return f"{word}s {first} to {last}"
     return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 

@@ -25,6 +25,8 @@ _WIDTH = 140  # of what is piped elsewhere
 def status(suites: Sequence[str], store: Path) -> None:
     """Show what is recorded, what failed and why, and what is missing; of all suites if none is named.
 
+    What was done without samples is part of what is done.
+
     \b
     Examples:
         latentcal bench status
@@ -33,7 +35,7 @@ def status(suites: Sequence[str], store: Path) -> None:
     known = options.records(store)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     table = Table(title=f"Records in {store}", title_justify="left")
-    for name in ("suite", "weights", "seeds", "data sets", "done", "failed", "missing"):
+    for name in ("suite", "weights", "seeds", "data sets", "done", "without samples", "failed", "missing"):
         table.add_column(name, justify="left" if name in ("suite", "weights") else "right")
     choices: tuple[Weights, ...] = ("best", "last")
     every = [Cells.read(known, name, weights) for name in suites or SUITES for weights in choices]
@@ -49,6 +51,13 @@ def status(suites: Sequence[str], store: Path) -> None:
             )
     for name in (name for name in suites if all(cells.suite != name for cells in found)):
         console.print(f"There is no record of {name}.")
+    for cells in found:
+        if len(versions := _versions(cells)) > 1:
+            console.print(
+                f"{cells.suite}, {cells.weights}: records of latentcal {' and '.join(versions)} stand side "
+                "by side, and what changed in between is taken for noise. Another --store begins anew.",
+                soft_wrap=True,
+            )
     if not suites and (lost := _of_no_suite(known, found)):
         console.print(f"{lost} records belong to no suite: their sizes are others.")
 
@@ -58,8 +67,14 @@ def _counts(cells: Cells) -> list[str]:
     expected = len(names) * len(cells.seeds) * len(METHODS)
     failed = len(cells.failures())
     done = len(cells.records) - failed
-    numbers = (len(cells.seeds), len(cells.datasets), done, failed, expected - done - failed)
+    partial = sum(bool(record.get("partial")) for record in cells.records.values())
+    numbers = (len(cells.seeds), len(cells.datasets), done, partial, failed, expected - done - failed)
     return [cells.suite, cells.weights, *(f"{number:,}" for number in numbers)]
+
+
+def _versions(cells: Cells) -> list[str]:
+    """Of latentcal that wrote records, in the order of the alphabet."""
+    return sorted({record["version"] for record in cells.records.values() if "version" in record})
 
 
 def _sets(name: str) -> tuple[str, ...]:
