@@ -94,6 +94,11 @@ def test_what_a_worker_cannot_do_is_recorded_and_can_be_retried(cluster, tmp_pat
     assert outcome.state == "failed"
     assert [record["stage"] for record in Store(path).failures()] == ["training"] * 2
     assert run_on_cluster([spec()], path, load=load, **there) == []
-    (outcome,) = run_on_cluster([spec()], path, load=load, retry_failed=True, **there)
+    (outcome,) = run_on_cluster([spec()], path, load=load, retry_failed=True, samples=False, **there)
     assert outcome.state == "done"
     assert Store(path).failures() == []
+    assert len(Store(path).partial()) == 2
+    assert run_on_cluster([spec()], path, load=load, samples=False, **there) == []
+    (outcome,) = run_on_cluster([spec()], path, load=load, **there)  # completed by what needs samples
+    assert outcome.state == "done"
+    assert Store(path).partial() == set()
