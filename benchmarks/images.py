@@ -33,7 +33,7 @@ from torch.utils.data import Subset
 
 import latentcal as lc
 from latentcal.data import Compose, GaussianNoise, ImageFolder, RandomFlip, load_images
-from latentcal.experiments.cache import cache_folder
+from latentcal.data.remote import cache_folder
 from latentcal.experiments.images import denoised, encode_images, image_records, paired_samples, recalibrated
 from latentcal.flows import ImageRecipe, TarFlow, image_grid, train_images, write_png
 from latentcal.flows.image_training.source import ImageSource

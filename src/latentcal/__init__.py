@@ -38,7 +38,13 @@ from .conformal import (
     anomaly_pvalue,
     conformal_region,
 )
-from .diagnostics import CalibrationReport, ConditionalCalibration, conditional_calibration, diagnose
+from .diagnostics import (
+    CalibrationReport,
+    ConditionalCalibration,
+    conditional_calibration,
+    diagnose,
+    diagnose_partitions,
+)
 from .discrete import Atoms, Dequantizer, OutputAtoms, atoms
 from .flow import ConditionalFlow, FlowDistribution, Standardized
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
@@ -81,9 +87,11 @@ from .recalibration import (
     align,
     autocalibrate,
     cross_calibrate,
+    evaluate_partitions,
     latent_norms,
     nll_decomposition,
     recalibrate,
+    recalibrate_partitions,
     recalibrate_prerank,
     rolling_pit,
 )
@@ -167,6 +175,8 @@ __all__ = [
     "data",
     "density_ratio",
     "diagnose",
+    "diagnose_partitions",
+    "evaluate_partitions",
     "expected_utility",
     "flows",
     "from_functions",
@@ -193,6 +203,7 @@ __all__ = [
     "probability",
     "radial_transport",
     "recalibrate",
+    "recalibrate_partitions",
     "recalibrate_prerank",
     "rolling_pit",
     "save",

@@ -117,8 +117,8 @@ def test_only_some_data_sets_are_shown_where_asked_for(capsys, store):
 def test_status_counts_and_says_why_it_failed(capsys, store):
     code, out, _ = latentcal(capsys, "bench", "status", "--store", str(store))
     assert code == 0
-    row = next(line for line in out.splitlines() if "quick" in line)
-    assert [word for word in row.split() if word.isdigit()][:5] == ["3", "1", "23", "0", "1"]
+    row = next(line for line in out.splitlines() if "quick" in line)  # six sets, three seeds, eight methods
+    assert [word for word in row.split() if word.isdigit()] == ["3", "1", "23", "0", "1", "120"]
     assert "SLU HDR-R seed 0: ValueError: it went wrong" in out
     assert (
         "There is no record of maf" in latentcal(capsys, "bench", "status", "maf", "--store", str(store))[1]
@@ -148,6 +148,7 @@ def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_p
         (["bench", "table", "quick", "--metric", "nil"], 2, "'nil' is not one of"),
         (["bench", "run", "quick", "--seeds", "x"], 2, "'x' are no seeds; write 3"),
         (["bench", "run", "quick", "--datasets", "slmp"], 2, "Did you mean 'slump'"),
+        (["bench", "run", "quick", "--datasets", ","], 2, "',' names no data set"),
         (["bench", "run"], 2, "Missing argument 'SUITE...'"),
         (["bench", "run", "quick", "--processes", "0"], 2, "0 is not in the range"),
         (["bnech"], 2, "No such command 'bnech'"),
@@ -167,8 +168,27 @@ def test_a_suite_without_records_and_a_wrong_method_are_named(capsys, store):
     assert "no record of the suite maf with best weights" in error
     words = ("bench", "table", "convex-potential", "--method", "auto", "--store", str(store))
     assert "about all methods" in latentcal(capsys, *words)[2]
+    for name, method in (("decomposition", "BASE"), ("times", "HDR-R")):
+        words = ("bench", "table", "quick", "--metric", name, "--method", method, "--store", str(store))
+        assert "stand in this table anyway" in latentcal(capsys, *words)[2].replace("stands", "stand")
     words = ("bench", "table", "quick", "--weights", "last", "--store", str(store))
     assert "with last weights" in latentcal(capsys, *words)[2]
+
+
+@pytest.mark.parametrize("command", [["status"], ["table", "quick"]])
+def test_a_file_that_is_no_store_is_left_alone(capsys, tmp_path, command):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not to be lost")
+    code, _, error = latentcal(capsys, "bench", *command, "--store", str(notes))
+    assert (code, error.count("\n")) == (1, 1)
+    assert "is not a file of records" in error
+    assert notes.read_text() == "not to be lost"
+
+
+def test_records_of_something_else_belong_to_no_suite(capsys, store):
+    Store(store).append([{"id": "x", "status": "done"}])
+    out = latentcal(capsys, "bench", "status", "--store", str(store))[1]
+    assert "1 records belong to no suite" in out
 
 
 def test_the_traceback_is_shown_only_where_asked_for(capsys, store):

@@ -66,6 +66,13 @@ def test_one_target_may_be_named_without_a_list(tmp_path):
     assert "height" not in data.feature_names
 
 
+def test_one_column_may_be_dropped_without_a_list(tmp_path):
+    columns = {**table(), "e": table()["size"]}  # a letter of the other one
+    data = load_csv(write(tmp_path / "a.csv", columns), targets="weight", drop="size")
+    assert "e" in data.feature_names
+    assert "size" not in data.feature_names
+
+
 def test_rows_that_miss_a_target_or_a_feature_are_left_out_and_counted(tmp_path):
     columns = {name: [*map(str, cells)] for name, cells in table().items()}
     columns["weight"][3] = columns["weight"][5] = "NA"
@@ -97,7 +104,10 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
             {"min_rows": 190},
             "180 of its 200 rows are complete; at least 190",
         ),
-        ({"size": ["1e300", *range(N - 1)]}, {}, r"\['size'\] have missing values or numbers too large"),
+        ({"size": [0, "1e300", *range(N - 2)]}, {}, r"\['size'\] have .* too large .* first in row 1 of"),
+        ({"weight": [1.5] * N}, {}, r"targets \['weight'\] are constant"),
+        ({}, {"targets": ["Weight"]}, r"there is 'weight' for 'Weight'"),
+        ({}, {"missing": "raise"}, "missing is 'drop' or 'error', got 'raise'"),
         ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),
         ({" ": range(N)}, {}, "A column has no name"),
     ],
@@ -110,7 +120,7 @@ def test_a_table_that_cannot_be_used_is_an_error_that_says_why(tmp_path, change,
         return
     with pytest.raises(ValueError, match=message) as error:
         load_csv(path, **options)
-    assert str(path) in str(error.value) or "among targets and drop" in message
+    assert str(path) in str(error.value) or "among targets and drop" in message or "missing is" in message
 
 
 def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
@@ -127,11 +137,14 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
     path.write_text("a,weight\n1,2\n3\n")
     with pytest.raises(ValueError, match="row 1 of the data has 1 values, but there are 2 columns"):
         load_csv(path, "weight")
+    path.write_text("a;weight\n1,5;2,5\n")
+    with pytest.raises(ValueError, match="pass delimiter=';'"):
+        load_csv(path, "weight")
     path.write_text("")
     with pytest.raises(ValueError, match="first line is empty"):
         load_csv(path, "weight")
     path.write_text("a,weight\n")
-    with pytest.raises(ValueError, match="None of its 0 rows"):
+    with pytest.raises(ValueError, match="no row of data"):
         load_csv(path, "weight")
     with pytest.raises(FileNotFoundError):
         load_csv(tmp_path / "nothing.csv", "weight")
@@ -210,6 +223,13 @@ def test_new_rows_get_the_features_that_the_flow_was_trained_on(data, tmp_path):
     test = result.indices["test"]
     standardised = ((x[test].double() - result.x_mean) / result.x_scale).float()
     assert torch.equal(standardised, result.test.x)
+
+
+def test_new_rows_may_come_in_a_file_of_another_kind(data, tmp_path):
+    other = write(tmp_path / "b.csv", table(), delimiter=";")
+    with pytest.raises(ValueError, match="pass delimiter=';'"):
+        data.preprocessing.transform(other)
+    assert torch.equal(data.preprocessing.transform(other, delimiter=";").x, data.x)
 
 
 def test_other_data_have_no_rules_to_learn(data):

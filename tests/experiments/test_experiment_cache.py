@@ -3,7 +3,8 @@ import subprocess
 import sys
 import textwrap
 
-from latentcal.experiments.cache import cache_folder, write_entry
+from latentcal.data.remote import cache_folder
+from latentcal.experiments.cache import write_entry
 
 FILES = {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
 
@@ -16,6 +17,9 @@ def test_the_folder_is_the_one_that_the_variable_names(monkeypatch, tmp_path):
     monkeypatch.setenv("LATENTCAL_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("LATENTCAL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "all"))
+    assert cache_folder() == tmp_path / "all" / "latentcal"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder().parts[-2:] == (".cache", "latentcal")
 
 

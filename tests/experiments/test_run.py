@@ -1,5 +1,6 @@
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from toy_study import load, real_task, spec
@@ -42,6 +43,23 @@ def test_a_run_is_repeatable(tmp_path):
     for first, second in zip(*records, strict=True):
         names = [name for name in first if "seconds" not in name and name != "time"]
         assert {name: first[name] for name in names} == {name: second[name] for name in names}
+
+
+def test_threads_of_one_process_have_the_numbers_of_one_run_after_the_other(tmp_path):
+    specs = [spec(seed, recalibrations=("BASE",)) for seed in range(4)]
+    alone = [run(each, samples=False, load=load, cache=tmp_path / "a") for each in specs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(
+            pool.map(lambda each: run(each, samples=False, load=load, cache=tmp_path / "b"), specs)
+        )
+    assert [record["nll"] for (record,) in together] == [record["nll"] for (record,) in alone]
+
+
+def test_the_split_of_a_run_is_its_own(tmp_path):
+    fields = {"recalibrations": ("BASE",), "split": (0.4, 0.2, 0.4)}
+    (record,) = run(spec(**fields), samples=False, load=load, cache=tmp_path)
+    assert (record["n_train"], record["n_calibration"], record["n_test"]) == (60, 30, 60)
+    assert record["split"] == [0.4, 0.2, 0.4]
 
 
 def test_a_method_that_fails_does_not_take_the_others_with_it(tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ def test_weights_and_recalibrations_share_one_training():
         {"max_epochs": 2},
         {"patience": 30},
         {"tuned": True},
+        {"split": (0.6, 0.2, 0.2)},
         {"flow": "maf"},
         {"dataset": "slump"},
     ],
@@ -56,7 +57,8 @@ def test_what_changes_the_training_changes_the_key(fields):
 
 
 def test_a_spec_survives_json():
-    spec = RunSpec("enb", "maf", 2, (("hidden", 32),), weights="last", recalibrations=("BASE", "auto"))
+    fields = {"weights": "last", "split": (0.5, 0.3, 0.2), "recalibrations": ("BASE", "auto")}
+    spec = RunSpec("enb", "maf", 2, (("hidden", 32),), **fields)
     again = RunSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec
     assert hash(again) == hash(spec)
@@ -66,6 +68,11 @@ def test_the_order_of_sizes_does_not_matter():
     first = RunSpec("enb", "maf", 0, (("layers", 3), ("hidden", 32)))
     assert first == RunSpec("enb", "maf", 0, (("hidden", 32), ("layers", 3)))
     assert dict(first.sizes) == {"flows": 3, "hidden": 32, "layers": 3, "learning_rate": 1e-3}
+
+
+def test_an_abbreviation_is_the_same_data_set():
+    assert RunSpec("ENB", "maf", 0) == RunSpec("enb", "maf", 0)
+    assert RunSpec("my own", "maf", 0).dataset == "my own"
 
 
 def test_patience_is_the_flows_own_by_default():
@@ -84,6 +91,8 @@ def test_patience_is_the_flows_own_by_default():
         ({"recalibrations": ("BASE", "LR-magic")}, "LR-magic"),
         ({"tuned": True, "sizes": (("hidden", 8),)}, "chooses its sizes itself"),
         ({"max_epochs": 0}, "max_epochs must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"sizes": (("hiden", 8),)}, r"maf has no \['hiden'\]; it has transform, flows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

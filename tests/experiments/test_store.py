@@ -1,3 +1,4 @@
+import gzip
 import json
 import multiprocessing
 import os
@@ -76,17 +77,57 @@ def test_a_failure_can_be_followed_by_another_attempt(path):
     assert Store(path).records() == [record("a", nll=1.0)]
 
 
-@pytest.mark.parametrize("cut", [1, 7, 20])
+@pytest.mark.parametrize("cut", [2, 7, 20])
 def test_a_truncated_last_line_is_moved_aside_and_the_rest_stays(path, cut):
     Store(path).append([record("a", nll=1.0), record("b", nll=2.0)])
     os.truncate(path, path.stat().st_size - cut)
+    before = path.read_bytes()
     store = Store(path)
-    with pytest.warns(StoreWarning, match="moved to"):
+    with pytest.warns(StoreWarning, match="cannot be read"):
         assert store.records() == [record("a", nll=1.0)]
+    assert store.records() == [record("a", nll=1.0)]  # warned once
+    assert path.read_bytes() == before  # reading changes nothing
+    assert store.append([record("b", nll=2.0)]) == 1
     aside = path.with_name(path.name + ".damaged")
     assert aside.read_text().startswith('{"id": "b"')
-    assert store.append([record("b", nll=2.0)]) == 1
     assert [line["id"] for line in lines_of(path)] == ["a", "b"]
+
+
+def test_a_record_that_lacks_the_end_of_its_line_counts(path):
+    Store(path).append([record("a"), record("b")])
+    os.truncate(path, path.stat().st_size - 1)
+    assert Store(path).append([record("b"), record("c")]) == 1
+    assert [line["id"] for line in lines_of(path)] == ["a", "b", "c"]
+    assert not path.with_name(path.name + ".damaged").exists()
+
+
+def test_a_single_line_that_was_cut_short_is_repaired(path):
+    Store(path).append([record("a")])
+    os.truncate(path, 8)
+    with pytest.warns(StoreWarning):
+        assert Store(path).append([record("a")]) == 1
+    assert lines_of(path) == [record("a")]
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\nof today\n", b"\x1f\x8b\x08\x00 packed"])
+def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    for use in (Store(path).records, Store(path).status, lambda: Store(path).append([record("a")])):
+        with pytest.raises(ValueError, match="is not a file of records"):
+            use()
+    assert path.read_bytes() == content
+
+
+def test_a_compressed_file_can_be_read_only(path):
+    Store(path).append([record("a"), record("b", "failed")])
+    packed = path.with_name("records.jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    store = Store(packed)
+    assert (store.records(), store.status()) == ([record("a")], {"a": "done", "b": "failed"})
+    with pytest.raises(ValueError, match="Unpack it first"):
+        store.append([record("c")])
+    assert not packed.with_name(packed.name + ".lock").exists()
 
 
 def test_appending_after_a_crash_repairs_first(path):
@@ -104,7 +145,8 @@ def test_a_damaged_line_in_the_middle_is_reported_and_left_out(path):
         file.write("not json\n[1]\n" + json.dumps(record("b")) + "\n")
     with pytest.warns(StoreWarning) as caught:
         assert [r["id"] for r in Store(path).records()] == ["a", "b"]
-    assert len(caught) == 2
+    (warning,) = caught
+    assert "2 lines" in str(warning.message)
 
 
 def test_a_store_notices_that_its_file_was_replaced(path):

@@ -114,7 +114,18 @@ def test_weights_are_named_where_they_differ_from_the_published_ones():
     last = metric_table(cells_of("nll", {("slump", "BASE"): BASE}, weights="last"), "nll")
     assert "here: those of the best one" in words(best)
     assert "as here" in words(last)
+    two_epochs = records_of("nll", {("slump", "BASE"): BASE}, suite_name="misspecified")
+    poor = metric_table(Cells.of(two_epochs, "misspecified"), "nll")
+    assert "weights of the second and last epoch; here: those of the best one" in words(poor)
     assert "last weights" in last.title
+
+
+def test_sets_with_other_rows_than_the_published_are_named():
+    values = {("slump", "BASE"): BASE, ("taxi", "BASE"): BASE, ("calcofi", "BASE"): BASE}
+    assert "Other rows than the published ones: CAL, TAX." in words(
+        metric_table(cells_of("nll", values), "nll")
+    )
+    assert "Other rows" not in words(metric_table(cells_of("nll", {("slump", "BASE"): BASE}), "nll"))
 
 
 def test_the_terms_of_the_decomposition_stand_beside_the_published_ones():

@@ -6,20 +6,22 @@ import pytest
 from latentcal.experiments import SUITES, suite, suites
 
 
-def entry(name, rows, available=True, comparable=True):
-    return SimpleNamespace(name=name, shape=(rows, 3, 2), available=available, comparable=comparable)
+def entry(name, rows, available=True, comparable=True, remote=None):
+    fields = {"available": available, "comparable": comparable, "remote": remote}
+    return SimpleNamespace(name=name, shape=(rows, 3, 2), **fields)
 
 
 @pytest.fixture
 def _folder(monkeypatch):
     known = [
         entry("bio", 45730),
-        entry("slump", 103),
+        entry("slump", 103, remote="somewhere"),
         entry("scm1d", 9803, available=False),
         entry("scm1d_partial", 5756, comparable=False),
         entry("households", 7207),
     ]
     monkeypatch.setattr(suites, "list_datasets", lambda: known)
+    monkeypatch.setenv("LATENTCAL_DATA", "a folder")
 
 
 @pytest.mark.usefixtures("_folder")
@@ -40,6 +42,16 @@ def test_a_main_suite_has_three_seeds_of_its_flow(name):
 @pytest.mark.usefixtures("_folder")
 def test_the_misspecified_suite_stops_convex_potentials_after_two_epochs():
     assert {(spec.flow, spec.max_epochs) for spec in suite("misspecified")} == {("convex-potential", 2)}
+
+
+@pytest.mark.usefixtures("_folder")
+def test_without_a_folder_a_suite_has_the_sets_of_the_web(monkeypatch):
+    monkeypatch.delenv("LATENTCAL_DATA")
+    assert [spec.dataset for spec in suite("maf", seeds=[0])] == ["slump"]
+
+
+def test_one_name_is_one_data_set():
+    assert [spec.dataset for spec in suite("maf", seeds=[0], datasets="ENB")] == ["enb"]
 
 
 @pytest.mark.usefixtures("_folder")

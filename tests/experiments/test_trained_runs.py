@@ -115,7 +115,7 @@ def test_a_changed_data_set_is_noticed(tmp_path):
 
 def test_a_changed_split_is_noticed(tmp_path, monkeypatch):
     trained(spec(), load=load, cache=tmp_path)
-    monkeypatch.setattr(training, "split", lambda data, seed: split(data, seed + 1))
+    monkeypatch.setattr(training, "split", lambda data, seed, shares: split(data, seed + 1, shares))
     with pytest.raises(ValueError, match="another split"):
         trained(spec(), load=load, cache=tmp_path)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import latentcal as lc
-from latentcal.recalibration import evaluate_partitions, recalibrate_partitions
+from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
 from toys import SinhFlow
 
 dask = pytest.importorskip("dask")
@@ -96,6 +96,58 @@ def test_a_worker_that_is_lost_is_made_up_for(client):
     victim = next(iter(client.run(os.getpid).values()))
     os.kill(victim, signal.SIGKILL)
     assert_same_model(recalibrate_partitions(flow, in_parts(x, y)), lc.recalibrate(flow, x, y), x, y)
+
+
+def test_two_workers_over_tcp_report_what_one_machine_reports(client):
+    x, y = rows(400)
+    flow, quick = SinhFlow(2), {"permutations": 399, "samples": 10}
+    expected = lc.diagnose(flow, x, y, **quick)
+    report = diagnose_partitions(flow, in_parts(x, y), **quick)
+    assert report.to_dict() == expected.to_dict()
+    assert diagnose_partitions(flow, in_parts(x + 1, y), **quick).to_dict() != expected.to_dict()
+
+
+def test_of_too_many_rows_a_random_part_is_diagnosed():
+    x, y = rows(400)
+    flow, quick = SinhFlow(2), {"permutations": 399, "samples": 10}
+    report = diagnose_partitions(flow, in_parts(x, y), max_rows=100, seed=3, **quick)
+    assert report.n == 100
+    assert report.notes[0] == "These are 100 of 400 rows in 5 partitions, drawn at random."
+    part = torch.randperm(400, generator=torch.Generator().manual_seed(3))[:100].sort().values
+    expected = lc.diagnose(flow, x[part], y[part], **quick)
+    assert report.to_dict()["findings"] == expected.to_dict()["findings"]
+
+
+def test_empty_partitions_are_passed_over():
+    x, y = rows()
+    flow, nothing = SinhFlow(2), dask.delayed((torch.zeros(0, 2), torch.zeros(0, 2)))
+    parts = in_parts(x, y)
+    parts = [nothing, *parts[:2], nothing, *parts[2:]]
+    model = recalibrate_partitions(flow, parts)
+    assert_same_model(model, lc.recalibrate(flow, x, y), x, y)
+    assert len(evaluate_partitions(flow, parts)[0]) == len(y)
+    quick = {"permutations": 399, "samples": 10, "max_rows": 50}
+    assert diagnose_partitions(flow, parts, **quick).n == 50
+    for function in (recalibrate_partitions, evaluate_partitions, diagnose_partitions):
+        with pytest.raises(ValueError, match="All 2 partitions are empty"):
+            function(flow, [nothing, nothing])
+
+
+def test_what_is_wrong_with_a_partition_is_said_with_its_number():
+    frames = pytest.importorskip("dask.dataframe")
+    x, y = rows()
+    y[130] = torch.nan  # of 120 rows each
+    with pytest.raises(ValueError, match=r"Partition 1: y has NaN .*first at \(10,\)"):
+        recalibrate_partitions(SinhFlow(2), in_parts(x, y))
+    with pytest.raises(TypeError, match=r"a list of pairs: \[\(x, y\)\]"):
+        recalibrate_partitions(SinhFlow(2), (x, y))
+    with pytest.raises(TypeError, match=r"Partition 0 must be a pair \(x, y\), got Tensor"):
+        recalibrate_partitions(SinhFlow(2), [dask.delayed(y)])
+    table = pd.DataFrame({"u": y[:100, 0], "a": x[:100, 0], "town": ["Ghent"] * 100})
+    with pytest.raises(TypeError, match="from_pandas"):
+        recalibrate_partitions(SinhFlow(1), table, targets="u")
+    with pytest.raises(ValueError, match=r"columns \['town'\] hold no numbers"):
+        recalibrate_partitions(SinhFlow(1), frames.from_pandas(table, npartitions=2), targets="u")
 
 
 def test_what_is_no_partition_is_refused():

@@ -66,9 +66,12 @@ class Datasets(Names):
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(dict.fromkeys(find(word).name for word in value.split(",") if word))
+            names = tuple(dict.fromkeys(find(word).name for word in value.split(",") if word))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if not names:
+            self.fail(f"{value!r} names no data set.", param, ctx)
+        return names
 
 
 class Methods(Names):

@@ -29,6 +29,7 @@ class DatasetEntry:
         drop: columns that go before anything else.
         complete_rows: whether rows with any missing value go before anything else.
         comparable: whether results on it can be compared with the paper's.
+        same_rows: whether the rows are, as far as is known, those that the paper draws from.
         note: what else to know before using it.
         how_to_get: what to do where the file is missing.
         remote: the uncompressed file on the web; None where no public address of exactly this file is known,
@@ -48,6 +49,7 @@ class DatasetEntry:
     drop: tuple[str, ...] = ()
     complete_rows: bool = False
     comparable: bool = True
+    same_rows: bool = True
     note: str = ""
     how_to_get: str = ""
     remote: RemoteFile | None = None
@@ -202,6 +204,7 @@ _ENTRIES = (
         "bottle database of the California Cooperative Oceanic Fisheries Investigations, "
         "from github.com/CalCOFI/calcofi4r",
         complete_rows=True,
+        same_rows=False,
         note="A random subset of the present database; the paper's own file could not be compared with it.",
     ),
     DatasetEntry(
@@ -212,6 +215,7 @@ _ENTRIES = (
         2,
         "public domain",
         "New York City Taxi & Limousine Commission, yellow cabs, January to June 2016, pieced together",
+        same_rows=False,
         note="A stand-in: the paper draws from January 2016 alone, which here are rows 0 to 14,775. "
         "The names of the columns are the original ones: *_lat holds the longitude, *_lon the latitude.",
     ),

@@ -22,6 +22,8 @@ def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
     if path.suffix in _PARQUET:
         columns = [inferred(name, cells) for name, cells in _whole_parquet(path).items()]
     else:
+        with open_text(path, encoding) as file:
+            _header(csv.reader(file, delimiter=delimiter), delimiter)  # before rows of another width are met
         columns = read_table(path, delimiter=delimiter, encoding=encoding)
         columns = columns[int(columns[0].name.strip() == "") :]
     columns = [column._replace(name=column.name.strip()) for column in columns]
@@ -89,13 +91,19 @@ def _header(rows: Iterator[list[str]], delimiter: str) -> list[str]:
 def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
     """Raise where a wanted column is missing, or there more than once."""
     if absent := [name for name in wanted if name not in there]:
-        close = {name: difflib.get_close_matches(name, there, n=1) for name in absent}
+        close = {name: _alike(name, there) for name in absent}
         guesses = ", ".join(f"{found[0]!r} for {name!r}" for name, found in close.items() if found)
         raise ValueError(
             f"The columns {absent} are missing"
             + (f"; there is {guesses}." if guesses else f" among {list(there)}.")
         )
     check_unique([name for name in there if name in set(wanted)])
+
+
+def _alike(name: str, there: Sequence[str]) -> list[str]:
+    """The name that is most like another one, in any case; none where all are different."""
+    folded = {known.casefold(): known for known in there}
+    return [folded[known] for known in difflib.get_close_matches(name.casefold(), folded, n=1)]
 
 
 def _check_delimiter(header: str, delimiter: str) -> None:

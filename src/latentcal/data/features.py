@@ -120,8 +120,16 @@ def matrix(columns: Sequence[Column], rows: int) -> Tensor:
     return encode([Feature(column.name, column.kind) for column in columns], columns, rows)
 
 
-def check_finite(table: Tensor, names: Sequence[str]) -> None:
-    """Raise where a column has missing values or numbers that float32 cannot hold."""
-    finite = torch.isfinite(table).all(0).tolist()
-    if wrong := [name for name, good in zip(names, finite, strict=True) if not good]:
-        raise ValueError(f"The columns {wrong} have missing values or numbers too large for float32.")
+def check_finite(table: Tensor, names: Sequence[str], rows: np.ndarray | None = None) -> None:
+    """Raise where a column has missing values or numbers that float32 cannot hold.
+
+    Args:
+        table: (n, k).
+        names: (k,) of its columns.
+        rows: (n,) numbers of its rows in the file, for the message.
+    """
+    finite = torch.isfinite(table)
+    if wrong := [name for name, good in zip(names, finite.all(0).tolist(), strict=True) if not good]:
+        first = int(finite.all(1).long().argmin())
+        where = f", first in row {first if rows is None else rows[first]} of the data"
+        raise ValueError(f"The columns {wrong} have missing values or numbers too large for float32{where}.")

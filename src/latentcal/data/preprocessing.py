@@ -122,6 +122,8 @@ class Preprocessing:
         targets: bool = False,
         unknown: Literal["zeros", "error"] = "zeros",
         missing: Literal["error", "drop"] = "error",
+        delimiter: str = ",",
+        encoding: str = "utf-8",
     ) -> Encoded:
         """Features, and targets where asked for, of new rows.
 
@@ -131,9 +133,12 @@ class Preprocessing:
             targets: whether to read the targets, too.
             unknown: what to do with a category that was not there when the rules were learned.
             missing: what to do with a row that misses a value.
+            delimiter: of a csv file.
+            encoding: of a csv file.
         """
         if isinstance(rows, str | os.PathLike):
-            parts = [*self.chunks(rows, targets=targets, unknown=unknown, missing=missing)]
+            how: dict[str, Any] = {"unknown": unknown, "missing": missing}
+            parts = [*self.chunks(rows, targets=targets, delimiter=delimiter, encoding=encoding, **how)]
             if not parts:
                 raise ValueError(f"{rows} has no rows.")
             x, y, numbers = zip(*parts, strict=True)

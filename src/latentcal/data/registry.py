@@ -128,7 +128,7 @@ def download(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     Args:
         name: full name or abbreviation.
         cache: folder to keep the file in; by default ``data`` in the one named by the variable
-            LATENTCAL_CACHE, else in the operating system's cache folder for latentcal.
+            LATENTCAL_CACHE, else in ~/.cache/latentcal.
 
     Raises:
         FileNotFoundError: the set has no public address, or no mirror gave the file.

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-CACHE_VARIABLE = "LATENTCAL_CACHE"
 _MAY_PASS = frozenset([408, 425, 429])  # client errors that another attempt can mend
 _TIMEOUT = 30.0  # seconds without an answer
 
@@ -27,10 +26,9 @@ class RemoteFile(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """The folder for downloads: ``data`` in the one that LATENTCAL_CACHE names, else in pooch's default."""
-    import pooch
-
-    return Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("latentcal")).expanduser() / "data"
+    """What is downloaded or trained lies in ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``."""
+    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LATENTCAL_CACHE") or Path(general) / "latentcal").expanduser()
 
 
 def fetch(
@@ -50,7 +48,7 @@ def fetch(
 
     Args:
         remote: the file.
-        cache: folder to keep it in; by default ``cache_folder()``.
+        cache: folder to keep it in; by default ``data`` in ``cache_folder()``.
         rounds: how often to try the mirrors.
         wait: seconds before the second round; doubled before each further one.
         timeout: seconds without an answer after which a mirror has failed.
@@ -64,7 +62,7 @@ def fetch(
         from requests import RequestException
     except ImportError as error:
         raise ImportError("Downloading data needs pooch: pip install 'latentcal[experiments]'.") from error
-    path = (cache_folder() if cache is None else Path(cache).expanduser()) / remote.file
+    path = (cache_folder() / "data" if cache is None else Path(cache).expanduser()) / remote.file
     downloader = pooch.HTTPDownloader(timeout=timeout)
     failures: dict[str, str] = {}
     hopeful = list(remote.urls)

@@ -15,7 +15,7 @@ from .registry import MAX_ROWS
 from .tabular import Dataset
 from .user_table import TableDataset
 
-_FRACTIONS = (0.65, 0.20, 0.15)
+FRACTIONS = (0.65, 0.20, 0.15)  # of train, validation and test
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 
 
@@ -77,7 +77,7 @@ class Split:
 def split(
     data: Dataset | tuple[Tensor, Tensor],
     seed: int,
-    fractions: Sequence[float] = _FRACTIONS,
+    fractions: Sequence[float] = FRACTIONS,
     max_rows: int | None = MAX_ROWS,
     calibration: float = 0.0,
 ) -> Split:
@@ -110,7 +110,7 @@ def split(
 def time_split(
     data: Dataset | tuple[Tensor, Tensor],
     time: Any = None,
-    fractions: Sequence[float] = _FRACTIONS,
+    fractions: Sequence[float] = FRACTIONS,
     calibration: float = 0.0,
 ) -> Split:
     """Parts that follow each other in time: train, validation, calibration, test. Nothing is shuffled.
@@ -136,7 +136,7 @@ def group_split(
     data: Dataset | tuple[Tensor, Tensor],
     groups: Any,
     seed: int,
-    fractions: Sequence[float] = _FRACTIONS,
+    fractions: Sequence[float] = FRACTIONS,
     max_rows: int | None = MAX_ROWS,
     calibration: float = 0.0,
 ) -> Split:

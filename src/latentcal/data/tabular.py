@@ -69,7 +69,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
         name: for example ``"households"`` or ``"HO2"``; ``latentcal.data.list()`` shows all of them.
         folder: the data folder; by default the one named by the variable LATENTCAL_DATA. Where there is
             neither, the file is downloaded, if it may be passed on, and kept in a cache folder: the one named
-            by LATENTCAL_CACHE, else the operating system's.
+            by LATENTCAL_CACHE, else ~/.cache/latentcal.
 
     Raises:
         FileNotFoundError: the folder or the file is missing, or could not be downloaded; the message says

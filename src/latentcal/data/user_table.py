@@ -57,7 +57,7 @@ def load_csv(
     path: str | os.PathLike[str],
     targets: Sequence[str] | str,
     *,
-    drop: Sequence[str] = (),
+    drop: Sequence[str] | str = (),
     delimiter: str = ",",
     encoding: str = "utf-8",
     min_rows: int = FEWEST_ROWS,
@@ -90,6 +90,9 @@ def load_csv(
     """
     path = Path(path).expanduser()
     targets = target_names(targets)
+    drop = (drop,) if isinstance(drop, str) else tuple(drop)
+    if missing not in ("drop", "error"):
+        raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
     if both := sorted({*targets} & {*drop}):
         raise ValueError(f"The columns {both} are among targets and drop.")
     if max_rows is None:
@@ -116,6 +119,8 @@ def _dataset(
             f"The targets {[*text]} are text, not numbers; they hold for example {[*text.values()]}."
         )
     n = len(y_columns[0].values)
+    if n == 0:
+        raise ValueError(f"It has no row of data; at least {max(min_rows, 2)} are needed.")
     if n == 1:  # where every column is constant, which is not what is wrong
         raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
     known = np.flatnonzero(complete_rows(y_columns, n))
@@ -137,8 +142,10 @@ def _dataset(
     columns = [column.of(index) for column in columns]
     x, _ = rules.encoded(columns)
     y = matrix([column.of(index) for column in y_columns], len(index))
-    check_finite(x, rules.feature_names)
-    check_finite(y, targets)
+    check_finite(x, rules.feature_names, sample.rows[index])
+    check_finite(y, targets, sample.rows[index])
+    if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
+        raise ValueError(f"The targets {constant} are constant: there is nothing to predict. Leave them out.")
     without_target, without_feature = n - len(known), len(known) - len(index)
     left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."
     return TableDataset(

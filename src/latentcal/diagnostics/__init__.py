@@ -6,6 +6,7 @@ from .diagnosis import diagnose
 from .findings import Finding, holm
 from .groups import GroupCalibration, group_calibration
 from .measures import Measure, Measured
+from .partitions import diagnose_partitions
 from .points import CalibrationPoints
 from .report import CalibrationReport
 
@@ -19,6 +20,7 @@ __all__ = [
     "Measured",
     "conditional_calibration",
     "diagnose",
+    "diagnose_partitions",
     "group_calibration",
     "holm",
 ]

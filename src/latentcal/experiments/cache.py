@@ -9,14 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-CACHE_VARIABLE = "LATENTCAL_CACHE"
 _ABANDONED = 3600.0  # seconds; an entry is written in a few
-
-
-def cache_folder() -> Path:
-    """``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "latentcal"
 
 
 def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:

@@ -16,6 +16,8 @@ from .spec import METHODS, Weights
 from .store import DONE, FAILED, Record, Store
 from .suites import suite
 
+_PLACE = frozenset(["dataset", "method", "seed"])  # without which a record is none of the study's
+
 
 @dataclass(frozen=True, eq=False)
 class Cells:
@@ -64,7 +66,7 @@ class Cells:
             weights: whose records.
             datasets: full names; None for all that the suite has.
         """
-        known = list(records)
+        known = [record for record in records if record.keys() >= _PLACE]
         seeds = sorted({record["seed"] for record in known})
         options: dict[str, Any] = {"weights": weights}
         if datasets is not None:

@@ -14,6 +14,7 @@ from .run import failures_of, run, waiting
 from .runner import Outcome, Progress
 from .spec import RunSpec
 from .store import FAILED, Store
+from .suites import cost_of
 from .training import Load
 
 
@@ -54,7 +55,7 @@ def run_on_cluster(
     """
     store = Store(store_path)
     todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
-    progress, outcomes = Progress([1.0] * len(todo)), []
+    progress, outcomes = Progress([cost_of(spec) for spec in todo]), []
     with _client(scheduler, workers) as client:
         from distributed import as_completed
 
@@ -74,7 +75,7 @@ def run_on_cluster(
             spec = futures.pop(future)
             outcome = _keep(future, spec, store)
             outcomes.append(outcome)
-            report(progress.line(1.0, outcome))
+            report(progress.line(cost_of(spec), outcome))
             future.release()
     return outcomes
 
@@ -101,6 +102,8 @@ def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
     except ImportError as error:
         raise ImportError("A cluster needs dask: pip install 'latentcal[experiments]'.") from error
     if scheduler is not None:
+        if ":" not in scheduler:
+            raise ValueError(f"{scheduler!r} is no address of a scheduler; write tcp://host:8786.")
         with Client(scheduler) as client:
             yield client
         return

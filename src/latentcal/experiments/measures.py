@@ -8,6 +8,7 @@ from typing import Any
 
 from .evaluate import REGION
 from .methods import HDR
+from .spec import METHODS
 from .store import Record
 
 _NO_LATENT = (HDR,)
@@ -55,7 +56,7 @@ MEASURES = {
         Measure("nll_latent", "Latent term of the NLL", False, _NO_LATENT),
         Measure("nll_radial", "Radial term of the NLL", False, _NO_LATENT),
         Measure("nll_flow", "Flow's term of the NLL", False, _NO_LATENT),
-        Measure("train_seconds", "Seconds of training", False),
+        Measure("train_seconds", "Seconds of training", False, METHODS[1:]),
         Measure("calibrate_seconds", "Seconds of calibration", False),
         Measure("evaluate_seconds", "Seconds of evaluation", False),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,6 +17,8 @@ from .runner import Outcome, Task, run_all
 from .spec import RunSpec
 from .store import DONE, FAILED, Record, Store, stamp
 from .training import Load, TrainedRun, one_thread, trained
+
+_ALONE = threading.Lock()  # random numbers and threads of torch belong to the whole process
 
 
 def record_id(spec: RunSpec, method: str) -> str:
@@ -33,6 +36,8 @@ def run(
 ) -> list[Record]:
     """Records of a run, one for each of its recalibrations; a failure is a record with its traceback.
 
+    Threads of one process do their runs one after the other, so that they have the numbers of a process each.
+
     Args:
         spec: the run.
         methods: some of its recalibrations; all if None.
@@ -40,7 +45,8 @@ def run(
         load: gives a data set by its name.
         cache: folder of trained flows.
     """
-    return list(records_of(spec, methods, samples=samples, load=load, cache=cache))
+    with _ALONE:
+        return list(records_of(spec, methods, samples=samples, load=load, cache=cache))
 
 
 def records_of(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import flows
+from ..data.registry import find
+from ..data.splits import FRACTIONS
 from ..flow import ConditionalFlow
 
 Weights = Literal["best", "last"]
@@ -46,7 +49,7 @@ class RunSpec:
     """One data set, one flow, one seed; frozen, hashable and the same in every process.
 
     Args:
-        dataset: full name of the data set.
+        dataset: name of the data set; an abbreviation becomes the full name.
         flow: ``"convex-potential"``, ``"maf"`` (with rational-quadratic splines) or ``"flow-matching"``.
         seed: of the split, the weights and the order of the points.
         sizes: pairs of a hyper-parameter and its value, sorted; what is not named has its default. Empty
@@ -56,6 +59,7 @@ class RunSpec:
         weights: ``"best"`` for those of the epoch with the lowest validation loss, ``"last"`` for those of
             the epoch in which 30 epochs had passed without a new best, which published figures are made of.
         tuned: whether the sizes are chosen by the published grid search.
+        split: shares of train, validation and test.
         recalibrations: names of :data:`METHODS`.
 
     Examples:
@@ -71,6 +75,7 @@ class RunSpec:
     patience: int | None = None
     weights: Weights = "best"
     tuned: bool = False
+    split: tuple[float, float, float] = FRACTIONS
     recalibrations: tuple[str, ...] = METHODS
 
     def __post_init__(self) -> None:
@@ -82,8 +87,17 @@ class RunSpec:
             raise ValueError(f"A tuned run chooses its sizes itself; leave {dict(self.sizes)} out.")
         if unknown := [name for name in self.recalibrations if name not in METHODS]:
             raise ValueError(f"There are no recalibrations {unknown}; choose from {', '.join(METHODS)}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}.")
         defaults = {} if self.tuned else _SIZES[self.flow]
+        options = [*inspect.signature(FLOWS[self.flow]).parameters][
+            2:
+        ]  # after the numbers of outputs and features
+        if unknown := [name for name, _ in self.sizes if name not in (*options, "learning_rate")]:
+            raise ValueError(f"{self.flow} has no {unknown}; it has {', '.join(options)} and learning_rate.")
         set_once = object.__setattr__  # the way a frozen dataclass completes itself
+        set_once(self, "dataset", _full_name(self.dataset))
+        set_once(self, "split", tuple(self.split))
         set_once(self, "sizes", tuple(sorted((defaults | dict(self.sizes)).items())))
         set_once(self, "recalibrations", tuple(self.recalibrations))
         if self.patience is None:
@@ -100,12 +114,15 @@ class RunSpec:
         """
         sizes = ["tuned"] if self.tuned else [f"{name}{value:g}" for name, value in self.sizes]
         ends = [f"epochs{self.max_epochs}", f"patience{self.patience}", f"seed{self.seed}"]
+        if self.split != FRACTIONS:
+            ends.append("split" + "_".join(f"{share:g}" for share in self.split))
         return "-".join([self.dataset, self.flow, *sizes, *ends])
 
     def to_dict(self) -> dict[str, Any]:
         """Fields as JSON can hold them."""
         fields = dataclasses.asdict(self)
-        return fields | {"sizes": dict(self.sizes), "recalibrations": list(self.recalibrations)}
+        lists = {name: list(fields[name]) for name in ("split", "recalibrations")}
+        return fields | {"sizes": dict(self.sizes)} | lists
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RunSpec:
@@ -116,3 +133,10 @@ class RunSpec:
             raise ValueError(f"A RunSpec has no fields {unknown}; it has {', '.join(sorted(known))}.")
         methods: Iterable[str] = fields.get("recalibrations", METHODS)
         return cls(**{**fields, "sizes": sizes, "recalibrations": tuple(methods)})
+
+
+def _full_name(dataset: str) -> str:
+    try:
+        return find(dataset).name
+    except ValueError:  # a set of the user's own
+        return dataset

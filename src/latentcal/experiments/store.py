@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 import time
@@ -18,7 +19,7 @@ DONE, FAILED = "done", "failed"
 
 
 class StoreWarning(UserWarning):
-    """A damaged line was found in a file of records and moved aside."""
+    """A damaged line was found in a file of records."""
 
 
 class Store:
@@ -26,31 +27,33 @@ class Store:
 
     A record has ``id`` and ``status``, ``"done"`` or ``"failed"``. One that is done is never added again; one
     that failed may be followed by another attempt, and one that is ``partial`` by the whole of it. A line
-    that a crash cut short is moved to a file beside it, with a warning, before anything is read or added. Any
-    number of processes may share the file.
+    that a crash cut short is not counted, with a warning, and moved to a file beside it before anything is
+    added. Reading changes nothing, and a file of something else is refused. Any number of processes may share
+    the file.
 
     Args:
-        path: the file; made when it is first written to.
+        path: the file; made when it is first written to. One that ends in ``.gz`` can be read, not added to.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._done: dict[str, Record] = {}
-        self._failed: dict[str, Record] = {}
-        self._read_up_to = 0
+        self._forget()
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Add records in one write; how many were new. Those whose ``id`` is done as fully are left out."""
         fresh = [dict(record) for record in records]
         for record in fresh:
-            if not isinstance(record.get("id"), str) or record.get("status") not in (DONE, FAILED):
+            if not _is_record(record):
                 raise ValueError(
                     f"A record needs an id and a status ({DONE} or {FAILED}), got {sorted(record)}."
                 )
+        if self._compressed:
+            raise ValueError(f"{self.path} is compressed: it can be read, but not added to. Unpack it first.")
         with self._locked():
             self._catch_up()
             added = [record for record in fresh if self._accept(record)]
             if added:
+                self._repair()
                 self._write("".join(json.dumps(record) + "\n" for record in added).encode())
         return len(added)
 
@@ -73,8 +76,22 @@ class Store:
         """Ids of what is done in part, and would be replaced by all of it."""
         return {record["id"] for record in self.records() if record.get("partial")}
 
+    @property
+    def _compressed(self) -> bool:
+        return self.path.suffix == ".gz"
+
+    def _forget(self) -> None:
+        self._done: dict[str, Record] = {}
+        self._failed: dict[str, Record] = {}
+        self._read_up_to = 0
+        self._damaged_tail = b""
+
     def _refresh(self) -> None:
-        if self.path.exists():
+        if not self.path.exists():
+            self._forget()
+        elif self._compressed:
+            self._catch_up()
+        else:
             with self._locked():
                 self._catch_up()
 
@@ -88,33 +105,36 @@ class Store:
 
     def _catch_up(self) -> None:
         """Read what was added since the last look, by whichever process."""
-        if not self.path.exists():
-            self._done, self._failed, self._read_up_to = {}, {}, 0
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._read_up_to or self._compressed:  # another file under the same name, perhaps
+            self._forget()
+        if size == 0:
             return
-        size = self.path.stat().st_size
-        if size < self._read_up_to:  # another file under the same name
-            self._done, self._failed, self._read_up_to = {}, {}, 0
-        with self.path.open("rb") as file:
+        with gzip.open(self.path) if self._compressed else self.path.open("rb") as file:
             file.seek(self._read_up_to)
             content = file.read()
-        whole, newline, rest = content.rpartition(b"\n")
-        for line in whole.split(b"\n") if newline else ():
-            self._take(line)
-        self._read_up_to += len(whole) + len(newline)
-        if rest:
-            self._set_aside(rest)
-            os.truncate(self.path, self._read_up_to)
+        *lines, tail = content.split(b"\n")
+        if tail and _parsed(tail) is not None:  # whole, but for the end of its line
+            lines, tail = [*lines, tail], b""
+        wrong = [line for line in lines if not self._take(line)]
+        known = self._done or self._failed
+        if not known and (wrong or (tail and not tail.startswith(b"{"))):
+            raise ValueError(
+                f"{self.path} is not a file of records: it begins with {content[:60]!r}. Name another file."
+            )
+        if wrong:
+            self._report(wrong[0], "left where it is and not counted", len(wrong))
+        if tail and tail != self._damaged_tail:
+            self._report(tail, "not counted, and moved aside when records are added")
+        self._damaged_tail = tail
+        self._read_up_to += len(content) - len(tail)
 
-    def _take(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-            if not isinstance(record["id"], str) or record["status"] not in (DONE, FAILED):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            if line.strip():
-                self._report(line, "left where it is and not counted")
-            return
-        self._accept(record)
+    def _take(self, line: bytes) -> bool:
+        """Take the record of a line, if any; whether the line is in order."""
+        record = _parsed(line)
+        if record is not None:
+            self._accept(record)
+        return record is not None or not line.strip()
 
     def _accept(self, record: Record) -> bool:
         """Take a record unless its id is done as fully; whether it was taken."""
@@ -129,17 +149,27 @@ class Store:
             self._done[record["id"]] = record
         return True
 
-    def _set_aside(self, line: bytes) -> None:
-        aside = self.path.with_name(self.path.name + ".damaged")
-        with aside.open("ab") as file:
-            file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._report(line, f"moved to {aside}")
+    def _repair(self) -> None:
+        """Move aside what a crash left of a line, and end the last line."""
+        if self._damaged_tail:
+            aside = self.path.with_name(self.path.name + ".damaged")
+            with aside.open("ab") as file:
+                file.write(self._damaged_tail + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.truncate(self.path, self._read_up_to)
+            self._damaged_tail = b""
+        elif self._read_up_to:
+            with self.path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                ended = file.read() == b"\n"
+            if not ended:
+                self._write(b"\n")
 
-    def _report(self, line: bytes, what: str) -> None:
+    def _report(self, line: bytes, what: str, count: int = 1) -> None:
+        which = "A line" if count == 1 else f"{count:,} lines, of which this is the first,"
         warnings.warn(
-            f"A line of {self.path} is incomplete ({line[:60]!r}...): {what}. What it stood for is done "
+            f"{which} of {self.path} cannot be read ({line[:60]!r}...): {what}. What it stood for is done "
             "again by the next run.",
             StoreWarning,
             stacklevel=5,
@@ -155,6 +185,19 @@ class Store:
         finally:
             os.close(descriptor)
         self._read_up_to += len(content)
+
+
+def _parsed(line: bytes) -> Record | None:
+    """The record of a line; None where it is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and _is_record(record) else None
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("id"), str) and record.get("status") in (DONE, FAILED)
 
 
 def stamp(record: Mapping[str, Any]) -> Record:

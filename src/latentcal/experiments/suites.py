@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from ..data import list_datasets
-from ..data.registry import find
+from ..data.registry import FOLDER_VARIABLE, find
 from .spec import RunSpec
 
 Suite = Callable[..., list[RunSpec]]
@@ -18,8 +19,13 @@ MISSPECIFIED_EPOCHS = 2
 
 
 def study_sets() -> tuple[str, ...]:
-    """Names of the sets that can be compared with the published ones and are here, small ones first."""
-    entries = [entry for entry in list_datasets() if entry.available and entry.comparable]
+    """Names of the sets that can be compared with the published ones, small ones first.
+
+    Those in the folder that LATENTCAL_DATA names, or, where it names none, those that can be downloaded.
+    """
+    known = [entry for entry in list_datasets() if entry.comparable]
+    named = os.environ.get(FOLDER_VARIABLE)
+    entries = [entry for entry in known if (entry.available if named else entry.remote)]
     if not entries:
         raise FileNotFoundError(
             "None of the study's data sets is here. Set LATENTCAL_DATA to the folder that holds them; "
@@ -39,7 +45,7 @@ def fixed_sizes(
         datasets: names in the order of the runs; None for all sets that are here.
         **fields: further fields of ``RunSpec``, the same for all.
     """
-    names = study_sets() if datasets is None else datasets
+    names = study_sets() if datasets is None else [datasets] if isinstance(datasets, str) else datasets
     return [RunSpec(name, flow, seed, **fields) for seed in seeds for name in names]
 
 

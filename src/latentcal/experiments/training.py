@@ -24,10 +24,11 @@ from torch import Tensor
 
 from .._version import __version__
 from ..data import Dataset, Split, load, split
+from ..data.remote import cache_folder
 from ..flow import ConditionalFlow
 from ..flows import TrainingLog, TrainingWarning, train_flow, tune_flow
 from ..flows.tuning import _seeded
-from .cache import cache_folder, write_entry
+from .cache import write_entry
 from .spec import FLOWS, PUBLISHED_PATIENCE, RunSpec
 
 Load = Callable[[str], Dataset]
@@ -103,7 +104,7 @@ def trained(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> T
         RuntimeError: the latents could not be computed under the weights that the run asks for.
     """
     data = load(spec.dataset)
-    parts = split(data, spec.seed)
+    parts = split(data, spec.seed, spec.split)
     digest, folder = _digest(data, parts), entry_of(spec, cache)
     if not folder.is_dir():
         _train(spec, parts, digest, folder)

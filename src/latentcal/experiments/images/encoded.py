@@ -16,11 +16,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ...data.images import ImageTransform
+from ...data.remote import cache_folder
 from ...flow import ConditionalFlow, evaluation_mode, tensor_options
 from ...flows import TarFlow
 from ...flows.image_training.source import ImageSource, generator_for
 from ...persistence import _arguments
-from ..cache import cache_folder, write_entry
+from ..cache import write_entry
 
 _TENSORS, _FACTS = "encoded.safetensors", "facts.json"
 

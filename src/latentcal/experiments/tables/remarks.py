@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...data.registry import find
 from ..cells import Cells, short_name
 from ..published import published_sets
 
@@ -24,11 +25,18 @@ def heading(cells: Cells) -> str:
 
 def where_from(cells: Cells) -> list[str]:
     """What differs between these runs and the published ones."""
-    if cells.weights == "best":
-        return [
-            "Published: 10 runs, weights of the last epoch (30 after the best); here: those of the best one."
-        ]
-    return ["Published: 10 runs, weights of the last epoch (30 after the best), as here."]
+    last = "second and last epoch" if cells.suite == "misspecified" else "last epoch (30 after the best)"
+    here = "; here: those of the best one" if cells.weights == "best" else ", as here"
+    notes = [f"Published: 10 runs, weights of the {last}{here}."]
+    other = [short_name(name) for name in cells.datasets if _has_other_rows(name)]
+    return [*notes, f"Other rows than the published ones: {', '.join(other)}."] if other else notes
+
+
+def _has_other_rows(dataset: str) -> bool:
+    try:
+        return not find(dataset).same_rows
+    except ValueError:  # a set of the user's own
+        return False
 
 
 def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:

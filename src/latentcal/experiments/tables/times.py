@@ -20,6 +20,8 @@ def times_table(cells: Cells, method: str = "LR-KDE", *, at_least: int = 0) -> T
         method: the recalibration that is compared.
         at_least: rows of the smallest data set that is shown.
     """
+    if method == HDR:
+        raise ValueError(f"{HDR} stands in this table anyway; name another method.")
     columns = [
         *HEAD,
         *(Column(name, "seconds here") for name in (method, HDR)),

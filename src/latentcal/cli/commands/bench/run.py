@@ -89,7 +89,7 @@ def run(
     if report:
         options.draw_without_windows()
         folder = store.parent / "report"
-        studies = options.studies(store, suites, weights)
+        studies = options.studies(store, suites, weights, datasets)
         paths = write_report(studies, folder, report=lambda line: click.echo(line, err=True))
         click.echo(f"{len(paths)} files with tables and figures are in {folder}.")
     _complain(specs, Store(store))

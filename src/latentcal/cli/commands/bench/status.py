@@ -10,10 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ....experiments import METHODS, SUITES, Store
+from ....experiments import METHODS, SUITES, Store, suite
 from ....experiments.cells import Cells, short_name
 from ....experiments.spec import Weights
-from ....experiments.suites import study_sets
 from . import options
 
 _WIDTH = 140  # of what is piped elsewhere
@@ -79,10 +78,8 @@ def _versions(cells: Cells) -> list[str]:
 
 def _sets(name: str) -> tuple[str, ...]:
     """Data sets that a suite should have, as far as they are here."""
-    if name in ("quick", "tuned"):
-        return ()
     try:
-        return study_sets()
+        return tuple(spec.dataset for spec in suite(name, [0]))
     except FileNotFoundError:
         return ()
 
