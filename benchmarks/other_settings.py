@@ -41,6 +41,8 @@ def run_cell(cell: tuple[str, str, RunSpec]) -> dict[str, object]:
     setting, name, spec = cell
     with tempfile.TemporaryDirectory() as cache:
         (record,) = run(spec, samples=False, cache=Path(cache))
+    if "nll" not in record:
+        raise RuntimeError(record["traceback"])
     return {
         "setting": setting,
         "suite": name,

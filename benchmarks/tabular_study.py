@@ -4,7 +4,7 @@
     latentcal bench run convex-potential --weights last --store FILE
     python benchmarks/tabular_study.py --store FILE
 
-The records that belong to the study are copied to results/tabular_study.jsonl.gz; without ``--store`` the
+The records are copied to results/tabular_study.jsonl.gz; without ``--store`` the
 pages, docs/results/tabular_study.md and tabular_study_tables.md, and their figures are made from that copy.
 Figures that need trained flows are drawn anew where these lie in the cache, and stay as they are elsewhere.
 """
@@ -34,11 +34,8 @@ COLOURS = 64  # of a picture; a third of the bytes
 
 def records(store: Path | None) -> list[dict[str, Any]]:
     """Records of a store, or of the copy."""
-    if store is not None:
-        found = Store(store)
-        return [*found.failures(), *found.records()]
-    with gzip.open(COPY, "rt") as file:
-        return [json.loads(line) for line in file]
+    found = Store(COPY if store is None else store)
+    return [*found.failures(), *found.records()]
 
 
 def keep(found: Records) -> None:

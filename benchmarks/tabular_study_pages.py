@@ -1,8 +1,9 @@
-"""What the pages about the tabular study say; every number in them is computed from the records."""
+"""What the pages about the tabular study say: tables from the records, and words about what they show."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,14 @@ WHAT_IS_COMPARED = """\
 **What is compared.** One size and one learning rate for all data sets, where the published flows were
 tuned on a grid; 65 % of the rows train, 20 % decide when to stop *and* calibrate, as published, 15 %
 test. The published figures are of the weights of the last epoch, 30 past the best; ours restore the best
-ones, but for the section about that. LR-KDE is the published LR. Methods of one run share their flow,
+ones, but for [the last table](tabular_study_tables.md#the-weights-of-the-last-epoch). CAL and TAX have other
+rows than the published ones: another subset of a database that has grown, and six months of cabs instead of
+one. LR-KDE is the published LR. Methods of one run share their flow,
 their split and the random numbers of their samples, so that their differences are paired.
 The exact test of the ladder's first step (`auto`) was added after its absence had cost most on edm, enb, jura
 and slump of seed 0: on those cells `auto` is flattered. Energy score, HDR-ECE, volume, and the step of HDR-R
 from the NLL of BASE rest on at most 2,000 test rows; some methods and seeds of the larger sets were measured
-without samples, as the tables say.
+without samples, by `--methods` and `--no-samples`, as the tables say.
 """
 REPRODUCED = """\
 Data sets, of those with two seeds or more, on which our mean is better than the published one or worse by at
@@ -182,9 +185,9 @@ def costs(found: Records) -> str:
     rest = sum(record.get(name) or 0.0 for record in found for name in names) / 3600
     failed = sum(record["status"] == "failed" for record in found)
     return (
-        f"{len(trained):,} trainings took {training:.1f} hours of one core, recalibration and evaluation of "
-        f"{len(found):,} cells {rest:.1f} hours; {failed} cells failed. (Published: about 24 hours of an RTX "
-        "A6000.)\n"
+        f"{len(trained):,} trainings took {training:.1f} hours of one core, recalibration and evaluation, "
+        f"{len(found):,} times, {rest:.1f} hours; {failed} of them failed. (Published: about 24 hours of "
+        "an RTX A6000.)\n"
     )
 
 
@@ -203,7 +206,7 @@ def in_short(studies: Sequence[Cells]) -> str:
     gaps = [median for median, _ in median_differences(studies, "auto").values()]
     return "\n".join(
         [
-            "**In short.** A cell is a data set under a base flow.\n",
+            f"**In short.** A cell is a data set under a base flow; {seeds_of(studies)}.\n",
             f"- The base flows reproduce: NLL as published or better in {base}; L-ECE after the published "
             f"recalibration in {error} ([details](#what-reproduces)).",
             f"- Recalibration with the stacked law lowers the L-ECE in {lowered} in which the base flow "
@@ -217,6 +220,13 @@ def in_short(studies: Sequence[Cells]) -> str:
             f"median difference to each of the others lies between {min(gaps):.2f} and {max(gaps):.3f}.\n",
         ]
     )
+
+
+def seeds_of(studies: Sequence[Cells]) -> str:
+    """How many cells have how many seeds."""
+    counts = Counter(len(cells.values(name, "BASE", "nll")) for cells in studies for name in cells.datasets)
+    words = [f"{number} have {seeds} seed{'s' if seeds > 1 else ''}" for seeds, number in counts.items()]
+    return ", ".join(words)
 
 
 def _total(verdicts: Sequence[Verdict]) -> str:
@@ -311,4 +321,6 @@ def _changes(cells: Cells, method: str, metric: str) -> str:
     lower = sum(mean < -noise for mean, noise in judged.values())
     higher = [f"{short_name(k)} {percent[k]:+.1f} %" for k, (mean, noise) in judged.items() if mean > noise]
     rises = f"{len(higher)} higher ({', '.join(higher)})" if higher else "none higher"
+    if not percent:
+        return "not measured"
     return f"{lower} of {len(judged)} lower, {rises}; median {statistics.median(percent.values()):+.1f} %"

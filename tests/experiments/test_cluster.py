@@ -47,14 +47,15 @@ def figures(path):
     }
 
 
-@pytest.mark.slow
 def test_two_workers_over_tcp_give_the_numbers_of_the_local_runner(cluster, tmp_path):
     specs = [spec(seed) for seed in range(3)]
     (tmp_path / "local").mkdir()
-    run_suite(specs, tmp_path / "local" / "records.jsonl", task=real_task(tmp_path / "local"), report=quiet)
+    here = real_task(tmp_path / "local", samples=False)
+    run_suite(specs, tmp_path / "local" / "records.jsonl", task=here, samples=False, report=quiet)
     address = cluster.scheduler_address
     assert address.startswith("tcp://127.0.0.1:")
     there = {"scheduler": address, "load": load, "cache": tmp_path / "cache", "report": quiet}
+    there["samples"] = False
     outcomes = run_on_cluster(specs, tmp_path / "cluster.jsonl", **there)
     assert [outcome.state for outcome in outcomes] == ["done"] * 3
     expected = figures(tmp_path / "local" / "records.jsonl")

@@ -34,9 +34,10 @@ def spec(seed: int = 0, **fields) -> RunSpec:
     return RunSpec("toy", "convex-potential", seed, **fields)
 
 
-def real_task(folder: Path):
+def real_task(folder: Path, **options):
     """The task of a worker: the whole run, into the store of a folder."""
-    return partial(run_into, store_path=folder / "records.jsonl", load=load, cache=folder / "cache")
+    options = {"load": load, "cache": folder / "cache", **options}
+    return partial(run_into, store_path=folder / "records.jsonl", **options)
 
 
 def quick_task(spec: RunSpec, folder: Path, deaths: int = 0, seed: int = 1, pause: float = 0.0) -> str:

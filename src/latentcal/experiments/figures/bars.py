@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN = ("BASE", "LR-KDE", "LR-stacked", "auto", "HDR-R")
 _DIAMOND: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.8, "markersize": 4.5}
+_MISSING, _INFINITE = "×", "∞"
+_SIGNS = {_MISSING: "not measured", _INFINITE: "infinite"}
 _EXPECTED = 0.313  # mean L1 distance of n true uniforms from their quantiles, times the root of n
 
 
@@ -33,7 +35,7 @@ def relative_bars(
 ) -> Axes:
     r"""Change of a score relative to BASE, :math:`(s - b)/|b|` of the means over seeds, by data set.
 
-    Lines are paired standard errors. Diamonds are published changes. Where a bar is missing it says why.
+    Lines are paired standard errors, diamonds published changes; a cross means that nothing was measured.
 
     Args:
         cells: records of a suite.
@@ -113,6 +115,9 @@ def _bars(
             ax.plot(*zip(*printed, strict=True), "D", color="white", gid="published", **_DIAMOND)
     if any(line.get_gid() == "published" for line in ax.lines):
         ax.plot([], [], "D", color="white", label="published", **_DIAMOND)
+    for sign, meaning in _SIGNS.items():
+        if any(text.get_text() == sign for text in ax.texts):
+            ax.plot([], [], linestyle="none", marker=f"${sign}$", color=LINE, label=meaning)
     ax.set_xticks(range(len(cells.datasets)), [_tick(cells, name) for name in cells.datasets], fontsize=8)
     ax.set_xlim(-0.6, len(cells.datasets) - 0.4)
     tidy(ax)
@@ -132,7 +137,7 @@ def _bars_of_method(
             ax.plot([at, at], ends, color="black", linewidth=0.8, gid="error")
     for at, found in enumerate(estimates):
         if found is None or not math.isfinite(found.mean):
-            words = "×" if found is None else "∞"
+            words = _MISSING if found is None else _INFINITE
             style: dict[str, Any] = {
                 "color": colour,
                 "ha": "center",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...plots import reliability_diagram
 from ..bands import curve_of, rows_of
 from ..cells import Cells, short_name
-from ..store import DONE
+from ..store import DONE, Record
 from .canvas import METHOD_COLOURS, figure_of, grid_of_axes
 
 if TYPE_CHECKING:
@@ -27,19 +27,18 @@ def reliability_panels(
         cells: records of a suite.
         curve: ``"latent_curve"`` or ``"hdr_curve"``.
         methods: those that are shown.
-        seed: whose runs; None for the first that there is of each data set.
+        seed: whose runs; None for the first of those of each data set that have most of the methods.
 
     Returns:
         The axes, one a data set.
     """
-    panels = {}
+    panels: dict[str, tuple[int, dict[str, Record]]] = {}
     for dataset in cells.datasets:
         for candidate in cells.seeds if seed is None else (seed,):
             found = {name: cells.records.get((dataset, name, candidate)) for name in methods or SHOWN[curve]}
             known = {n: r for n, r in found.items() if r is not None and r["status"] == DONE and r.get(curve)}
-            if known:
+            if len(known) > len(panels.get(dataset, (candidate, {}))[1]):
                 panels[dataset] = candidate, known
-                break
     axes = grid_of_axes(len(panels), 5, 2.3, 2.5)
     for ax, (dataset, (chosen, records)) in zip(axes, panels.items(), strict=True):
         for name, record in records.items():
