@@ -14,6 +14,7 @@ from ..data.splits import FRACTIONS
 from ..flow import ConditionalFlow
 
 Weights = Literal["best", "last"]
+WEIGHTS: tuple[Weights, ...] = ("best", "last")
 Sizes = tuple[tuple[str, Any], ...]
 
 MAX_EPOCHS = 5000  # an epoch of a small set is one step
@@ -81,7 +82,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.flow not in FLOWS:
             raise ValueError(f"There is no flow {self.flow!r}; choose one of {', '.join(FLOWS)}.")
-        if self.weights not in ("best", "last"):
+        if self.weights not in WEIGHTS:
             raise ValueError(f"weights must be 'best' or 'last', got {self.weights!r}.")
         if self.tuned and self.sizes:
             raise ValueError(f"A tuned run chooses its sizes itself; leave {dict(self.sizes)} out.")

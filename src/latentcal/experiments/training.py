@@ -29,14 +29,13 @@ from ..flow import ConditionalFlow
 from ..flows import TrainingLog, TrainingWarning, train_flow, tune_flow
 from ..flows.tuning import _seeded
 from .cache import write_entry
-from .spec import FLOWS, PUBLISHED_PATIENCE, RunSpec
+from .spec import FLOWS, PUBLISHED_PATIENCE, WEIGHTS, RunSpec
 
 Load = Callable[[str], Dataset]
 """A data set by its name."""
 
 _ENCODED_AT_A_TIME = 4096
 _LOG, _LATENTS = "log.json", "latents.npz"
-_CHOICES = ("best", "last")
 _NOT_OF_TRAINING = ("weights", "recalibrations")
 
 
@@ -133,7 +132,7 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
         latents: dict[str, np.ndarray] = {}
         failures: dict[str, str] = {}
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        for choice in _CHOICES:
+        for choice in WEIGHTS:
             files[f"{choice}.safetensors"] = as_safetensors(snapshots.state[choice])
             flow.load_state_dict(snapshots.state[choice])
             try:
@@ -176,7 +175,7 @@ class _Snapshots:
 
     def complete(self, log: TrainingLog) -> None:
         """Where training ended before its time, the weights at its end stand for what is missing."""
-        for choice in _CHOICES:
+        for choice in WEIGHTS:
             if choice not in self.state:
                 diverged = log.stopped.startswith("diverged")  # then training went back to the best weights
                 self._keep(choice, log.best_epoch if diverged else len(log.train_loss) - 1)

@@ -9,7 +9,7 @@ import click
 
 from ....experiments import SUITES, Store
 from ....experiments.cells import Cells
-from ....experiments.spec import Weights
+from ....experiments.spec import WEIGHTS, Weights
 from ...lists import Datasets, Seeds
 from ...options import draw_without_windows as draw_without_windows
 
@@ -27,7 +27,7 @@ store = click.option(
 )
 weights = click.option(
     "--weights",
-    type=click.Choice(["best", "last"]),
+    type=click.Choice(WEIGHTS),
     default="best",
     show_default=True,
     help="Weights of the best epoch, or of the last, as published.",

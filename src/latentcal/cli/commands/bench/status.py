@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ....experiments import METHODS, SUITES, Store, suite
 from ....experiments.cells import Cells, short_name
-from ....experiments.spec import Weights
+from ....experiments.spec import WEIGHTS
 from . import options
 
 _WIDTH = 140  # of what is piped elsewhere
@@ -36,8 +36,7 @@ def status(suites: Sequence[str], store: Path) -> None:
     table = Table(title=f"Records in {store}", title_justify="left")
     for name in ("suite", "weights", "seeds", "data sets", "done", "without samples", "failed", "missing"):
         table.add_column(name, justify="left" if name in ("suite", "weights") else "right")
-    choices: tuple[Weights, ...] = ("best", "last")
-    every = [Cells.read(known, name, weights) for name in suites or SUITES for weights in choices]
+    every = [Cells.read(known, name, weights) for name in suites or SUITES for weights in WEIGHTS]
     found = [cells for cells in every if cells.records]
     for cells in found:
         table.add_row(*_counts(cells))
