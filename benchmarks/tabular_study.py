@@ -50,8 +50,8 @@ def draw(cells: Cells) -> None:
     target = ROOT / "docs" / IMAGES / cells.suite
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        for path in draw_figures(cells, Path(folder), report=print):
-            if path.suffix == ".png" and path.stem in SHOWN[cells.suite]:
+        for path in draw_figures(cells, Path(folder), only=SHOWN[cells.suite], report=print):
+            if path.suffix == ".png":
                 Image.open(path).convert("RGB").quantize(COLOURS).save(target / path.name, optimize=True)
 
 

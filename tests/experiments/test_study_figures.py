@@ -181,6 +181,8 @@ def test_all_figures_of_a_suite_are_written(toy, tmp_path, monkeypatch):
     assert said == []
     assert plt.get_fignums() == []
     assert list(cached_runs(cells, load=toy_study.load, cache=cache)) == ["toy"]
+    some = draw_figures(cells, tmp_path / "some", only=["ranks"], cache=cache)  # no flow is looked for
+    assert {path.name for path in some} == {"ranks.png", "ranks.svg"}
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ def draw_figures(
     folder: Path,
     *,
     from_flows: bool = True,
+    only: Collection[str] | None = None,
     report: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> list[Path]:
@@ -42,6 +43,7 @@ def draw_figures(
         folder: where the files go; made if it is not there.
         from_flows: whether to draw what needs trained flows (laws of the norm, predictive densities). Only
             flows that are in the cache are used, none is trained.
+        only: names of the figures to draw, as their files have them; None for all.
         report: takes one line for each figure that is left out.
         **options: of ``trained``: ``load``, ``cache``.
 
@@ -63,7 +65,7 @@ def draw_figures(
         "hdr_reliability": lambda: reliability_panels(cells, "hdr_curve"),
         "ranks": lambda: rank_plot([cells]),
     }
-    if from_flows:
+    if from_flows and (only is None or not drawings.keys() >= set(only)):
         runs = cached_runs(cells, report, **options)
         if not runs:
             report(f"left out, since no trained flow is in the cache: {_ABOUT}")
@@ -78,6 +80,8 @@ def draw_figures(
     paths = []
     with one_thread():
         for name, draw in drawings.items():
+            if only is not None and name not in only:
+                continue
             try:
                 paths += save(draw(), folder, name)
             except (ValueError, ArithmeticError, RuntimeError) as error:
