@@ -125,7 +125,7 @@ def main_page(found: Records) -> str:
         WHAT_IS_COMPARED,
         "## What reproduces\n",
         REPRODUCED,
-        reproduced(studies),
+        reproduced([*studies, Cells.of(found, "convex-potential", "last")]),
         MISSES,
         with_other_settings(studies),
         OTHER_MISSES,
@@ -203,7 +203,7 @@ def in_short(studies: Sequence[Cells]) -> str:
     every = _total([lower_mean(cells, "LR-stacked", "LR-KDE") for cells in studies])
     ranked = ranks(studies)
     (first, best), (second, next_best) = list(ranked.mean.items())[:2]
-    gaps = [median for median, _ in median_differences(studies, "auto").values()]
+    gaps = [median for median, _ in median_differences(studies, first).values()]
     return "\n".join(
         [
             f"**In short.** A cell is a data set under a base flow; {seeds_of(studies)}.\n",
@@ -246,7 +246,8 @@ def reproduced(studies: Sequence[Cells]) -> str:
             for method in ("BASE", "LR-KDE")
             for metric in ("nll", "l_ece")
         ]
-        lines.append(f"| {cells.suite} | {' | '.join(map(_counted, verdicts))} |")
+        name = cells.suite if cells.weights == "best" else f"{cells.suite}, {cells.weights} weights"
+        lines.append(f"| {name} | {' | '.join(map(_counted, verdicts))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -106,6 +106,7 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ),
         ({"size": [0, "1e300", *range(N - 2)]}, {}, r"\['size'\] have .* too large .* first in row 1 of"),
         ({"weight": [1.5] * N}, {}, r"targets \['weight'\] are constant"),
+        ({"weight": [1_700_000_000 + i % 50 for i in range(N)]}, {}, "constant in float32.*offset"),
         ({}, {"targets": ["Weight"]}, r"there is 'weight' for 'Weight'"),
         ({}, {"missing": "raise"}, "missing is 'drop' or 'error', got 'raise'"),
         ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),

@@ -1,3 +1,4 @@
+import gzip
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -5,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from toy_study import load, real_task, spec
 
-from latentcal.experiments import METHODS, Store, record_id, run, run_into, waiting
+from latentcal.experiments import METHODS, Store, record_id, run, run_into, run_suite, waiting
 from latentcal.experiments.run import failures_of
 
 module = sys.modules[run.__module__]  # the package has a function of the same name
@@ -53,6 +54,13 @@ def test_threads_of_one_process_have_the_numbers_of_one_run_after_the_other(tmp_
             pool.map(lambda each: run(each, samples=False, load=load, cache=tmp_path / "b"), specs)
         )
     assert [record["nll"] for (record,) in together] == [record["nll"] for (record,) in alone]
+
+
+def test_records_that_cannot_be_kept_are_not_made(tmp_path):
+    packed = tmp_path / "records.jsonl.gz"
+    packed.write_bytes(gzip.compress(b""))
+    with pytest.raises(ValueError, match="Unpack it first"):
+        run_suite([spec()], packed)
 
 
 def test_the_split_of_a_run_is_its_own(tmp_path):

@@ -92,7 +92,10 @@ def test_patience_is_the_flows_own_by_default():
         ({"tuned": True, "sizes": (("hidden", 8),)}, "chooses its sizes itself"),
         ({"max_epochs": 0}, "max_epochs must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
-        ({"sizes": (("hiden", 8),)}, r"maf has no \['hiden'\]; it has transform, flows"),
+        ({"sizes": (("hiden", 8),)}, r"maf has no \['hiden'\]; it has flows, hidden, layers, bins and"),
+        ({"sizes": (("transform", "affine"),)}, r"maf has no \['transform'\]"),
+        ({"split": (0.5, 0.5)}, "three positive shares"),
+        ({"split": (0.9, 0.9, 0.9)}, "three positive shares"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -109,7 +109,9 @@ def test_a_single_line_that_was_cut_short_is_repaired(path):
     assert lines_of(path) == [record("a")]
 
 
-@pytest.mark.parametrize("content", [b"my notes", b"my notes\nof today\n", b"\x1f\x8b\x08\x00 packed"])
+@pytest.mark.parametrize(
+    "content", [b"my notes", b"my notes\nof today\n", b"\x1f\x8b\x08\x00 packed", b'{"a": 1}', b'{"a": 1}\n']
+)
 def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
@@ -117,6 +119,7 @@ def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path, conten
         with pytest.raises(ValueError, match="is not a file of records"):
             use()
     assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_compressed_file_can_be_read_only(path):
@@ -127,7 +130,31 @@ def test_a_compressed_file_can_be_read_only(path):
     assert (store.records(), store.status()) == ([record("a")], {"a": "done", "b": "failed"})
     with pytest.raises(ValueError, match="Unpack it first"):
         store.append([record("c")])
-    assert not packed.with_name(packed.name + ".lock").exists()
+    packed.write_bytes(packed.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"records.jsonl.gz is damaged"):
+        Store(packed).records()
+
+
+def test_reading_needs_no_right_to_write(path):
+    Store(path).append([record("a")])
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        assert Store(path).records() == [record("a")]
+    finally:
+        path.parent.chmod(0o755)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_is_emptied_forgets_what_was_cut_short_in_it(path):
+    path.parent.mkdir()
+    path.write_text('{"id": "a", "sta')
+    store = Store(path)
+    with pytest.warns(StoreWarning):
+        store.records()
+    path.write_text("")
+    store.append([record("b")])
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_appending_after_a_crash_repairs_first(path):

@@ -1,10 +1,13 @@
 """Rows in partitions: the same fit as on one machine, through real workers over TCP."""
 
+import warnings
+
 import pytest
 import torch
 
 import latentcal as lc
 from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
+from latentcal.recalibration import delayed
 from toys import SinhFlow
 
 dask = pytest.importorskip("dask")
@@ -141,13 +144,69 @@ def test_what_is_wrong_with_a_partition_is_said_with_its_number():
         recalibrate_partitions(SinhFlow(2), in_parts(x, y))
     with pytest.raises(TypeError, match=r"a list of pairs: \[\(x, y\)\]"):
         recalibrate_partitions(SinhFlow(2), (x, y))
-    with pytest.raises(TypeError, match=r"Partition 0 must be a pair \(x, y\), got Tensor"):
+    with pytest.raises(TypeError, match=r"Partition 0: it must be a pair \(x, y\), got Tensor"):
         recalibrate_partitions(SinhFlow(2), [dask.delayed(y)])
     table = pd.DataFrame({"u": y[:100, 0], "a": x[:100, 0], "town": ["Ghent"] * 100})
     with pytest.raises(TypeError, match="from_pandas"):
         recalibrate_partitions(SinhFlow(1), table, targets="u")
-    with pytest.raises(ValueError, match=r"columns \['town'\] hold no numbers"):
-        recalibrate_partitions(SinhFlow(1), frames.from_pandas(table, npartitions=2), targets="u")
+    frame = frames.from_pandas(table, npartitions=2)
+    with pytest.raises(ValueError, match=r"Partition \d: the columns \['town'\] hold no numbers"):
+        recalibrate_partitions(SinhFlow(1), frame, targets="u")
+    with pytest.raises(ValueError, match=r"\['u'\] are among targets and features"):
+        recalibrate_partitions(SinhFlow(1), frame, targets="u", features=["a", "u"])
+    with pytest.raises(ValueError, match="Partition 1: y has NaN or infinite values, first in row 10"):
+        diagnose_partitions(SinhFlow(2), in_parts(x, y))
+    wrong = [(x[:100], y[:90])]
+    for function in (recalibrate_partitions, evaluate_partitions, diagnose_partitions):
+        with pytest.raises(ValueError, match="Partition 0: x and y must have the same rows, got 100 and 90"):
+            function(SinhFlow(2), wrong)
+
+
+def test_columns_of_several_kinds_of_numbers_are_numbers():
+    frames = pytest.importorskip("dask.dataframe")
+    x, y = rows()
+    table = pd.DataFrame({"u": y[:, 0], "v": y[:, 1], "half": x[:, 0] > 0, "b": x[:, 1]})
+    table["whole"] = (10 * x[:, 0].round(decimals=1)).long().numpy()
+    table = table.astype({"whole": "Int64"})
+    features = torch.from_numpy(table[["half", "whole"]].to_numpy(dtype=float))
+    frame = frames.from_pandas(table, npartitions=3)
+    model = recalibrate_partitions(SinhFlow(2), frame, targets=["u", "v"], features=["half", "whole"])
+    assert_same_model(model, lc.recalibrate(SinhFlow(2), features, y), features, y)
+    one = recalibrate_partitions(SinhFlow(2), frame, targets=["u", "v"], features="b")
+    assert_same_model(one, lc.recalibrate(SinhFlow(2), x[:, 1:], y), x[:, 1:], y)
+
+
+def test_partitions_that_share_their_source_read_it_once(monkeypatch):
+    monkeypatch.setattr(delayed, "_active_client", lambda: None)
+    x, y = rows()
+    loads = []
+
+    @dask.delayed
+    def source():
+        loads.append(1)
+        return x, y
+
+    shared = source()
+    cut = dask.delayed(lambda pair, i: (pair[0][i::3], pair[1][i::3]))
+    evaluate_partitions(SinhFlow(2), [cut(shared, i) for i in range(3)])
+    assert len(loads) == 1
+
+
+def test_threads_of_a_worker_leave_warnings_as_they_were(tmp_path):
+    x, y = rows()
+    before = list(warnings.filters), warnings.showwarning
+    with (
+        distributed.LocalCluster(
+            n_workers=1,
+            threads_per_worker=4,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            local_directory=str(tmp_path),
+        ) as cluster,
+        distributed.Client(cluster),
+    ):
+        evaluate_partitions(SinhFlow(2), in_parts(x, y, 12))
+    assert (list(warnings.filters), warnings.showwarning) == before
 
 
 def test_what_is_no_partition_is_refused():

@@ -126,10 +126,10 @@ def check_finite(table: Tensor, names: Sequence[str], rows: np.ndarray | None = 
     Args:
         table: (n, k).
         names: (k,) of its columns.
-        rows: (n,) numbers of its rows in the file, for the message.
+        rows: (n,) numbers of its rows in the file, if known, for the message.
     """
     finite = torch.isfinite(table)
     if wrong := [name for name, good in zip(names, finite.all(0).tolist(), strict=True) if not good]:
         first = int(finite.all(1).long().argmin())
-        where = f", first in row {first if rows is None else rows[first]} of the data"
+        where = "" if rows is None else f", first in row {rows[first]} of the data"
         raise ValueError(f"The columns {wrong} have missing values or numbers too large for float32{where}.")

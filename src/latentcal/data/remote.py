@@ -26,7 +26,10 @@ class RemoteFile(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """What is downloaded or trained lies in ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``."""
+    """Of what is downloaded or trained: ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
+
+    Where ``$XDG_CACHE_HOME`` is set, it stands for ``~/.cache``.
+    """
     general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LATENTCAL_CACHE") or Path(general) / "latentcal").expanduser()
 

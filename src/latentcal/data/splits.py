@@ -215,13 +215,18 @@ def _split(
     )
 
 
-def _cumulative(fractions: Sequence[float], calibration: float) -> dict[str, float]:
-    """Share of the rows up to the end of each part."""
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise where these are not shares of train, validation and test."""
     if len(fractions) != 3 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ValueError(
             "fractions are three positive shares, of train, validation and test, which sum to 1; "
             f"got {tuple(fractions)}."
         )
+
+
+def _cumulative(fractions: Sequence[float], calibration: float) -> dict[str, float]:
+    """Share of the rows up to the end of each part."""
+    check_fractions(fractions)
     train, validation, _ = fractions
     if not 0 <= calibration < train:
         raise ValueError(

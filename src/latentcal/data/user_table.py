@@ -49,7 +49,7 @@ class TableDataset(Dataset):
         """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
         rules = Preprocessing.fit(self.columns, self.target_names, rows)
         x, complete = rules.encoded(self.columns)
-        check_finite(x[torch.from_numpy(complete)], rules.feature_names)
+        check_finite(x[torch.from_numpy(complete)], rules.feature_names, self.rows.numpy()[complete])
         return x, complete, rules
 
 
@@ -145,7 +145,10 @@ def _dataset(
     check_finite(x, rules.feature_names, sample.rows[index])
     check_finite(y, targets, sample.rows[index])
     if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
-        raise ValueError(f"The targets {constant} are constant: there is nothing to predict. Leave them out.")
+        raise ValueError(
+            f"The targets {constant} are constant in float32: there is nothing to predict. Leave them out, "
+            "or subtract a large offset."
+        )
     without_target, without_feature = n - len(known), len(known) - len(index)
     left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."
     return TableDataset(

@@ -21,7 +21,7 @@ def diagnose_partitions(
     partitions: Any,
     *,
     targets: Sequence[str] | str | None = None,
-    features: Sequence[str] | None = None,
+    features: Sequence[str] | str | None = None,
     max_rows: int = 50_000,
     seed: int = 0,
     retries: int = 3,
@@ -32,7 +32,8 @@ def diagnose_partitions(
 
     Its tests need the rows themselves. Up to ``max_rows`` all of them come here, in the order of the
     partitions, and the report is that of one machine; of more rows so many are drawn at random, each with the
-    same chance, and the report says so. For the calibration error and the NLL of all rows there is
+    same chance, and the report says so. Partitions are computed twice, to count their rows and to fetch some,
+    and must be the same both times. For the calibration error and the NLL of all rows there is
     :func:`evaluate_partitions`.
 
     Args:
@@ -52,9 +53,9 @@ def diagnose_partitions(
         raise ValueError("groups are labels of rows of one machine; with partitions, name them as features.")
     rows = DelayedRows.of(partitions, targets, features)
     how: dict[str, Any] = {"retries": retries, "progress": progress}
-    sizes = rows.computed(_size_of, model, **how)
+    sizes = rows.computed(_size_of, None, **how)
     chosen = _chosen(sizes, max_rows, seed)
-    parts = rows.computed(_rows_of, model, [(index,) for index in chosen], **how)
+    parts = rows.computed(_rows_of, None, [(index,) for index in chosen], **how)
     kept = [part for part, index in zip(parts, chosen, strict=True) if len(index)]
     if not kept:
         raise ValueError(f"All {len(sizes)} partitions are empty.")
@@ -78,9 +79,14 @@ def _chosen(sizes: Sequence[int], count: int, seed: int) -> list[Tensor]:
     return [part.nonzero()[:, 0] for part in taken.split(list(sizes))]
 
 
-def _size_of(model: ConditionalFlow, x: Any, y: Any) -> int:
+def _size_of(_: None, x: Any, y: Any) -> int:
     return len(y)
 
 
-def _rows_of(model: ConditionalFlow, x: Any, y: Any, index: Tensor) -> tuple[Tensor | None, Tensor]:
-    return (None if x is None else as_tensor(x)[index]), as_tensor(y)[index]
+def _rows_of(_: None, x: Any, y: Any, index: Tensor) -> tuple[Tensor | None, Tensor]:
+    chosen = [None if values is None else as_tensor(values)[index] for values in (x, y)]
+    for name, values in zip("xy", chosen, strict=True):
+        if values is not None and not bool((good := torch.isfinite(values.flatten(1)).all(1)).all()):
+            row = int(index[good.long().argmin()])
+            raise ValueError(f"{name} has NaN or infinite values, first in row {row}. Drop or fill them.")
+    return chosen[0], chosen[1]  # type: ignore[return-value]

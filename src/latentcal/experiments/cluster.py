@@ -54,6 +54,7 @@ def run_on_cluster(
         What became of each run, in the order in which they ended.
     """
     store = Store(store_path)
+    store.check_writable()
     todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
     progress, outcomes = Progress([cost_of(spec) for spec in todo]), []
     with _client(scheduler, workers) as client:

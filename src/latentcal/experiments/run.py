@@ -18,7 +18,7 @@ from .spec import RunSpec
 from .store import DONE, FAILED, Record, Store, stamp
 from .training import Load, TrainedRun, one_thread, trained
 
-_ALONE = threading.Lock()  # random numbers and threads of torch belong to the whole process
+_ALONE = threading.RLock()  # random numbers and threads of torch belong to the whole process
 
 
 def record_id(spec: RunSpec, method: str) -> str:
@@ -45,8 +45,7 @@ def run(
         load: gives a data set by its name.
         cache: folder of trained flows.
     """
-    with _ALONE:
-        return list(records_of(spec, methods, samples=samples, load=load, cache=cache))
+    return list(records_of(spec, methods, samples=samples, load=load, cache=cache))
 
 
 def records_of(
@@ -59,7 +58,7 @@ def records_of(
 ) -> Iterator[Record]:
     """As ``run``, each record as soon as it is known."""
     wanted = spec.recalibrations if methods is None else tuple(methods)
-    with one_thread():
+    with _ALONE, one_thread():
         try:
             base = trained(spec, load=load, cache=cache)
         except Exception as error:
@@ -164,6 +163,7 @@ def run_suite(
         **options: of ``run_all``.
     """
     store = Store(store_path)
+    store.check_writable()
     todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
     if task is None:
         task = partial(run_into, store_path=Path(store_path), samples=samples)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .. import flows
 from ..data.registry import find
-from ..data.splits import FRACTIONS
+from ..data.splits import FRACTIONS, check_fractions
 from ..flow import ConditionalFlow
 
 Weights = Literal["best", "last"]
@@ -91,11 +91,10 @@ class RunSpec:
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}.")
         defaults = {} if self.tuned else _SIZES[self.flow]
-        options = [*inspect.signature(FLOWS[self.flow]).parameters][
-            2:
-        ]  # after the numbers of outputs and features
+        options = _numbers_of(self.flow)
         if unknown := [name for name, _ in self.sizes if name not in (*options, "learning_rate")]:
             raise ValueError(f"{self.flow} has no {unknown}; it has {', '.join(options)} and learning_rate.")
+        check_fractions(self.split)
         set_once = object.__setattr__  # the way a frozen dataclass completes itself
         set_once(self, "dataset", _full_name(self.dataset))
         set_once(self, "split", tuple(self.split))
@@ -134,6 +133,12 @@ class RunSpec:
             raise ValueError(f"A RunSpec has no fields {unknown}; it has {', '.join(sorted(known))}.")
         methods: Iterable[str] = fields.get("recalibrations", METHODS)
         return cls(**{**fields, "sizes": sizes, "recalibrations": tuple(methods)})
+
+
+def _numbers_of(flow: str) -> list[str]:
+    """Options of a flow that are numbers."""
+    options = inspect.signature(FLOWS[flow]).parameters.values()
+    return [option.name for option in options if isinstance(option.default, int | float)]
 
 
 def _full_name(dataset: str) -> str:

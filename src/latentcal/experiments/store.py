@@ -8,6 +8,7 @@ import json
 import os
 import time
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,15 +48,19 @@ class Store:
                 raise ValueError(
                     f"A record needs an id and a status ({DONE} or {FAILED}), got {sorted(record)}."
                 )
-        if self._compressed:
-            raise ValueError(f"{self.path} is compressed: it can be read, but not added to. Unpack it first.")
-        with self._locked():
+        self.check_writable()
+        with self._locked(os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX):
             self._catch_up()
             added = [record for record in fresh if self._accept(record)]
             if added:
                 self._repair()
                 self._write("".join(json.dumps(record) + "\n" for record in added).encode())
         return len(added)
+
+    def check_writable(self) -> None:
+        """Raise where records cannot be added, before they are made."""
+        if self._compressed:
+            raise ValueError(f"{self.path} is compressed: it can be read, but not added to. Unpack it first.")
 
     def records(self) -> list[Record]:
         """What is done, in the order of the file."""
@@ -87,34 +92,32 @@ class Store:
         self._damaged_tail = b""
 
     def _refresh(self) -> None:
-        if not self.path.exists():
-            self._forget()
-        elif self._compressed:
-            self._catch_up()
-        else:
-            with self._locked():
+        if self.path.exists():
+            with self._locked(os.O_RDONLY, fcntl.LOCK_SH):
                 self._catch_up()
+        else:
+            self._forget()
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The file for this process alone; the system lets go of the lock if the process dies."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_name(self.path.name + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    def _locked(self, how: int, lock: int) -> Iterator[None]:
+        """The file for this process, or for those that read; the system ends it if the process dies."""
+        if how & os.O_CREAT:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, how, 0o644)
+        try:
+            fcntl.flock(descriptor, lock)
             yield
+        finally:
+            os.close(descriptor)
 
     def _catch_up(self) -> None:
         """Read what was added since the last look, by whichever process."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < self._read_up_to or self._compressed:  # another file under the same name, perhaps
+        size = self.path.stat().st_size
+        if size == 0 or size < self._read_up_to or self._compressed:  # another file of that name, perhaps
             self._forget()
-        if size == 0:
-            return
-        with gzip.open(self.path) if self._compressed else self.path.open("rb") as file:
-            file.seek(self._read_up_to)
-            content = file.read()
+        content = self._unread()
         *lines, tail = content.split(b"\n")
-        if tail and _parsed(tail) is not None:  # whole, but for the end of its line
+        if _is_json(tail):  # whole, but for the end of its line
             lines, tail = [*lines, tail], b""
         wrong = [line for line in lines if not self._take(line)]
         known = self._done or self._failed
@@ -128,6 +131,15 @@ class Store:
             self._report(tail, "not counted, and moved aside when records are added")
         self._damaged_tail = tail
         self._read_up_to += len(content) - len(tail)
+
+    def _unread(self) -> bytes:
+        """What follows in the file."""
+        try:
+            with gzip.open(self.path) if self._compressed else self.path.open("rb") as file:
+                file.seek(self._read_up_to)
+                return file.read()
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{self.path} is damaged, or not compressed by gzip: {error}.") from error
 
     def _take(self, line: bytes) -> bool:
         """Take the record of a line, if any; whether the line is in order."""
@@ -194,6 +206,14 @@ def _parsed(line: bytes) -> Record | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and _is_record(record) else None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

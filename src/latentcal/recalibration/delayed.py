@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
 from ..flow import ConditionalFlow
 from ..numerics import as_tensor
 
+_ALONE = threading.Lock()  # filters of warnings belong to all threads of a worker
+
 
 class DelayedRows(NamedTuple):
-    """Delayed pairs (x, y), with x (n, p) or None and y (n, d), and the names of their columns if known."""
+    """Delayed pairs (x, y), with x (n, p) or None and y (n, d), or delayed frames with the names of both."""
 
-    pairs: list[Any]
+    parts: list[Any]
     feature_names: list[str] | None = None
     output_names: list[str] | None = None
 
     @classmethod
     def of(
-        cls, partitions: Any, targets: Sequence[str] | str | None, features: Sequence[str] | None
+        cls, partitions: Any, targets: Sequence[str] | str | None, features: Sequence[str] | str | None
     ) -> DelayedRows:
         """From a dask DataFrame with the names of its outputs and features, or from delayed pairs."""
-        dask = _import_dask()
         if hasattr(partitions, "to_delayed") and hasattr(partitions, "columns"):
             if not targets:
                 raise ValueError("A DataFrame needs the names of its outputs: targets=['a', 'b'].")
-            y_names = [targets] if isinstance(targets, str) else list(targets)
             columns = list(partitions.columns)
-            x_names = (
-                [name for name in columns if name not in y_names] if features is None else list(features)
-            )
+            y_names = _listed(targets)
+            others = [name for name in columns if name not in y_names]
+            x_names = others if features is None else _listed(features)
+            if both := [name for name in x_names if name in y_names]:
+                raise ValueError(f"The columns {both} are among targets and features.")
             if missing := [name for name in (*y_names, *x_names) if name not in columns]:
                 raise ValueError(f"The DataFrame has no columns {missing}; it has {columns}.")
-            pair = dask.delayed(_pair_of)
-            pairs = [pair(frame, x_names, y_names) for frame in partitions.to_delayed()]
-            return cls(pairs, x_names, y_names)
+            return cls(list(partitions.to_delayed()), x_names, y_names)
         if isinstance(partitions, Iterable) and not isinstance(partitions, Tensor | str):
             if hasattr(partitions, "columns"):
                 raise TypeError(
                     "partitions is a DataFrame of this machine. Give its rows to the function without "
                     "partitions, or dask.dataframe.from_pandas(frame, npartitions=...) to this one."
                 )
-            if not (pairs := list(partitions)):
+            if not (parts := list(partitions)):
                 raise ValueError("There are no partitions.")
-            if any(isinstance(pair, Tensor) or hasattr(pair, "__array__") for pair in pairs):
+            if any(isinstance(pair, Tensor) or hasattr(pair, "__array__") for pair in parts):
                 raise TypeError("partitions must be a list of pairs: [(x, y)], delayed or not.")
-            return cls(pairs)
+            return cls(parts)
         raise TypeError(
             f"partitions must be a dask DataFrame or delayed pairs (x, y), got {type(partitions).__name__}."
         )
@@ -57,28 +60,31 @@ class DelayedRows(NamedTuple):
     def computed(
         self,
         function: Callable[..., Any],
-        model: ConditionalFlow,
+        model: ConditionalFlow | None,
         arguments: Sequence[tuple[Any, ...]] | None = None,
         *,
         retries: int,
         progress: bool,
     ) -> list[Any]:
-        """``function(model, x, y, *arguments[i])`` of all pairs, where dask computes, in their order.
+        """``function(model, x, y, *arguments[i])`` of all parts, where dask computes, in their order.
 
-        What a worker warned of is warned of here; a ValueError names the partition.
+        What a worker warned of is warned of here; a ValueError about its rows names the partition.
         """
         dask = _import_dask()
         client = _active_client()
         shared = dask.delayed(model)  # part of the graph and not scattered, so that it outlives a worker
         task = dask.delayed(_answer)
-        extra = arguments or [()] * len(self.pairs)
+        extra = arguments or [()] * len(self.parts)
+        names = (self.feature_names, self.output_names)
         tasks = [
-            task(i, function, shared, pair, *more)
-            for i, (pair, more) in enumerate(zip(self.pairs, extra, strict=True))
+            task(i, function, shared, part, names, *more)
+            for i, (part, more) in enumerate(zip(self.parts, extra, strict=True))
         ]
         if client is None:
-            bar = tqdm(tasks, desc="partitions", disable=not progress)
-            answers = [dask.compute(each, scheduler="synchronous")[0] for each in bar]
+            from dask.diagnostics import ProgressBar
+
+            with ProgressBar() if progress else nullcontext():
+                answers = dask.compute(*tasks, scheduler="synchronous")
         else:
             from distributed import as_completed
 
@@ -87,35 +93,55 @@ class DelayedRows(NamedTuple):
                 pass
             answers = client.gather(futures)
         for message, category in dict.fromkeys(warning for _, caught in answers for warning in caught):
-            warnings.warn(message, category, stacklevel=4)
+            warnings.warn(message, category, stacklevel=3)
         return [result for result, _ in answers]
 
 
-def _pair_of(frame: Any, features: list[str], targets: list[str]) -> tuple[Any, Any]:
-    texts = [name for name in (*features, *targets) if frame[name].dtype.kind not in "biuf"]
-    if texts:
-        raise ValueError(
-            f"the columns {texts} hold no numbers. Encode them, or name the numeric ones: features=[...]."
-        )
-    return (as_tensor(frame[features]) if features else None), as_tensor(frame[targets])
+def _listed(names: Sequence[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _answer(
-    number: int, function: Callable[..., Any], model: ConditionalFlow, pair: Any, *arguments: Any
+    number: int,
+    function: Callable[..., Any],
+    model: ConditionalFlow | None,
+    part: Any,
+    names: tuple[list[str] | None, list[str] | None],
+    *arguments: Any,
 ) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """The answer and what a worker warned of, which nobody would read there."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(
-            f"Partition {number} must be a pair (x, y), got {type(pair).__name__}; without features it is "
-            "(None, y)."
-        )
-    with warnings.catch_warnings(record=True) as caught:
+    with _ALONE, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            answer = function(model, *pair, *arguments)
-        except ValueError as error:
-            raise ValueError(f"Partition {number}: {error}") from error
+            answer = function(model, *_pair_of(part, *names), *arguments)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"Partition {number}: {error}") from error
     return answer, [(str(warning.message), warning.category) for warning in caught]
+
+
+def _pair_of(part: Any, features: list[str] | None, targets: list[str] | None) -> tuple[Any, Any]:
+    if features is not None and targets is not None:
+        return (_numbers(part[features]) if features else None), _numbers(part[targets])
+    if not isinstance(part, tuple | list) or len(part) != 2:
+        raise TypeError(
+            f"it must be a pair (x, y), got {type(part).__name__}; without features it is (None, y)."
+        )
+    x, y = part
+    if x is not None and len(x) != len(y):
+        raise ValueError(f"x and y must have the same rows, got {len(x)} and {len(y)}.")
+    return x, y
+
+
+def _numbers(frame: Any) -> Tensor:
+    values = frame.to_numpy()
+    if values.dtype.kind not in "biuf":  # columns of several kinds, or text
+        texts = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "biuf"]
+        if texts:
+            raise ValueError(
+                f"the columns {texts} hold no numbers. Encode them, or name the numeric ones: features=[...]."
+            )
+        values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    return as_tensor(values)
 
 
 def _active_client() -> Any:

@@ -23,7 +23,7 @@ def recalibrate_partitions(
     partitions: Any,
     *,
     targets: Sequence[str] | str | None = None,
-    features: Sequence[str] | None = None,
+    features: Sequence[str] | str | None = None,
     fit: Callable[..., RadiusLaw] = StackedRadius.fit,
     with_x: bool = False,
     batch_size: int | None = None,
@@ -34,7 +34,7 @@ def recalibrate_partitions(
 
     The flow goes to the workers once, each encodes its partitions, and eight bytes a row come back, in the
     order of the partitions: the fit is that of one machine. Tasks run where dask runs them, on the cluster of
-    the active ``distributed.Client`` if there is one. Partitions may be empty.
+    the active ``distributed.Client`` if there is one, else one after the other. Partitions may be empty.
 
     Args:
         flow: the flow; it is pickled by cloudpickle.
@@ -48,7 +48,7 @@ def recalibrate_partitions(
         progress: show a progress bar over partitions.
     """
     rows = DelayedRows.of(partitions, targets, features)
-    arguments = [(with_x, batch_size)] * len(rows.pairs)
+    arguments = [(with_x, batch_size)] * len(rows.parts)
     parts = _not_empty(rows.computed(_norms_of, flow, arguments, retries=retries, progress=progress))
     fingerprint = Fingerprint()
     for part in parts:
@@ -62,7 +62,7 @@ def evaluate_partitions(
     partitions: Any,
     *,
     targets: Sequence[str] | str | None = None,
-    features: Sequence[str] | None = None,
+    features: Sequence[str] | str | None = None,
     batch_size: int | None = None,
     retries: int = 3,
     progress: bool = False,
@@ -81,7 +81,7 @@ def evaluate_partitions(
         progress: show a progress bar over partitions.
     """
     rows = DelayedRows.of(partitions, targets, features)
-    arguments = [(batch_size,)] * len(rows.pairs)
+    arguments = [(batch_size,)] * len(rows.parts)
     parts = _not_empty(rows.computed(_scores_of, model, arguments, retries=retries, progress=progress))
     pit, log_density = torch.cat(parts).unbind(-1)
     return pit, log_density

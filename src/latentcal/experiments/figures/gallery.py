@@ -77,6 +77,8 @@ def draw_figures(
             for part, start in enumerate(range(0, len(names), _MOST_MAPS), start=1):
                 some = {name: flat[name] for name in names[start : start + _MOST_MAPS]}
                 drawings[f"predictive_densities_{part}"] = partial(predictive_panels, some)
+    for name in sorted(set(only or ()) - drawings.keys()):
+        report(f"{name} is left out: there is no such figure here")
     paths = []
     with one_thread():
         for name, draw in drawings.items():

@@ -57,7 +57,7 @@ def status(suites: Sequence[str], store: Path) -> None:
                 soft_wrap=True,
             )
     if not suites and (lost := _of_no_suite(known, found)):
-        console.print(f"{lost} records belong to no suite: their sizes are others.")
+        console.print(f"{lost} records belong to no suite: they are of other sizes, splits or data.")
 
 
 def _counts(cells: Cells) -> list[str]:
@@ -76,7 +76,7 @@ def _versions(cells: Cells) -> list[str]:
 
 
 def _sets(name: str) -> tuple[str, ...]:
-    """Data sets that a suite should have, as far as they are here."""
+    """Data sets that a suite should have, as far as they can be had."""
     try:
         return tuple(spec.dataset for spec in suite(name, [0]))
     except FileNotFoundError:
