@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if path.exists())
-LONG = {"docs/tutorials/correct_an_sbi_posterior.md"}  # half a minute
+LONG = {"docs/tutorials/correct_an_sbi_posterior.md", "docs/tutorials/decisions.md"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -68,7 +68,9 @@ def area(polygons):
 # --- volume
 
 
-@pytest.mark.parametrize("kind", ["latent", "density", "density of a distribution"])
+@pytest.mark.parametrize(
+    "kind", ["latent", pytest.param("density", marks=pytest.mark.slow), "density of a distribution"]
+)
 def test_volumes_are_within_three_standard_errors_of_ellipsoids(kind, generator):
     # From a third of the model's spread (it is underconfident) to five times it (overconfident).
     misses = 0

@@ -47,6 +47,7 @@ def figures(path):
     }
 
 
+@pytest.mark.slow
 def test_two_workers_over_tcp_give_the_numbers_of_the_local_runner(cluster, tmp_path):
     specs = [spec(seed) for seed in range(3)]
     (tmp_path / "local").mkdir()
