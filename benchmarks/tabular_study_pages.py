@@ -108,7 +108,8 @@ CAUSES = """\
 - *Atoms*: WAG has an output with two values, BI1 and BI2 have counts and classes. No density is too high
   there: the loss falls for as long as training goes on, and what the NLL says is when it was stopped. More
   patience brings it down, that of BI2 below print, that of WAG part of the way.
-- *Unknown*: RF1 and BLO under maf. A higher rate makes them worse; depth and patience were not tried.
+- *Unknown*: RF1 and BLO under maf. A higher rate does not bring them to print; depth and patience were not
+  tried.
 
 The L-ECE of LR-KDE misses on SF1 and SF2, whose norms have jumps that no continuous law follows; what
 stands there at two to two and a half standard errors is what noise alone does to about four of 100 cells.
