@@ -132,6 +132,7 @@ def test_the_runner_is_killed_its_workers_end_and_a_second_run_completes(tmp_pat
     assert set(names) == expected(specs)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_runner_and_workers(tmp_path):
     path = tmp_path / "records.jsonl"
     with runner_script(tmp_path, "partial(quick_task, folder=folder, pause=0.2)", 50) as runner:

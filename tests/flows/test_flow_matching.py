@@ -24,7 +24,9 @@ def trained() -> tuple[FlowMatching, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("dim", "features"), [(1, 2), (2, 0), (2, 2), (16, 2)])
+@pytest.mark.parametrize(
+    ("dim", "features"), [(1, 2), (2, 0), (2, 2), pytest.param(16, 2, marks=pytest.mark.slow)]
+)
 def test_the_flow_keeps_its_promises(dim, features, dtype, generator):
     flow = fresh(dim, features, dtype)
     x = torch.randn(20, features, generator=generator, dtype=dtype) if features else None

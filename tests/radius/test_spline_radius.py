@@ -30,6 +30,7 @@ def adam_likelihood(radii: torch.Tensor, bins: int, *, steps: int = 400, rate: f
     return float(likelihood.detach() - torch.log(scale) - torch.log(3 * t**2).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_likelihood_is_that_of_a_long_run_of_adam_or_better(shape, generator):
     radii = SHAPES[shape](400, generator)

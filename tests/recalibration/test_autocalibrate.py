@@ -451,7 +451,13 @@ def test_tables_of_pandas_are_taken_everywhere():
     stream.update(frame_x, frame_y)
 
 
-@pytest.mark.parametrize("groups", [None, GROUPS], ids=["smooth or stacked", "by group"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(None, id="smooth or stacked"),
+        pytest.param(GROUPS, id="by group", marks=pytest.mark.slow),
+    ],
+)
 def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups):
     x, z = simulated("calibrated", 80, seed=0)
     z[:, 0] *= 0.02  # as where an output has one value in all calibration rows

@@ -34,6 +34,12 @@ def client(tmp_path_factory):
         yield client
 
 
+@pytest.fixture
+def _alone(monkeypatch):
+    """No cluster, though one may be there from another test."""
+    monkeypatch.setattr(delayed, "_active_client", lambda: None)
+
+
 def rows(n=600, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, 2, generator=generator), 1.4 * torch.randn(n, 2, generator=generator)
@@ -76,6 +82,7 @@ def test_a_law_of_x_gets_its_features_back_in_the_same_order(client):
     assert_same_model(model, lc.recalibrate(flow, x, y, fit=lc.ConditionalRadius.fit), x, y)
 
 
+@pytest.mark.usefixtures("_alone")
 def test_a_dask_data_frame_names_its_outputs():
     frames = pytest.importorskip("dask.dataframe")
     x, y = rows()
@@ -110,6 +117,7 @@ def test_two_workers_over_tcp_report_what_one_machine_reports(client):
     assert diagnose_partitions(flow, in_parts(x + 1, y), **quick).to_dict() != expected.to_dict()
 
 
+@pytest.mark.usefixtures("_alone")
 def test_of_too_many_rows_a_random_part_is_diagnosed():
     x, y = rows(400)
     flow, quick = SinhFlow(2), {"permutations": 399, "samples": 10}
@@ -121,6 +129,7 @@ def test_of_too_many_rows_a_random_part_is_diagnosed():
     assert report.to_dict()["findings"] == expected.to_dict()["findings"]
 
 
+@pytest.mark.usefixtures("_alone")
 def test_empty_partitions_are_passed_over():
     x, y = rows()
     flow, nothing = SinhFlow(2), dask.delayed((torch.zeros(0, 2), torch.zeros(0, 2)))
@@ -136,6 +145,7 @@ def test_empty_partitions_are_passed_over():
             function(flow, [nothing, nothing])
 
 
+@pytest.mark.usefixtures("_alone")
 def test_what_is_wrong_with_a_partition_is_said_with_its_number():
     frames = pytest.importorskip("dask.dataframe")
     x, y = rows()
@@ -162,6 +172,7 @@ def test_what_is_wrong_with_a_partition_is_said_with_its_number():
             function(SinhFlow(2), wrong)
 
 
+@pytest.mark.usefixtures("_alone")
 def test_columns_of_several_kinds_of_numbers_are_numbers():
     frames = pytest.importorskip("dask.dataframe")
     x, y = rows()
@@ -176,8 +187,8 @@ def test_columns_of_several_kinds_of_numbers_are_numbers():
     assert_same_model(one, lc.recalibrate(SinhFlow(2), x[:, 1:], y), x[:, 1:], y)
 
 
-def test_partitions_that_share_their_source_read_it_once(monkeypatch):
-    monkeypatch.setattr(delayed, "_active_client", lambda: None)
+@pytest.mark.usefixtures("_alone")
+def test_partitions_that_share_their_source_read_it_once():
     x, y = rows()
     loads = []
 

@@ -44,7 +44,7 @@ def random_case(generator):
     )
 
 
-@pytest.mark.parametrize("method", ["qmc", "sampling"])
+@pytest.mark.parametrize("method", ["qmc", pytest.param("sampling", marks=pytest.mark.slow)])
 def test_boxes_half_spaces_and_balls_lie_within_three_errors_in_99_percent_of_300_cases(method):
     """A right error is exceeded in 0.5 % of cases (t, 31 degrees of freedom): 4 or more in 8 % of seeds."""
     generator = torch.Generator().manual_seed(2)
