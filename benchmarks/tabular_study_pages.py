@@ -104,8 +104,8 @@ brackets: the change from the study's own runs on the same seeds, and how many t
 CAUSES = """\
 - *Learning rate*: flows that are stopped after two epochs are as good as it lets them be, and HO1 asks for a
   larger one, too. SLU and ENB make two steps in two epochs, and stay near the initial weights at any rate.
-- *Choice*: runs on AIR differ from each other by more than their mean is above print, with five layers even
-  more than with two. The published flows are the best of a grid, by validation loss.
+- *Choice*, perhaps: of two runs on AIR with five layers one lies below print and the other where ours do. The
+  published flows are the best of a grid, by validation loss.
 - *Atoms*: WAG has an output with two values, BI1 and BI2 have counts and classes. No density is too high
   there: the loss falls for as long as training goes on, and what the NLL says is when it was stopped. More
   patience brings it down, that of BI2 below print, that of WAG part of the way.
