@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from ..flow import ConditionalFlow
+from ..progress_bar import ProgressBar
 from .training import TrainingLog
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class GridSearch:
     def run(self, train: Train, progress: bool) -> bool:
         """Train what is not yet trained; whether it was interrupted."""
         total, done = math.prod(map(len, self.grid.values())), len(self._finished())
-        with tqdm(total=total, initial=done, desc="tuning", unit=" flows", disable=not progress) as bar:
+        with ProgressBar(total=total, initial=done, desc="tuning", unit=" flows", progress=progress) as bar:
 
             def tidy(*_: Any) -> None:
                 best = self.best()

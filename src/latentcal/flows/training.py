@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from ..plots import training_curves
+from ..progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,7 @@ def train_flow(
     initialize = getattr(flow, "initialize", None)
     if initialize is not None:
         initialize(None if x is None else x[:_INITIAL_ROWS], y[:_INITIAL_ROWS])
-    with tqdm(total=max_epochs, desc="training", unit=" epochs", disable=not progress) as bar:
+    with ProgressBar(total=max_epochs, desc="training", unit=" epochs", progress=progress) as bar:
         try:
             for epoch in range(max_epochs):
                 log.train_loss.append(_epoch(flow, x, y, optimizer, batch_size, clip, generator))
@@ -140,6 +140,7 @@ def train_flow(
                     train=f"{log.train_loss[-1]:.4f}",
                     validation=f"{log.validation_loss[-1]:.4f}",
                     best=f"{log.best_loss:.4f}",
+                    refresh=False,
                 )
                 if on_epoch is not None and on_epoch(epoch, log):
                     log.stopped = f"stopped by on_epoch in epoch {epoch + 1}"

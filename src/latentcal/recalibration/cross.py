@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..numerics import as_tensor
+from ..progress_bar import ProgressBar
 from ..radius.law import RadiusLaw
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
@@ -85,7 +85,7 @@ def cross_calibrate(
     fold = fold_numbers(n, folds, contiguous=order == "time", seed=seed)
     flows: list[ConditionalFlow] = []
     latents: Tensor | None = None
-    for number in tqdm(range(folds), desc="fold flows", disable=not progress):
+    for number in ProgressBar(range(folds), desc="fold flows", progress=progress):
         seen, held_out = fold != number, fold == number
         flow = _trained(make_flow, features, outputs, seen)
         with torch.no_grad(), evaluation_mode(flow):

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
-from tqdm import tqdm
 
 from ..flow import ConditionalFlow
 from ..numerics import as_tensor
+from ..progress_bar import ProgressBar, on_terminal
 
 _ALONE = threading.Lock()  # filters of warnings belong to all threads of a worker
 
@@ -81,15 +81,17 @@ class DelayedRows(NamedTuple):
             for i, (part, more) in enumerate(zip(self.parts, extra, strict=True))
         ]
         if client is None:
-            from dask.diagnostics import ProgressBar
+            from dask.diagnostics import ProgressBar as DaskBar
 
-            with ProgressBar() if progress else nullcontext():
+            with DaskBar() if progress and on_terminal() else nullcontext():
                 answers = dask.compute(*tasks, scheduler="synchronous")
         else:
             from distributed import as_completed
 
             futures = client.compute(tasks, retries=retries)
-            for _ in tqdm(as_completed(futures), total=len(futures), desc="partitions", disable=not progress):
+            for _ in ProgressBar(
+                as_completed(futures), total=len(futures), desc="partitions", progress=progress
+            ):
                 pass
             answers = client.gather(futures)
         for message, category in dict.fromkeys(warning for _, caught in answers for warning in caught):

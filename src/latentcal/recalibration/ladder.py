@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..base import RadialBase
+from ..progress_bar import ProgressBar
 from ..radius.conditional import ConditionalRadius
 from ..radius.folds import effective_size
 from ..radius.grouped import GroupedRadius
@@ -229,7 +229,7 @@ def climb(
     folds = min(folds, len(rows))
     fold = fold_numbers(len(rows), folds, contiguous=contiguous)
     log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
-    with silent_about_ties(), tqdm(total=folds * len(rungs), desc="ladder", disable=not progress) as bar:
+    with silent_about_ties(), ProgressBar(total=folds * len(rungs), desc="ladder", progress=progress) as bar:
         for number in range(folds):
             held_out = fold == number
             fitter = RungFitter(rows.take(~held_out), base, groups, contiguous=contiguous, nodes=_COARSE)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from tqdm import tqdm
 
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
+from ..progress_bar import ProgressBar
 from .beta_mixture import BetaMixture
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
 from .rows import row_batches
@@ -238,7 +238,7 @@ def recalibrate_prerank(
     with (
         torch.no_grad(),
         evaluating(model),
-        tqdm(total=n, desc="pre-ranks", unit=" points", disable=not progress) as bar,
+        ProgressBar(total=n, desc="pre-ranks", unit=" points", progress=progress) as bar,
     ):
         for block, seed in zip(blocks, seeds, strict=True):
             source = torch.Generator().manual_seed(seed)

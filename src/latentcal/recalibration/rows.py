@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..numerics import as_tensor
+from ..progress_bar import ProgressBar
 
 
 def visit_norms(
@@ -40,7 +40,7 @@ def visit_norms(
     with (
         torch.no_grad(),
         evaluation_mode(flow),
-        tqdm(total=total, desc="latent norms", unit=" points", disable=not progress) as bar,
+        ProgressBar(total=total, desc="latent norms", unit=" points", progress=progress) as bar,
     ):
         for batch_x, batch_y in batches:
             _check_batch(flow, batch_x, batch_y)

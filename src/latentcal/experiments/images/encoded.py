@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
-from tqdm import tqdm
 
 from ...data.images import ImageTransform
 from ...data.remote import cache_folder
@@ -21,6 +20,7 @@ from ...flow import ConditionalFlow, evaluation_mode, tensor_options
 from ...flows import TarFlow
 from ...flows.image_training.source import ImageSource, generator_for
 from ...persistence import _arguments
+from ...progress_bar import ProgressBar
 from ..cache import write_entry
 
 _TENSORS, _FACTS = "encoded.safetensors", "facts.json"
@@ -102,7 +102,7 @@ def _encode(
     start = time.perf_counter()
     with (
         evaluation_mode(flow),
-        tqdm(total=len(images), desc="encoding", unit=" images", disable=not progress) as bar,
+        ProgressBar(total=len(images), desc="encoding", unit=" images", progress=progress) as bar,
     ):
         for rows in torch.arange(len(images)).split(batch_size):
             clean, label = images.take(rows)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ...flow import evaluation_mode, tensor_options
 from ...metrics import bits_per_dim
+from ...progress_bar import ProgressBar
 from ..tarflow import TarFlow
 from ..training import TrainingWarning, _nll
 from .grid import image_grid, write_png
@@ -84,8 +84,8 @@ def train_images(
     log, before, start = state.log, state.log.seconds, time.perf_counter()
     updating = False
     flow.train()
-    with tqdm(
-        total=recipe.steps, initial=state.step, desc="training", unit=" steps", disable=not progress
+    with ProgressBar(
+        total=recipe.steps, initial=state.step, desc="training", unit=" steps", progress=progress
     ) as bar:
         try:
             while True:

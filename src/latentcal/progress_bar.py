@@ -1,0 +1,48 @@
+"""Progress of long work: a bar on a terminal, a line now and then in a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressBar(tqdm):
+    """A bar of tqdm that writes at most one line every ten seconds where its output is no terminal.
+
+    Args:
+        *args: as of tqdm.
+        progress: whether anything is shown.
+        **options: as of tqdm.
+    """
+
+    def __init__(self, *args: Any, progress: bool, **options: Any) -> None:
+        self._lines = not on_terminal()
+        self._shown = time.monotonic()
+        super().__init__(*args, disable=not progress, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        """Show the state of the bar."""
+        if not self._lines:
+            return super().display(msg, pos)
+        if (now := time.monotonic()) - self._shown >= SECONDS_BETWEEN_LINES:
+            self._shown = now
+            self.fp.write(f"{self}\n")
+            self.fp.flush()
+        return False  # there is nothing to clear
+
+    def close(self) -> None:
+        """End the bar, with its last state."""
+        if self._lines and not self.disable:
+            self.display()
+            self.leave = False  # the line is ended already
+        super().close()
+
+
+def on_terminal() -> bool:
+    """Whether what is written to the error stream is seen as it comes."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
