@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
@@ -260,8 +261,8 @@ class FlowDistribution(Distribution):
         if not bool(torch.isfinite(value).all()):
             raise ValueError(_describe_non_finite("y", value))
         try:
-            leading = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        except RuntimeError:
+            leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        except ValueError:
             raise ValueError(
                 f"y {tuple(value.shape)} does not go with predictions of batch shape "
                 f"{tuple(self.batch_shape)}; leading dims must broadcast, samples in front: (s, n, d)."

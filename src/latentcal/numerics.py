@@ -170,8 +170,8 @@ def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         (torch.Size([100, 7, 3]), torch.Size([100, 7, 2]))
     """
     try:
-        leading = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    except RuntimeError:
+        leading = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except ValueError:
         raise ValueError(
             f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
             "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."

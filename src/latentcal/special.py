@@ -14,6 +14,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ def log_gamma_density(shape: Tensor, x: Tensor) -> Tensor:
         tensor([   -inf, -6.6668], dtype=torch.float64)
     """
     a, x = _float64(shape), _float64(x)
-    x = x.expand(torch.broadcast_shapes(a.shape, x.shape))
+    x = x.expand(np.broadcast_shapes(a.shape, x.shape))
     with torch.no_grad():
         # Far below the peak the plain form is as accurate, and it has the limit at 0.
         plain = torch.xlogy(a - 1, x) - x - torch.lgamma(a)
@@ -76,7 +77,7 @@ def log_gamma_cdf_sf(shape: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         log P and log Q.
     """
     a, x = _float64(shape), _float64(x).clamp(min=0)
-    size = torch.broadcast_shapes(a.shape, x.shape)
+    size = np.broadcast_shapes(a.shape, x.shape)
     large = a >= _TEMME_FROM
     if bool(large.all()):
         return _large_shape(a, x.expand(size))
@@ -122,7 +123,7 @@ def log_beta_cdf_sf(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> tuple[Tensor
         log I_x(a, b) and log I_xc(b, a).
     """
     a, b, x, xc = (_float64(value) for value in (a, b, x, xc))
-    size = torch.broadcast_shapes(a.shape, b.shape, x.shape, xc.shape)
+    size = np.broadcast_shapes(a.shape, b.shape, x.shape, xc.shape)
     points = size or (1,)
     a, b = (value if value.dim() == 0 else value.expand(points) for value in (a, b))
     x, xc = x.expand(points), xc.expand(points)

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
@@ -39,7 +40,7 @@ class SbiDistribution(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density, (..., d) -> (...)."""
         value = _finite("y", value, self.estimator)
-        leading = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # Dims in front of those of x are samples; where x has one row for several values, it is repeated.
         shared = leading[len(leading) - len(self.batch_shape) :]
         condition = shaped(self.x.expand(*shared, -1), self.estimator.condition_shape)

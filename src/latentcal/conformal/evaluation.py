@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -142,8 +143,8 @@ def _as_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[
     if x is None:
         return None, y.reshape(-1, 1, dim), tuple(y.shape[:-1])
     try:
-        shape = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    except RuntimeError:
+        shape = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except ValueError:
         raise ValueError(
             f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
             "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."

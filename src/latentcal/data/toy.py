@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import (
@@ -209,10 +210,10 @@ class MultivariateStudentT(Distribution):
         if not degrees_of_freedom > 0:
             raise ValueError(f"degrees_of_freedom must be positive, got {degrees_of_freedom}.")
         self.degrees_of_freedom = degrees_of_freedom
-        batch = torch.broadcast_shapes(loc.shape[:-1], scale_tril.shape[:-2])
+        batch = np.broadcast_shapes(loc.shape[:-1], scale_tril.shape[:-2])
         self.loc = loc.expand(*batch, loc.shape[-1])
         self.scale_tril = scale_tril.expand(*batch, *scale_tril.shape[-2:])
-        super().__init__(batch, loc.shape[-1:])
+        super().__init__(torch.Size(batch), loc.shape[-1:])
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density, (..., d) -> (...)."""

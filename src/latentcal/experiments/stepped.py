@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class SteppedFlow(ConditionalFlow):
         """The end, the steps' ends (t, q) with the start among them, and what x adds to the network."""
         velocity, features = self.flow.velocity, self.flow.features
         context = velocity.context_of(x.to(start.dtype) if x is not None and features else None)
-        leading = start.shape[:-1] if x is None else torch.broadcast_shapes(start.shape[:-1], x.shape[:-1])
+        leading = start.shape[:-1] if x is None else np.broadcast_shapes(start.shape[:-1], x.shape[:-1])
         h = (-1.0 if backward else 1.0) / self.steps
         q, nodes = start.expand(*leading, self.base.dim), []
         for i in range(self.steps + 1):

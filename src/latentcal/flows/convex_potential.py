@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from .input_convex import Context, InputConvexNetwork, log_det
 
 _MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that need them are cheap
 _LONGER = 2.0  # how much longer than the last step the next one may begin
+_SHORTEST = 1e-30  # a step that moves nothing is taken, unless there is a NaN: then none ever is
 _PROBES = 64
 _CHUNK = 1 << 20  # numbers of a Jacobian that are held at a time
 
@@ -88,7 +90,7 @@ class ConvexPotentialFlow(ConditionalFlow):
         x = self._features_of(x)
         context = self.potential.context_of(x)
         v = z * torch.exp(-self.last_log_scale) + self.last_shift
-        leading = v.shape[:-1] if x is None else torch.broadcast_shapes(v.shape[:-1], x.shape[:-1])
+        leading = v.shape[:-1] if x is None else np.broadcast_shapes(v.shape[:-1], x.shape[:-1])
         v = v.expand(*leading, self.dim)
         u = self._invert(v.detach(), context)
         tracked = [v, *context.biases, *self.parameters()]
@@ -192,6 +194,8 @@ def _newton(
             active, goal, context, lower = active[left], goal[left], context.at(left), lower[left]
             here, step, t, size, before, slope = (s[left] for s in (here, step, t, size, before, slope))
             residual, hessian = residual[left], hessian[left]
+        if bool((t < _SHORTEST).all()):
+            break
         factor, failed = torch.linalg.cholesky_ex(hessian)
         newton = torch.cholesky_solve(residual[..., None], factor)[..., 0]
         newton = newton.masked_fill(failed[:, None] > 0, math.nan)  # such a point stays where it is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -157,7 +158,7 @@ class FlowMatching(ConditionalFlow):
         """End point and the integrals (..., k) of the traces seen by each probe."""
         x = self._features_of(x)
         context = self.velocity.context_of(x)
-        leading = start.shape[:-1] if x is None else torch.broadcast_shapes(start.shape[:-1], x.shape[:-1])
+        leading = start.shape[:-1] if x is None else np.broadcast_shapes(start.shape[:-1], x.shape[:-1])
 
         def field(t: Tensor, q: Tensor) -> tuple[Tensor, Tensor | None]:
             velocity, moved = self.velocity(t, q, context, tangents)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
@@ -279,8 +280,8 @@ def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"y has {int((~torch.isfinite(value)).sum())} NaN or infinite values.")
     try:
-        leading = torch.broadcast_shapes(value.shape[:-1], batch_shape)
-    except RuntimeError:
+        leading = np.broadcast_shapes(value.shape[:-1], batch_shape)
+    except ValueError:
         raise ValueError(
             f"y {tuple(value.shape)} does not go with predictions of batch shape {tuple(batch_shape)}; "
             "leading dims must broadcast, samples in front: (s, n, d)."
