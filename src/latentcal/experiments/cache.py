@@ -42,6 +42,9 @@ def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _sync(folder: Path) -> None:
+    """Force the names in a folder to disk, where the system can (Windows cannot open a folder)."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import os
@@ -14,9 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Record = dict[str, Any]
 
 DONE, FAILED = "done", "failed"
+
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would turn the ends of lines into its own
+_LOCKED_BYTE = (
+    1 << 40
+)  # beyond the end of any file of records: on Windows nobody can read a byte that is locked
 
 
 class StoreWarning(UserWarning):
@@ -49,7 +58,7 @@ class Store:
                     f"A record needs an id and a status ({DONE} or {FAILED}), got {sorted(record)}."
                 )
         self.check_writable()
-        with self._locked(os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX):
+        with self._locked(os.O_RDWR | os.O_CREAT):
             self._catch_up()
             added = [record for record in fresh if self._accept(record)]
             if added:
@@ -93,19 +102,19 @@ class Store:
 
     def _refresh(self) -> None:
         if self.path.exists():
-            with self._locked(os.O_RDONLY, fcntl.LOCK_SH):
+            with self._locked(os.O_RDONLY):
                 self._catch_up()
         else:
             self._forget()
 
     @contextmanager
-    def _locked(self, how: int, lock: int) -> Iterator[None]:
+    def _locked(self, how: int) -> Iterator[None]:
         """The file for this process, or for those that read; the system ends it if the process dies."""
         if how & os.O_CREAT:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, how, 0o644)
+        descriptor = os.open(self.path, how | _BINARY, 0o644)
         try:
-            fcntl.flock(descriptor, lock)
+            _lock(descriptor, shared=not how & os.O_RDWR)
             yield
         finally:
             os.close(descriptor)
@@ -188,7 +197,7 @@ class Store:
         )
 
     def _write(self, content: bytes) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _BINARY, 0o644)
         try:
             left = memoryview(content)
             while left:
@@ -197,6 +206,22 @@ class Store:
         finally:
             os.close(descriptor)
         self._read_up_to += len(content)
+
+
+def _lock(descriptor: int, *, shared: bool) -> None:
+    """Wait for the lock of an open file; closing the file gives it back."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        return
+    import msvcrt
+
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    while True:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            return
+        except PermissionError:  # another process has it
+            time.sleep(0.05)
 
 
 def _parsed(line: bytes) -> Record | None:
