@@ -1,12 +1,17 @@
 # Each target sets up what it needs in .venv; the second run is quick.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench docs dist clean
+DEMO := $(VENV)/.demo
 
-demo: $(INSTALLED)
+# Without bytecode every process would compile torch and its like anew: seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-slow test-matrix lint format bench docs dist clean
+
+demo: $(DEMO)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED) lint
@@ -14,6 +19,10 @@ test: $(INSTALLED) lint
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -q -m slow
+
+# The suite as other machines would run it, in build/matrix; hours, and it goes on where it stopped.
+test-matrix:
+	$(PYTHON) tools/test_matrix.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -45,6 +54,12 @@ dist: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	touch $@
+
+# The demo alone needs a fraction of what the tests need.
+$(DEMO): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -e $(INSTALLED) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[plots]"
 	touch $@
 
 clean:
