@@ -57,8 +57,11 @@ class RunSpec:
             where they are tuned.
         max_epochs: end of training at the latest.
         patience: epochs without a new best after which training ends; None for the flow's default.
-        weights: ``"best"`` for those of the epoch with the lowest validation loss, ``"last"`` for those of
-            the epoch in which 30 epochs had passed without a new best, which published figures are made of.
+        weights: ``"best"`` for those of the epoch with the lowest validation loss of the whole training,
+            ``"last"`` for those of the first epoch at which 30 epochs had passed without a new best: there
+            the published training stops, and its figures are made of these weights. Where ``patience`` is
+            more than 30 (convex potential flows have 60), the best epoch may come after that one; the two
+            then differ in the length of training, too.
         tuned: whether the sizes are chosen by the published grid search.
         split: shares of train, validation and test.
         recalibrations: names of :data:`METHODS`.

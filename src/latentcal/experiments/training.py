@@ -60,7 +60,8 @@ class TrainedRun:
         log: losses and durations of the training, whichever weights are asked for.
         latents: of the calibration and the test rows under these weights.
         sizes: hyper-parameters, those chosen by tuning included.
-        epoch: index of the epoch of the weights; -1 where the very first one diverged.
+        epoch: index of the epoch of the weights; -1 where the very first one diverged. That of the best
+            weights may be after that of the last ones, see ``RunSpec``.
         seconds: wall-clock time of training, with that of the grid search where there was one.
         cpu_seconds: processor time of the same (of a search that was cut, only since it was taken up again).
     """
@@ -160,7 +161,11 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
 
 
 class _Snapshots:
-    """Weights of the best epoch, and of the first one at which the published rule would have stopped."""
+    """Weights of the best epoch, and of the first one at which the published rule would have stopped.
+
+    Either may come first: with more patience than published, training goes on after that stop, and may find
+    a better epoch.
+    """
 
     def __init__(self, flow: ConditionalFlow) -> None:
         self._flow = flow

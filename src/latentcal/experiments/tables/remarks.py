@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...data.registry import find
 from ..cells import Cells, short_name
 from ..published import published_sets
+from ..spec import PUBLISHED_PATIENCE
 
 _WHY = {
     "not run": "Not run",
@@ -26,10 +27,18 @@ def heading(cells: Cells) -> str:
 def where_from(cells: Cells) -> list[str]:
     """What differs between these runs and the published ones."""
     last = "second and last epoch" if cells.suite == "misspecified" else "last epoch (30 after the best)"
-    here = "; here: those of the best one" if cells.weights == "best" else ", as here"
+    here = f"; here: those of the best one{_longer(cells)}" if cells.weights == "best" else ", as here"
     notes = [f"Published: 10 runs, weights of the {last}{here}."]
     other = [short_name(name) for name in cells.datasets if _has_other_rows(name)]
     return [*notes, f"Other rows than the published ones: {', '.join(other)}."] if other else notes
+
+
+def _longer(cells: Cells) -> str:
+    """What is to be added where training goes on after the published stop; two epochs never get there."""
+    patience = {record["patience"] for record in cells.records.values() if "patience" in record}
+    if cells.suite == "misspecified" or patience <= {PUBLISHED_PATIENCE}:
+        return ""
+    return f" of a training with patience {', '.join(map(str, sorted(patience)))}"
 
 
 def _has_other_rows(dataset: str) -> bool:

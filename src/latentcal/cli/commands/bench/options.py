@@ -30,7 +30,7 @@ weights = click.option(
     type=click.Choice(WEIGHTS),
     default="best",
     show_default=True,
-    help="Weights of the best epoch, or of the last, as published.",
+    help="Weights of the best epoch, or of the one at which published training stops.",
 )
 seeds = click.option("--seeds", type=Seeds(), help="How many (3), or which (0 1 2, or 5-9).")
 datasets = click.option("--datasets", type=Datasets(), help="Only these, by name or abbreviation.")
