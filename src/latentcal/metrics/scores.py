@@ -125,7 +125,7 @@ def bits_per_dim(nll: Number, dim: int, scale: float = 128.0) -> Number:
             256 where they became [0, 1], 1 for no scaling.
 
     Examples:
-        >>> bits_per_dim(0.0, dim=784)
+        >>> round(bits_per_dim(0.0, dim=784), 6)
         7.0
     """
     return (nll / dim + math.log(scale)) / math.log(2)

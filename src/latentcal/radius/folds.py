@@ -59,7 +59,7 @@ class FoldedRadii:
     @property
     def training(self) -> Tensor:
         """(f, k) weight of each node in all folds but one."""
-        return self.total - self.weights
+        return (self.total - self.weights).clamp(min=0)  # a difference of sums may round to less than 0
 
     def merged(self, size: int) -> FoldedRadii:
         """The same radii on nodes of which each unites ``size`` neighbours."""

@@ -101,7 +101,8 @@ class SplineRadius(TabulatedLaw):
         bins = _number_of_bins(radii.numel())
 
         def objective(theta: object) -> tuple[float, object]:
-            free = torch.as_tensor(theta, dtype=torch.float64).to(t.device).requires_grad_()
+            # A copy: sums may round by the position in memory, and the fit is to be always the same.
+            free = torch.tensor(theta, dtype=torch.float64, device=t.device).requires_grad_()
             loss = -(weights * _log_density(z, _unpack(free, bins))).sum()
             (gradient,) = torch.autograd.grad(loss, free)
             return float(loss.detach()), gradient.cpu().numpy()
@@ -114,7 +115,7 @@ class SplineRadius(TabulatedLaw):
                 method="L-BFGS-B",
                 options={"maxiter": 300, "ftol": 1e-9},
             )
-        spline = _unpack(torch.as_tensor(found.x).to(t), bins)
+        spline = _unpack(torch.tensor(found.x, dtype=t.dtype, device=t.device), bins)
         return cls(shift, scale, spline.widths, spline.heights, spline.slopes, upper)
 
     def _log_density(self, t: Tensor) -> Tensor:

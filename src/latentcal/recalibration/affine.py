@@ -84,6 +84,6 @@ def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
     variances = _shrunk(cloud, cloud.variances.new_tensor([shape]))
     stretch = torch.sqrt(variances.mean() / variances)
     matrix = stretch if cloud.axes is None else (cloud.axes * stretch) @ cloud.axes.T
-    if shape == 1 and cloud.axes is not None:
-        matrix = torch.eye(len(stretch)).to(matrix)  # to the last bit: a rung that adds nothing must tie
+    if shape == 1:
+        matrix = torch.ones_like(stretch)  # the identity to the last bit: a rung that adds nothing must tie
     return AffineMap((1 - shift) * cloud.mean, matrix)

@@ -81,7 +81,9 @@ def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...
     spread = (1.4826 * (z - middle).abs().median(0).values).clamp(min=1e-3)
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=z.dtype, device=z.device)
     counts = _binned((z - middle) / spread, fold, weights)  # (f, d, m)
-    training = torch.cat([counts.sum(0) - counts, counts.sum(0)[None]])  # folds first, then all rows
+    total = counts.sum(0)
+    # Folds first, then all rows; a difference of sums may round to less than 0, whose log is no number.
+    training = torch.cat([(total - counts).clamp(min=0), total[None]])
     sets = len(training)
     mass = training.reshape(-1, _NODES)
     repeated = (middle.repeat(sets)[:, None], spread.repeat(sets)[:, None])
