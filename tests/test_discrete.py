@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import same
 from latentcal.discrete import Dequantizer, atoms
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -58,9 +59,9 @@ def test_noise_fills_the_cells_of_a_lattice_and_can_be_undone(generator):
     dequantizer = Dequantizer.fit(y)
     noisy = dequantizer.jitter(y, generator)
     offset = noisy[:, 0] - y[:, 0]
-    assert torch.equal(noisy[:, 0].round(), y[:, 0])
+    assert same.decided(noisy[:, 0].round().long(), y[:, 0].long())
     assert distance_to_uniform(offset + 0.5) < uniform_limit(2000)
-    assert torch.equal(noisy[:, 1], y[:, 1])
+    assert same.copied(noisy[:, 1], y[:, 1])
 
 
 def test_noise_at_a_lone_atom_stays_between_its_neighbours(generator):
@@ -68,7 +69,7 @@ def test_noise_at_a_lone_atom_stays_between_its_neighbours(generator):
     noisy = Dequantizer.fit(y).jitter(y, generator)[:, 2]
     zero = y[:, 2] == 0
     nearest = y[~zero, 2].min()
-    assert torch.equal(noisy[~zero], y[~zero, 2])
+    assert same.copied(noisy[~zero], y[~zero, 2])
     assert noisy[zero].abs().max() <= nearest / 2
     assert distance_to_uniform(noisy[zero] / nearest + 0.5) < uniform_limit(int(zero.sum()))
 
@@ -77,8 +78,8 @@ def test_noise_depends_on_the_generator_alone(generator):
     y = _outputs(generator)
     dequantizer = Dequantizer.fit(y)
     one, two, other = (dequantizer.jitter(y, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
+    assert same.drawn(one, two)
+    assert same.different(one, other)
     assert dequantizer.jitter(y.expand(4, -1, -1)).shape == (4, 2000, 3)
     assert dequantizer.jitter(y.long()).dtype == torch.float32
 
@@ -86,7 +87,7 @@ def test_noise_depends_on_the_generator_alone(generator):
 def test_an_output_with_one_value_is_left_as_it_is(generator):
     y = torch.stack([torch.full((30,), 2.0), torch.arange(30.0) % 3], 1)
     noisy = Dequantizer.fit(y).jitter(y, generator)
-    assert torch.equal(noisy[:, 0], y[:, 0])
+    assert same.copied(noisy[:, 0], y[:, 0])
     assert (noisy[:, 1] != y[:, 1]).all()
 
 

@@ -1,4 +1,4 @@
-"""Every block of Python in the documents runs, and prints what the block of text after it says."""
+"""Every block of Python in the documents runs and prints the text block after it, up to rounding."""
 
 import contextlib
 import io
@@ -7,6 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+
+from printed import agree
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if path.exists())
@@ -38,7 +40,7 @@ def run(text: str) -> None:
         with contextlib.redirect_stdout(printed):
             exec(compile(code, "document", "exec"), names)
         if expected is not None:
-            assert printed.getvalue().strip() == expected.strip()
+            assert agree(printed.getvalue(), expected), f"{printed.getvalue()}\ninstead of\n{expected}"
 
 
 @pytest.mark.filterwarnings("ignore:Capping max_sampling_batch_size:UserWarning")  # sbi's, about memory

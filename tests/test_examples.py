@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from printed import contains
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
     "beyond_one_radius": ["Chosen: aligned by x, radial by x"],
@@ -15,7 +17,7 @@ PRINTED = {
     "little_data": ["crossed, by x", "within 5 %: 160 points"],
     "own_model": ["All 10 checks passed.", "before  L-ECE 0.389"],
     "recalibrate_a_flow": ["before  NLL", "after   NLL"],
-    "save_and_load": ["log densities to the last bit: True", "with it: StackedRadius"],
+    "save_and_load": ["same log densities: True", "with it: StackedRadius"],
     "streaming": ["3750 to 4000"],
 }
 WRITTEN = {
@@ -39,7 +41,7 @@ def run(name, folder, monkeypatch, capsys):
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_prints_what_it_promises_and_writes_what_it_says(name, tmp_path, monkeypatch, capsys):
     printed = run(name, tmp_path, monkeypatch, capsys)
-    assert [words for words in PRINTED[name] if words not in printed] == []
+    assert [words for words in PRINTED[name] if not contains(printed, words)] == [], printed
     assert [file for file in WRITTEN.get(name, ()) if not (tmp_path / file).exists()] == []
 
 

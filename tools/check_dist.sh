@@ -4,7 +4,7 @@
 #     tools/check_dist.sh dist/latentcal-0.1.0-py3-none-any.whl
 #
 # Installs it, with the versions of constraints.txt and without extras, in an environment of its own, and runs the first
-# Python block of the README there: it must print the text block that follows.
+# Python block of the README there: it must print the text block that follows, up to rounding.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 wheel="$(realpath "$1")"
@@ -16,7 +16,7 @@ trap 'rm -rf "$folder"' EXIT
 "$python" -m venv "$folder/venv"
 "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" "$wheel"
 "$folder/venv/bin/python" -m pip check
-cp "$root/README.md" "$folder"
+cp "$root/README.md" "$root/tests/printed.py" "$folder"
 cd "$folder"  # away from the sources: what is imported is the wheel
 venv/bin/python - <<'CODE'
 import contextlib
@@ -25,6 +25,7 @@ import pathlib
 import re
 
 import latentcal
+from printed import agree
 
 assert "site-packages" in latentcal.__file__, latentcal.__file__
 text = pathlib.Path("README.md").read_text(encoding="utf-8")
@@ -33,7 +34,7 @@ printed = io.StringIO()
 with contextlib.redirect_stdout(printed):
     exec(code)
 print(printed.getvalue(), end="")
-if printed.getvalue().strip() != expected.strip():
+if not agree(printed.getvalue(), expected):
     raise SystemExit(f"The README says:\n{expected}")
 print(f"latentcal {latentcal.__version__} from the wheel prints what the README says.")
 CODE

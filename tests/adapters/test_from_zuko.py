@@ -4,6 +4,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 import latentcal as lc
+import same
 from latentcal.adapters import from_zuko
 
 zuko = pytest.importorskip("zuko")
@@ -29,7 +30,9 @@ def test_the_density_is_the_library_s_and_the_promises_are_kept(kind, features):
             flow(x).log_prob(y), network(x).log_prob(y), rtol=tolerance, atol=tolerance
         )
         assert float((flow.decode(flow.latent(y, x), x) - y).abs().max()) < (1e-3 if kind == "CNF" else 1e-4)
-    failed = [check.name for check in lc.check_flow(flow, x, y).checks if check.passed is False]
+    points = 2 if kind == "CNF" else 8  # its equations take long
+    checks = lc.check_flow(flow, x, y, points=points).checks
+    failed = [check.name for check in checks if check.passed is False]
     # An untrained GF has latents that zuko's bisection on [-10, 10] does not reach; the check says so.
     assert failed == (["round trip of base draws"] if (kind, features) == ("GF", 0) else [])
 
@@ -124,11 +127,11 @@ def test_networks_are_in_evaluation_mode_during_calls_and_back_in_their_own_afte
     network.train()
     x, y = torch.randn(20, 3), torch.randn(20, 2)
     with torch.no_grad():
-        assert not torch.equal(network(x).log_prob(y), network(x).log_prob(y))  # control: it is random
+        assert same.different(network(x).log_prob(y), network(x).log_prob(y))  # control: it is random
         flow = from_zuko(network)
         assert network.training
         z, _ = flow.encode(y, x)
-        assert torch.equal(flow.encode(y, x)[0], z)
+        assert same.repeated(flow.encode(y, x)[0], z)
         torch.testing.assert_close(flow.decode(z, x), y, rtol=1e-4, atol=1e-4)
     assert all(module.training for module in network.modules())
 
@@ -162,13 +165,13 @@ def test_answers_do_not_depend_on_the_argument_checks_of_torch():
                 flow(x).log_prob(y * float("nan"))
     finally:
         Distribution.set_default_validate_args(before)
-    assert torch.equal(*answers)
+    torch.testing.assert_close(*answers)
 
 
 def test_a_flow_without_context_does_not_look_at_x_and_one_with_it_wants_it():
     y = torch.randn(4, 2)
     alone = from_zuko(fresh("MAF", 0))
-    assert torch.equal(alone(torch.zeros(4, 7)).log_prob(y), alone().log_prob(y))
+    torch.testing.assert_close(alone(torch.zeros(4, 7)).log_prob(y), alone().log_prob(y))
     with pytest.raises(ValueError, match="made with a context; x is None"):
         from_zuko(fresh("MAF", 3))().log_prob(y)
 

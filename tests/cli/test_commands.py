@@ -22,6 +22,7 @@ pytest.importorskip("sklearn")
 import torch
 from terminal import contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
 
+import same
 from latentcal.cli.extent import quick_bounds
 from latentcal.cli.model import load_model
 from latentcal.cli.rows import Source, chunks, random_rows
@@ -38,10 +39,17 @@ def numbers(rows, name):
     return np.array([float(row[name]) for row in rows])
 
 
+def assert_same_numbers(one, other):
+    """The same columns with the same numbers, up to their rounding."""
+    assert one.out.splitlines()[0] == other.out.splitlines()[0]
+    for name in one.rows()[0]:
+        np.testing.assert_allclose(numbers(one.rows(), name), numbers(other.rows(), name), rtol=1e-5)
+
+
 def test_fit_reports_and_writes_a_model(fitted, model):
     _, answer = fitted
     assert "120 rows set aside" in answer.out
-    assert re.search(r"^coverage 90 % +\d\d\.\d % +\d\d\.\d %$", answer.out, re.MULTILINE)
+    assert re.search(r"^coverage 90 % +\d+\.\d % +\d+\.\d %$", answer.out, re.MULTILINE)
     assert "Rows: 476 train, 102 validation, 102 calibration." in answer.err
     card = json.loads((model / "card.json").read_text())
     assert card["preprocessing"]["targets"] == ["food", "housing", "energy"]
@@ -79,7 +87,8 @@ def test_predictions_are_those_of_the_estimator_in_the_units_of_the_data(model, 
 def test_columns_may_come_in_any_order_with_others_between(model, new, tmp_path):
     table = households(6, 1, food=None, housing=None, energy=None)
     other = write_csv(tmp_path / "other.csv", {"note": list("abcdef"), **dict(reversed(table.items()))})
-    assert latentcal("predict", model, other).out == latentcal("predict", model, new).out
+    answers = [latentcal("predict", model, place) for place in (other, new)]
+    assert_same_numbers(*answers)
 
 
 def test_parquet_and_json_say_the_same_as_csv(model, new, tmp_path):
@@ -95,7 +104,7 @@ def test_parquet_and_json_say_the_same_as_csv(model, new, tmp_path):
     lines = [json.loads(line) for line in latentcal("predict", model, new, "--json").out.splitlines()]
     for name in expected[0]:
         np.testing.assert_allclose(written[name], numbers(expected, name), rtol=1e-6)
-        assert [line[name] for line in lines] == numbers(expected, name).tolist()
+        np.testing.assert_allclose([line[name] for line in lines], numbers(expected, name), rtol=1e-6)
 
 
 def test_kept_columns_of_a_parquet_file_may_miss_values_anywhere(model, tmp_path):
@@ -159,7 +168,7 @@ def test_random_rows_are_those_of_the_file_without_the_forbidden_ones(model, fit
     part = random_rows(source, rules, 50, seed=1, without=torch.arange(700))
     assert (len(part.x), part.total) == (50, 100)
     assert int(part.rows.min()) >= 700
-    assert torch.equal(part.y, whole.y[part.rows])
+    assert same.copied(part.y, whole.y[part.rows])
 
 
 def test_random_rows_are_not_those_that_fit_has_taken_of_the_same_file(model, fitted):
@@ -175,8 +184,10 @@ def test_draws_belong_together_and_follow_the_seed(model, new):
     rows = first.rows()
     assert len(rows) == 6 * 200
     assert [row["draw"] for row in rows[:3]] == ["0", "1", "2"]
-    assert first.out == latentcal("sample", model, new, "--draws", "200").out
-    assert first.out != latentcal("sample", model, new, "--draws", "200", "--seed", "1").out
+    assert_same_numbers(first, latentcal("sample", model, new, "--draws", "200"))
+    other = latentcal("sample", model, new, "--draws", "200", "--seed", "1")
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_same_numbers(first, other)
     draws = np.stack([numbers(rows, name) for name in ("food", "housing")])
     assert np.corrcoef(draws[:, :200])[0, 1] > 0.3  # expenses share a cause
     means = numbers(latentcal("predict", model, new).rows(), "food_mean")
@@ -258,7 +269,7 @@ def test_recalibration_replaces_the_model_and_keeps_what_lies_beside_it(model, t
     assert "is recalibrated on 300 rows" in answer.out
     assert (folder / "report.html").read_text() == "mine"
     before, after = load_model(model), load_model(folder)
-    assert torch.equal(
+    assert same.copied(
         before.estimator.base_model_.flow.weight, after.estimator.base_model_.flow.weight
     )  # nothing is trained
     test = write_csv(tmp_path / "test.csv", {**households(300, 8)} | {
@@ -371,7 +382,7 @@ def test_a_pipe_gets_plain_lines_and_pure_csv(model, new):
 def test_long_work_shows_plain_lines_in_a_pipe(model, new, monkeypatch):
     monkeypatch.setattr("latentcal.cli.progress._SECONDS", 0.0)
     err = latentcal("predict", model, new).err
-    assert re.fullmatch(r"predicting: 6 rows, 0 s\n", err)
+    assert re.fullmatch(r"predicting: 6 rows, \d+ s\n", err)
 
 
 def test_an_interrupt_has_code_130(model, new, monkeypatch):

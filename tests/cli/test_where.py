@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import same
 from latentcal.cli.where import WhereError, parse_where
 from latentcal.regions import Box, HalfSpace
 
@@ -37,7 +38,7 @@ POINTS = 2 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0), dty
 )
 def test_a_condition_is_what_it_says(text, rule):
     a, b = POINTS.unbind(1)
-    assert torch.equal(parse_where(text, ["a", "b"]).contains(POINTS), rule(a, b))
+    assert same.decided(parse_where(text, ["a", "b"]).contains(POINTS), rule(a, b))
 
 
 def test_a_box_is_recognised_so_that_it_can_be_integrated():

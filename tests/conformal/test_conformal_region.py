@@ -9,6 +9,7 @@ from conformal_toys import Skewed, data, mixture
 from torch import nn
 from torch.distributions import Normal
 
+import same
 from latentcal.conformal import (
     DCPScore,
     HPDScore,
@@ -42,7 +43,7 @@ def coverage_of(region, x, y):
 # --- coverage
 
 
-def mean_coverage(make, dim, n, generator, repetitions=200, fresh=300):
+def mean_coverage(make, dim, n, generator, repetitions=200, fresh=150):
     """Mean coverage over calibration sets, and four of its standard errors (failure rate 6e-5)."""
     coverages = torch.empty(repetitions, dtype=torch.float64)
     for i in range(repetitions):
@@ -61,7 +62,7 @@ def test_coverage_is_between_the_level_and_the_level_plus_1_in_n_plus_1(dim, sco
     mean, noise = mean_coverage(
         lambda x, y: conformal_region(Skewed(dim), x, y, coverage=level, score=score), dim, n, generator
     )
-    assert noise < 0.015
+    assert noise < 0.02
     assert level - noise < mean < level + 1 / (n + 1) + noise
 
 
@@ -114,9 +115,10 @@ def test_the_latent_region_is_the_set_below_the_empirical_quantile_of_the_norms(
             radius = EmpiricalRadius.fit(latent_norms(flow, x[:n], y[:n])).icdf(
                 torch.tensor(coverage, dtype=torch.float64)
             )
-            assert region.threshold == radius
-            # The calibration rows are among the points: one of them lies on the boundary, inside.
-            assert torch.equal(region.contains(y, x), latent_norms(flow, x, y) <= radius)
+            torch.testing.assert_close(region.threshold, radius)
+            assert same.decided(region.contains(y[n:], x[n:]), latent_norms(flow, x[n:], y[n:]) <= radius)
+            # Of the calibration rows one lies on the boundary, inside.
+            assert int(region.contains(y[:n], x[:n]).sum()) == math.ceil(round(coverage * (n + 1), 9))
 
 
 def test_the_latent_region_is_the_sublevel_set_of_the_recalibrated_pit_up_to_its_boundary(generator):
@@ -126,11 +128,10 @@ def test_the_latent_region_is_the_sublevel_set_of_the_recalibrated_pit_up_to_its
         model = recalibrate(flow, x[:n], y[:n], fit=EmpiricalRadius.fit)
         u = latent_pit(model(x[n:]), y[n:])
         for coverage in (0.1, 0.5, 0.9):
-            inside = conformal_region(flow, x[:n], y[:n], coverage=coverage).contains(y[n:], x[n:])
-            assert torch.equal(inside, u < coverage - 1e-9)
-            on_boundary = conformal_region(flow, x[:n], y[:n], coverage=coverage)
-            edge = latent_norms(flow, x[:n], y[:n]) == on_boundary.threshold
-            assert bool(on_boundary.contains(y[:n][edge], x[:n][edge]).all())
+            region = conformal_region(flow, x[:n], y[:n], coverage=coverage)
+            assert same.decided(region.contains(y[n:], x[n:]), u < coverage - 1e-9)
+            edge = int((latent_norms(flow, x[:n], y[:n]) - region.threshold).abs().argmin())
+            assert bool(region.contains(y[:n], x[:n])[edge])
 
 
 def test_too_few_points_make_the_region_everything_and_say_so(generator):
@@ -169,15 +170,14 @@ def test_leading_dims_broadcast_and_levels_come_first(score, generator):
     assert inside.shape == (2, 7, 10)
     assert inside.dtype == torch.bool
     assert bool((inside[0] <= inside[1]).all())
-    assert region.contains(many, x[50:], coverage=0.9).equal(inside[1])
-    assert region.at(0.5).contains(many, x[50:]).equal(inside[0])
+    assert same.decided(region.contains(many, x[50:], coverage=0.9), inside[1])
+    assert same.decided(region.at(0.5).contains(many, x[50:]), inside[0])
     for i in (0, 6):
-        assert region.contains(many[i], x[50:]).equal(inside[:, i])
-        assert region.contains(many[i, 3], x[53]).equal(inside[:, i, 3])
-    assert region.contains(many[:, 0], x[50]).equal(inside[:, :, 0])
-    assert region.contains(many.reshape(7, 2, 5, 2), x[50:].reshape(2, 5, 2)).equal(
-        inside.reshape(2, 7, 2, 5)
-    )
+        assert same.decided(region.contains(many[i], x[50:]), inside[:, i])
+        assert same.decided(region.contains(many[i, 3], x[53]), inside[:, i, 3])
+    assert same.decided(region.contains(many[:, 0], x[50]), inside[:, :, 0])
+    blocks = region.contains(many.reshape(7, 2, 5, 2), x[50:].reshape(2, 5, 2))
+    assert same.decided(blocks, inside.reshape(2, 7, 2, 5))
     assert region.contains(many[:, :0], x[:0]).shape == (2, 7, 0)
 
 
@@ -209,12 +209,12 @@ def test_a_model_without_latent_space_has_regions_too(score, generator):
 def test_data_may_be_of_another_dtype_or_arrays(generator):
     flow = SinhFlow(2, dtype=torch.float32)
     x, y = data(99, 2, generator)
-    region = conformal_region(flow, x.float(), y.float(), score="density")
+    region = conformal_region(flow, x[:49].float(), y[:49].float(), score="density")
     array = y.numpy()
     array.flags.writeable = False
-    same = conformal_region(flow, x.numpy(), array, score="density", coverage=np.float32(0.9))
-    assert region.threshold == same.threshold
-    assert torch.equal(region.contains(y, x), same.contains(array, x.numpy()))
+    other = conformal_region(flow, x[:49].numpy(), array[:49], score="density", coverage=np.float32(0.9))
+    torch.testing.assert_close(region.threshold, other.threshold, rtol=1e-5, atol=1e-5)
+    assert same.decided(region.contains(y[49:], x[49:]), other.contains(array[49:], x[49:].numpy()))
     assert region.sample(x[:3]).dtype == torch.float32
 
 
@@ -231,9 +231,9 @@ def test_modules_are_evaluated_in_evaluation_mode_without_gradients(generator):
     flow = Noisy().train()
     region = conformal_region(flow, x, y)
     assert flow.training
-    assert torch.equal(region.scores, conformal_region(SinhFlow(2), x, y).scores)
+    torch.testing.assert_close(region.scores, conformal_region(SinhFlow(2), x, y).scores)
     assert not region.threshold.requires_grad
-    assert torch.equal(region.contains(y, x), region.contains(y, x))
+    assert same.repeated(region.contains(y, x), region.contains(y, x))
 
 
 def test_batches_do_not_change_the_scores(generator):
@@ -258,7 +258,8 @@ def test_rows_of_the_recalibration_are_recognised_where_they_matter(generator):
         conformal_region(model, x[200:], y[200:], score=score)  # new rows: silent
     # Latent recalibration keeps the maps, so the latent region is that of the flow itself: silent.
     region = conformal_region(model, x[:200], y[:200])
-    assert region.threshold == conformal_region(Skewed(2), x[:200], y[:200]).threshold
+    alone = conformal_region(Skewed(2), x[:200], y[:200])
+    torch.testing.assert_close(region.threshold, alone.threshold)
 
 
 def test_a_region_knows_its_calibration_rows(generator):
@@ -282,7 +283,7 @@ def test_a_score_of_ones_own_is_a_class_or_a_function(generator):
         for score in (Residual(), lambda model, x, y: (y - x).norm(dim=-1))
     ]
     expected = (y - x).norm(dim=-1).sort().values[89]
-    assert [float(region.threshold) for region in regions] == [float(expected)] * 2
+    assert [float(region.threshold) for region in regions] == pytest.approx([float(expected)] * 2)
     lower, upper = regions[0].bounds(x[:3], generator=generator)
     torch.testing.assert_close(upper, x[:3] + expected, rtol=0, atol=0.01 * float(expected))
     torch.testing.assert_close(lower, x[:3] - expected, rtol=0, atol=0.01 * float(expected))
@@ -300,8 +301,8 @@ def test_a_generator_decides_on_the_samples_of_a_score(generator):
         conformal_region(Skewed(2), x, y, score="hpd", generator=torch.Generator().manual_seed(seed))
         for seed in (1, 1, 2)
     ]
-    assert torch.equal(regions[0].scores, regions[1].scores)
-    assert not torch.equal(regions[0].scores, regions[2].scores)
+    assert same.repeated(regions[0].scores, regions[1].scores)
+    assert same.different(regions[0].scores, regions[2].scores)
 
 
 # --- words

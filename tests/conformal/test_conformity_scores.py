@@ -7,6 +7,7 @@ import torch
 from conformal_toys import Skewed, data, mixture
 from torch.distributions import Independent, Normal
 
+import same
 from latentcal.base import standard_normal
 from latentcal.conformal import DCPScore, DensityScore, HPDScore, LatentScore, PCPScore, Score
 from latentcal.conformal.density import interpolated_rank
@@ -30,7 +31,7 @@ def normal(x):
 def test_the_score_of_a_row_does_not_depend_on_the_other_rows(score, model, generator):
     x, y = data(12, 2, generator)
     together = score(model, x, y[None])[0]
-    assert together.equal(score(model, x, y[None])[0])  # the same at every call
+    assert same.repeated(score(model, x, y[None])[0], together)  # the same at every call
     torch.manual_seed(1)  # and the global state has no part in it
     alone = torch.cat([score(model, x[i : i + 1], y[None, i : i + 1])[0] for i in range(12)])
     torch.testing.assert_close(alone, together, rtol=1e-12, atol=1e-12)
@@ -43,7 +44,7 @@ def test_scoring_leaves_the_global_generator_alone(generator):
     before = torch.get_rng_state()
     for model in (Skewed(2), mixture):
         HPDScore()(model, x, y[None])
-    assert torch.get_rng_state().equal(before)
+    assert same.drawn(torch.get_rng_state(), before)
 
 
 def test_common_draws_follow_the_model(generator):

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+import same
 from latentcal.data import images as module
 from latentcal.data.image_folder import ImageFolder, read_image
 from latentcal.data.images import (
@@ -64,7 +65,7 @@ def test_channels_come_first_and_a_flat_image_is_channel_row_column(tiny_sets):
         original = arrays["val_x"]
     assert found.images.shape == (2, 3, 4, 5)
     assert int(found.pixels[1, 2, 3, 4]) == original[1, 3, 4, 2]
-    assert torch.equal(found.y[1].reshape(3, 4, 5), found.images[1])
+    assert same.copied(found.y[1].reshape(3, 4, 5), found.images[1])
     assert repr(found) == "ImageSet('afhq', 'test': 2 images of 3 x 4 x 5)"
 
 
@@ -132,8 +133,8 @@ def test_flips_mirror_whole_images_left_to_right(generator):
     mirrored = (flipped == image.flip(-1)).flatten(1).all(1)
     assert bool((mirrored | (flipped == image).flatten(1).all(1)).all())
     assert 60 < int(mirrored.sum()) < 140  # 100 +- 5.7 standard deviations: fails once in 8e7
-    assert torch.equal(RandomFlip(1.0)(image), image.flip(-1))
-    assert torch.equal(RandomFlip(0.0)(image), image)
+    assert same.copied(RandomFlip(1.0)(image), image.flip(-1))
+    assert same.copied(RandomFlip(0.0)(image), image)
     with pytest.raises(ValueError, match=r"takes images \(n, c, h, w\), got \(2, 6\)"):
         RandomFlip()(torch.zeros(2, 6))
 
@@ -143,8 +144,8 @@ def test_one_seed_gives_one_result_and_the_steps_follow_each_other():
         steps = Compose(UniformDequantization(), RandomFlip(), GaussianNoise(0.1))
         return steps(torch.ones(5, 1, 3, 3), torch.Generator().manual_seed(seed))
 
-    assert torch.equal(draw(0), draw(0))
-    assert not torch.equal(draw(0), draw(1))
+    assert same.repeated(draw(0), draw(0))
+    assert same.different(draw(0), draw(1))
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_images_of_any_size_are_cropped_around_their_centre(folder):
         assert image.shape == (3, 10, 10)
         assert label == 0
         inner = image[:, 1:-1, 1:-1]  # the filter mixes the colours at the border
-        assert torch.equal(inner.mean((1, 2)), torch.tensor([-1.0, 1.0, -1.0]))
+        assert same.defined(inner, torch.tensor([-1.0, 1.0, -1.0])[:, None, None].expand_as(inner))
     assert found[2][0].mean() == pytest.approx(-0.6, abs=0.01)
     assert found[3][0].min() == 1
 

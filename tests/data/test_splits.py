@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import latentcal as lc
+import same
 from latentcal.data import group_split, split, time_split
 
 N = 1000
@@ -42,7 +43,7 @@ def test_parts_are_disjoint_cover_all_rows_and_have_their_sizes(data, kind, cali
         "test": 150,
     }
     assert sizes == {name: size for name, size in expected.items() if size}
-    assert torch.equal(torch.cat([*result.indices.values()]).sort().values, torch.arange(N))
+    assert same.decided(torch.cat([*result.indices.values()]).sort().values, torch.arange(N))
     assert {name: len(part.x) for name, part in parts_of(result).items()} == sizes
     assert (result.calibration is None) == (calibration == 0)
 
@@ -50,7 +51,7 @@ def test_parts_are_disjoint_cover_all_rows_and_have_their_sizes(data, kind, cali
 @every_kind
 def test_a_calibration_part_leaves_the_test_part_as_it_was(data, kind):
     without, with_one = (KINDS[kind](data, calibration=share) for share in (0.0, 0.2))
-    assert torch.equal(without.indices["test"], with_one.indices["test"])
+    assert same.decided(without.indices["test"], with_one.indices["test"])
     assert set(with_one.indices["train"].tolist()) < set(without.indices["train"].tolist())
 
 
@@ -73,8 +74,9 @@ def test_the_same_seed_gives_the_same_parts_and_another_seed_others(data):
     for draw in (split, lambda data, seed: group_split(data, groups, seed)):
         first, again, other = draw(data, 0), draw(data, 0), draw(data, 1)
         for name, part in parts_of(first).items():
-            assert torch.equal(part.x, parts_of(again)[name].x)
-            assert torch.equal(part.y, parts_of(again)[name].y)
+            assert same.drawn(first.indices[name], again.indices[name])
+            assert same.repeated(part.x, parts_of(again)[name].x)
+            assert same.repeated(part.y, parts_of(again)[name].y)
         # Independent test parts share 22.5 rows on average, half of them with probability < 1e-5.
         shared = set(first.indices["test"].tolist()) & set(other.indices["test"].tolist())
         assert len(shared) < 75
@@ -84,9 +86,9 @@ def test_splitting_neither_reads_nor_changes_the_global_source_of_randomness(dat
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first = split(data, seed=5)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert same.drawn(torch.get_rng_state(), before)
     torch.manual_seed(1)
-    assert torch.equal(split(data, seed=5).indices["train"], first.indices["train"])
+    assert same.drawn(split(data, seed=5).indices["train"], first.indices["train"])
 
 
 def test_at_most_max_rows_are_used_and_they_come_from_everywhere(data):
@@ -155,8 +157,8 @@ def test_inputs_are_not_modified(data):
     x, y = (values.clone() for values in data)
     for cut in KINDS.values():
         cut(data)
-    assert torch.equal(data[0], x)
-    assert torch.equal(data[1], y)
+    assert same.copied(data[0], x)
+    assert same.copied(data[1], y)
 
 
 def test_later_parts_are_later_in_time_and_equal_times_stay_together(data, generator):
@@ -173,7 +175,7 @@ def test_later_parts_are_later_in_time_and_equal_times_stay_together(data, gener
 
 def test_without_times_the_rows_are_taken_as_they_come(data):
     result = time_split(data)
-    assert torch.equal(torch.cat([*result.indices.values()]), torch.arange(N))
+    assert same.decided(torch.cat([*result.indices.values()]), torch.arange(N))
 
 
 def test_dates_order_the_rows(data):

@@ -68,12 +68,12 @@ def test_simulated_and_limiting_laws_of_second_moments_agree(dim, generator, mon
     limiting = second_moment_test(omega, simulations=2000, generator=generator)
     assert simulated.simulated
     assert not limiting.simulated
-    assert simulated.statistic == limiting.statistic
+    assert simulated.statistic == pytest.approx(limiting.statistic)
     assert simulated.p_value == pytest.approx(limiting.p_value, abs=0.07)
 
 
 def test_thousands_of_dimensions_cost_no_square_of_them(generator):
-    omega = unit_directions(torch.randn(3000, 3072, generator=generator), generator)
+    omega = unit_directions(torch.randn(1000, 3072, generator=generator), generator)
     assert second_moment_test(omega, simulations=199, generator=generator).p_value > 1e-4
     z = torch.randn(60, 3072, generator=generator)
     z[:, :300] *= 2

@@ -17,6 +17,9 @@ def _close_figures():
     matplotlib.pyplot.close("all")
 
 
+QUICK = {"samples": 20, "permutations": 399}
+
+
 def models_drawn(ax):
     return sum(artist.get_gid() == "model" for artist in ax.get_children())
 
@@ -24,7 +27,7 @@ def models_drawn(ax):
 def test_before_and_after_share_their_panels(generator):
     x, y = torch.randn(400, 2, generator=generator), 1.5 * torch.randn(400, 2, generator=generator)
     model = lc.recalibrate(scaled_gaussian(2, 1.0), x[:200], y[:200])
-    figure = diagnose(model, x[200:], y[200:]).plot()
+    figure = diagnose(model, x[200:], y[200:], **QUICK).plot()
     assert isinstance(figure, matplotlib.figure.Figure)
     assert len(figure.axes) == len({ax.get_title() for ax in figure.axes}) == 6
     assert [models_drawn(ax) for ax in figure.axes[:3]] == [2, 2, 2]  # two models, two models, two outputs
@@ -33,7 +36,8 @@ def test_before_and_after_share_their_panels(generator):
 
 
 def test_what_was_not_measured_has_no_panel(generator):
-    figure = diagnose(scaled_gaussian(7, 1.0), None, torch.randn(100, 7, generator=generator)).plot()
+    y = torch.randn(100, 7, generator=generator)
+    figure = diagnose(scaled_gaussian(7, 1.0), None, y, **QUICK).plot()
     assert len(figure.axes) == 5  # none by feature
     assert models_drawn(figure.axes[0]) == 1
     assert models_drawn(figure.axes[2]) == 5  # of seven outputs the worst

@@ -8,30 +8,40 @@ from pathlib import Path
 
 import pytest
 import toy_study
-from toy_study import load, real_task, slow_load, spec
+from quick_processes import copies  # noqa: F401 (a fixture)
+from toy_study import load, real_task, slow_load, spec, without_times
 
+from alike import alike
 from latentcal.experiments import Store, record_id, run_suite
 from latentcal.experiments.cluster import run_on_cluster
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(tmp_path_factory, copies):  # noqa: F811 (has the name of its fixture)
     """Two workers of one thread each, in processes of their own."""
+    start = dask.config.set({"distributed.worker.multiprocessing-method": copies.get_start_method()})
+    patch = pytest.MonkeyPatch()
+    patch.setattr(distributed.utils, "_forkserver_preload_set", True)  # by ``copies``
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(toy_study.__file__).parent), before or ""])
     try:
-        with distributed.LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            local_directory=str(tmp_path_factory.mktemp("dask")),
-        ) as cluster:
+        with (
+            start,
+            distributed.LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                local_directory=str(tmp_path_factory.mktemp("dask")),
+            ) as cluster,
+        ):
             yield cluster
     finally:
+        patch.undo()
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
@@ -41,10 +51,7 @@ def quiet(line):
 
 def figures(path):
     """Records by id, without what depends on the clock."""
-    return {
-        record["id"]: {k: v for k, v in record.items() if "seconds" not in k and k != "time"}
-        for record in Store(path).records()
-    }
+    return {record["id"]: without_times(record) for record in Store(path).records()}
 
 
 @pytest.mark.slow
@@ -61,7 +68,7 @@ def test_two_workers_over_tcp_give_the_numbers_of_the_local_runner(cluster, tmp_
     assert [outcome.state for outcome in outcomes] == ["done"] * 3
     expected = figures(tmp_path / "local" / "records.jsonl")
     assert len(expected) == 6
-    assert figures(tmp_path / "cluster.jsonl") == expected
+    assert alike(figures(tmp_path / "cluster.jsonl"), expected)
     assert run_on_cluster(specs, tmp_path / "cluster.jsonl", **there) == []  # there is nothing left
 
 

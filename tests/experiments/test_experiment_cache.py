@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 from latentcal.data.remote import cache_folder
 from latentcal.experiments.cache import write_entry
@@ -50,7 +51,9 @@ def test_killed_at_any_moment_an_entry_is_whole_or_not_there(tmp_path):
     script = """
         import os, signal, sys
         from pathlib import Path
-        from latentcal.experiments import cache
+        sys.path.append(sys.argv[2])
+        from alone import module_alone
+        cache = module_alone("cache")
 
         root, files = Path(sys.argv[1]), {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
         moment = 0
@@ -77,7 +80,7 @@ def test_killed_at_any_moment_an_entry_is_whole_or_not_there(tmp_path):
             moment += 1
         print(moment)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), str(Path(__file__).parent)]
     moments = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     whole = [tmp_path / f"entry{i}" for i in range(moments + 1) if (tmp_path / f"entry{i}").exists()]
     assert moments > 5  # each file, the folder, the renaming

@@ -104,7 +104,7 @@ def test_both_parts_of_the_time_are_counted(calibrated):
     for name in ("LR-KDE", "auto"):
         result = calibrated[name]
         assert result.encode_seconds > 0
-        assert result.seconds == result.encode_seconds + result.fit_seconds
+        assert result.seconds == pytest.approx(result.encode_seconds + result.fit_seconds)
 
 
 def test_the_identity_has_the_base_of_the_flow(run):

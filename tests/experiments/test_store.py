@@ -2,13 +2,10 @@ import gzip
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
+from alone import append_forever, append_many
 
 from latentcal.experiments import Store, StoreWarning
 from latentcal.experiments.store import DONE, FAILED
@@ -190,21 +187,6 @@ def test_a_record_without_identity_is_refused(path):
         Store(path).append([record("a", "perhaps")])
 
 
-class Dawdling(Store):
-    """Between looking and writing there is time for others to come in, if they could."""
-
-    def _write(self, content):
-        time.sleep(0.002)
-        super()._write(content)
-
-
-def append_many(path, worker, count, together):
-    store = Dawdling(path)
-    together.wait()
-    for i in range(count):
-        store.append([record(f"{worker}-{i}", text="x" * 500), record(f"common-{i}", by=worker)])
-
-
 def test_several_processes_append_without_loss_or_doubling(path):
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(3)
@@ -222,17 +204,13 @@ def test_several_processes_append_without_loss_or_doubling(path):
 
 
 def test_a_writer_that_is_killed_leaves_whole_records(path):
-    script = """
-        import sys
-        from latentcal.experiments import Store
-        store = Store(sys.argv[1])
-        for i in range(10**6):
-            store.append([{"id": str(i), "status": "done", "text": "x" * 5000}])
-    """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), str(path)]) as writer:
-        while not path.exists() or path.stat().st_size < 50_000:
-            time.sleep(0.01)
-        writer.send_signal(signal.SIGKILL)
+    writer = multiprocessing.get_context("spawn").Process(target=append_forever, args=(path,))
+    writer.start()
+    while not path.exists() or path.stat().st_size < 50_000:
+        assert writer.is_alive()
+        time.sleep(0.01)
+    writer.kill()
+    writer.join()
     records = Store(path).records()
     assert [r["id"] for r in records] == [str(i) for i in range(len(records))]
     assert Store(path).append([record("next")]) == 1  # the lock was let go

@@ -1,6 +1,7 @@
 """Figures of the study draw the numbers of the records."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 import toy_study  # noqa: E402
 from study_records import cells_of, full_record, record, records_of  # noqa: E402
 
-from latentcal.experiments import METHODS, RunSpec, run, trained  # noqa: E402
+from latentcal.experiments import METHODS, RunSpec, calibrate, run, trained  # noqa: E402
 from latentcal.experiments.cells import Cells  # noqa: E402
 from latentcal.experiments.evaluate import CURVE  # noqa: E402
 from latentcal.experiments.figures import (  # noqa: E402
@@ -29,6 +30,7 @@ from latentcal.experiments.figures import (  # noqa: E402
     reliability_panels,
     save,
 )
+from latentcal.experiments.methods import attached  # noqa: E402
 from latentcal.radius import Chi, GammaKDE  # noqa: E402
 
 
@@ -45,6 +47,11 @@ def heights(ax, method: str) -> list[float]:
 
 def lines(ax, gid: str) -> list:
     return [line for line in ax.lines if line.get_gid() == gid]
+
+
+def shown_nll(ax) -> float:
+    (found,) = [text.get_text() for text in ax.texts if text.get_text().startswith("NLL ")]
+    return float(found.removeprefix("NLL "))
 
 
 def words(ax) -> list[str]:
@@ -156,13 +163,17 @@ def test_panels_of_a_trained_flow_use_its_latents_and_its_densities(toy):
     (ax,) = law_panels({"toy": base})
     norms = base.flow.base.norm_of(base.latents.calibration_z.double())
     assert lines(ax, "ecdf")[0].get_xdata() == pytest.approx(norms.sort().values.numpy())
-    before, after = predictive_panels({"toy": base}, examples=1)
+    # Norms four times those of the flow: recalibration changes the NLL by more than the digits shown.
+    wide = replace(base, latents=replace(base.latents, calibration_z=4 * base.latents.calibration_z))
+    panels = predictive_panels({"toy": wide}, examples=1)
     row = int(torch.randperm(len(base.split.test.y), generator=torch.Generator().manual_seed(0))[0])
     x, y = base.split.test.x[row], base.split.test.y[row]
+    models = base.flow, attached(calibrate("LR-stacked", wide).model, base.flow)
     with torch.no_grad():
-        assert before.texts[-1].get_text() == f"NLL {-float(base.flow(x).log_prob(y)):.2f}"
-    assert before.texts[-1].get_text() != after.texts[-1].get_text()
-    (dot,) = lines(before, "observed")
+        before, after = (-float(model(x).log_prob(y)) for model in models)
+    assert [shown_nll(ax) for ax in panels] == pytest.approx([before, after], abs=0.006)  # two decimals
+    assert abs(before - after) > 0.5  # control: the NLL of the other model would be seen
+    (dot,) = lines(panels[0], "observed")
     assert [float(dot.get_xdata()[0]), float(dot.get_ydata()[0])] == pytest.approx(y.tolist())
 
 

@@ -112,8 +112,10 @@ def test_a_complete_study_has_nothing_to_explain():
 def test_weights_are_named_where_they_differ_from_the_published_ones():
     best = metric_table(cells_of("nll", {("slump", "BASE"): BASE}), "nll")
     last = metric_table(cells_of("nll", {("slump", "BASE"): BASE}, weights="last"), "nll")
-    assert "here: those of the best one" in words(best)
+    assert "here: those of the best one of a training with patience 60." in words(best)
     assert "as here" in words(last)
+    as_patient = records_of("nll", {("slump", "BASE"): BASE}, suite_name="maf")
+    assert "here: those of the best one." in words(metric_table(Cells.of(as_patient, "maf"), "nll"))
     two_epochs = records_of("nll", {("slump", "BASE"): BASE}, suite_name="misspecified")
     poor = metric_table(Cells.of(two_epochs, "misspecified"), "nll")
     assert "weights of the second and last epoch; here: those of the best one" in words(poor)

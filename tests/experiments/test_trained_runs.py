@@ -4,10 +4,11 @@ import pytest
 import torch
 from toy_study import load, spec
 
+import same
 from latentcal.data import Dataset, split
 from latentcal.experiments import is_trained, trained, training
 from latentcal.experiments.training import entry_of
-from latentcal.flows import ConvexPotentialFlow, FlowMatching, train_flow
+from latentcal.flows import ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TrainingLog, train_flow
 from latentcal.flows.training import mean_nll
 
 LONG = {"sizes": (("hidden", 8), ("learning_rate", 0.05)), "max_epochs": 400}
@@ -30,16 +31,16 @@ def test_the_second_time_nothing_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train_flow", None)
     again = trained(spec(), load=load, cache=tmp_path)
     assert is_trained(spec(), tmp_path)
-    assert torch.equal(weights_of(first), weights_of(again))
+    assert same.copied(weights_of(first), weights_of(again))
     assert again.log == first.log
-    assert torch.equal(again.latents.test_z, first.latents.test_z)
+    assert same.copied(again.latents.test_z, first.latents.test_z)
 
 
 def test_training_is_the_same_in_every_cache_and_leaves_random_numbers_alone(tmp_path):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     runs = [trained(spec(), load=load, cache=tmp_path / name) for name in "ab"]
-    assert torch.equal(weights_of(runs[0]), weights_of(runs[1]))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert same.repeated(weights_of(runs[0]), weights_of(runs[1]))
+    assert same.drawn(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
 
@@ -61,7 +62,7 @@ def test_the_best_weights_are_those_that_train_flow_restores(long_cache):
     assert run.epoch == log.best_epoch
     assert len(run.log.train_loss) == len(log.train_loss)
     expected = torch.cat([parameter.detach().reshape(-1) for parameter in flow.parameters()])
-    assert torch.equal(weights_of(run), expected)
+    assert same.repeated(weights_of(run), expected)
     assert mean_nll(run.flow, *parts.validation) == pytest.approx(log.best_loss, abs=1e-5)
 
 
@@ -71,8 +72,33 @@ def test_the_last_weights_are_those_after_thirty_epochs_without_a_new_best(long_
     assert len(losses) == best.epoch + 1 + 60  # patience of the training itself
     record = min(range(last.epoch + 1), key=losses.__getitem__)
     assert last.epoch - record == 30
-    assert not torch.equal(weights_of(best), weights_of(last))
+    assert same.different(weights_of(best), weights_of(last))
     assert mean_nll(last.flow, *last.split.validation) == pytest.approx(losses[last.epoch], abs=1e-5)
+
+
+STOPS = {
+    "the best epoch comes first": ([3.0, 2.0, 1.0] + [1.5] * 60, 2, 32),
+    "a better epoch comes after the stop": ([1.0] + [1.5] * 40 + [0.5] + [1.5] * 60, 41, 30),
+    "a new best in time puts the stop off": ([1.0] + [1.5] * 29 + [0.9] + [1.5] * 60, 30, 60),
+    "the stop is the first of two": ([1.0] + [1.5] * 50 + [0.5] + [1.5] * 60, 51, 30),
+}
+
+
+@pytest.mark.parametrize(("losses", "best", "last"), STOPS.values(), ids=STOPS.keys())
+def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losses, best, last):
+    """Whether the best epoch of the longer training comes before or after it; weights are their epoch's."""
+    flow = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1))
+    snapshots, log = training._Snapshots(flow), TrainingLog()
+    for epoch, loss in enumerate(losses):
+        if loss < log.best_loss:
+            log.best_epoch = epoch
+        log.train_loss.append(loss)
+        log.validation_loss.append(loss)
+        flow.bias.fill_(epoch)
+        snapshots(epoch, log)
+    snapshots.complete(log)
+    assert snapshots.epoch == {"best": best, "last": last}
+    assert {choice: float(state["bias"]) for choice, state in snapshots.state.items()} == snapshots.epoch
 
 
 def test_where_training_ends_first_the_last_weights_are_those_of_its_end(tmp_path):
@@ -85,7 +111,7 @@ def test_a_diverged_training_keeps_its_best_weights_for_both(tmp_path):
     fields = {"sizes": (("hidden", 8), ("learning_rate", 1e30)), "max_epochs": 50}
     best, last = (trained(spec(**fields, weights=w), load=load, cache=tmp_path) for w in ("best", "last"))
     assert best.log.stopped.startswith("diverged")
-    assert torch.equal(weights_of(best), weights_of(last))
+    assert same.copied(weights_of(best), weights_of(last))
 
 
 def test_cached_latents_are_those_of_the_flow(long_cache):

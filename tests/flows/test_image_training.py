@@ -1,11 +1,13 @@
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import same
 from latentcal.data.image_folder import ImageFolder
 from latentcal.data.images import Compose, GaussianNoise, RandomFlip
 from latentcal.flows import TarFlow, TrainingWarning, mean_nll
@@ -38,7 +40,7 @@ def recipe(**changes) -> ImageRecipe:
     return ImageRecipe(**(RECIPE | changes))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     """23 images, dark or bright as their class says; batches go across the ends of epochs."""
     generator = torch.Generator().manual_seed(1)
@@ -104,8 +106,8 @@ def test_every_epoch_shows_every_image_once_in_another_order():
     rows = rows_at(0, 30, 10, seed=0).reshape(3, 10)
     assert rows.sort(1).values.tolist() == [list(range(10))] * 3
     assert len({tuple(order) for order in rows.tolist()}) == 3
-    assert torch.equal(rows_at(7, 16, 10, seed=0), rows.flatten()[7:23])
-    assert not torch.equal(rows_at(0, 10, 10, seed=1), rows[0])
+    assert same.decided(rows_at(7, 16, 10, seed=0), rows.flatten()[7:23])
+    assert not same.decided(rows_at(0, 10, 10, seed=1), rows[0])
 
 
 def test_images_of_the_wrong_kind_are_refused():
@@ -132,7 +134,7 @@ def test_a_folder_on_disk_trains_to_the_same_bits_as_the_same_images_in_memory(t
     lazy, eager = small_flow(), small_flow()
     train_images(lazy, folder, recipe=recipe())
     train_images(eager, torch.stack([image for image, _ in folder]), folder.labels, recipe=recipe())
-    assert torch.equal(weights(lazy), weights(eager))
+    assert same.repeated(weights(lazy), weights(eager))
     with pytest.raises(ValueError, match=r"must be \(1, 4, 4\), the data give \{\(1, 8, 8\)\}"):
         train_images(small_flow(), ImageFolder(tmp_path, size=8, channels=1), recipe=recipe())
 
@@ -221,13 +223,13 @@ def test_only_matrices_decay():
 # --- going on after an interrupt ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def uninterrupted(pictures, tmp_path):
-    flow = small_flow()
+@pytest.fixture(scope="module")
+def uninterrupted(pictures, tmp_path_factory):
+    flow, folder = small_flow(), tmp_path_factory.mktemp("uninterrupted")
     log = train_images(
-        flow, *pictures, recipe=recipe(), validation=pictures, folder=tmp_path / "whole", checkpoint_every=4
+        flow, *pictures, recipe=recipe(), validation=pictures, folder=folder, checkpoint_every=4
     )
-    return flow, log, read_checkpoint(tmp_path / "whole")
+    return SimpleNamespace(flow=flow, log=log, folder=folder)
 
 
 @pytest.mark.parametrize("how", ["return", "interrupt"])
@@ -243,22 +245,21 @@ def test_an_interrupted_and_resumed_training_is_the_uninterrupted_one_bit_for_bi
     torch.manual_seed(5)
     flow = TarFlow((1, 4, 4), 2, 8, 2, 1, num_classes=2, head_dim=4)  # its own weights do not matter
     log = train_images(flow, *pictures, **options)
-    whole_flow, whole_log, (whole_tensors, whole_facts) = uninterrupted
-    tensors, facts = read_checkpoint(folder)
-    assert torch.equal(weights(flow), weights(whole_flow))
-    assert log.train_bpd == whole_log.train_bpd
-    assert log.validation_bpd == whole_log.validation_bpd
+    (tensors, facts), (whole_tensors, whole_facts) = map(read_checkpoint, (folder, uninterrupted.folder))
+    assert same.repeated(weights(flow), weights(uninterrupted.flow))
+    assert same.repeated(log.train_bpd, uninterrupted.log.train_bpd)
+    assert same.repeated(log.validation_bpd, uninterrupted.log.validation_bpd)
     assert tensors.keys() == whole_tensors.keys()
     assert any(name.startswith("optimizer.") and name.endswith("exp_avg_sq") for name in tensors)
     for name, tensor in tensors.items():  # weights, average, moments and step counts of the optimiser
-        assert torch.equal(tensor, whole_tensors[name]), name
+        assert same.repeated(tensor, whole_tensors[name]), name
     assert facts | {"seconds": 0, "sha256": ""} == whole_facts | {"seconds": 0, "sha256": ""}
 
 
 def test_the_comparison_sees_another_order_of_the_images(pictures, uninterrupted):
     flow = small_flow()
     train_images(flow, *pictures, recipe=recipe(seed=1))
-    assert not torch.equal(weights(flow), weights(uninterrupted[0]))
+    assert same.different(weights(flow), weights(uninterrupted.flow))
 
 
 def test_an_interrupt_between_two_weights_falls_back_to_the_last_checkpoint(
@@ -284,7 +285,7 @@ def test_an_interrupt_between_two_weights_falls_back_to_the_last_checkpoint(
     assert log.stopped == "interrupted after step 4"
     flow = small_flow()
     train_images(flow, *pictures, **options)
-    assert torch.equal(weights(flow), weights(uninterrupted[0]))
+    assert same.repeated(weights(flow), weights(uninterrupted.flow))
 
 
 def test_a_crash_while_writing_leaves_the_earlier_checkpoint_in_force(tmp_path, monkeypatch):
@@ -315,22 +316,22 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
     ]
 
 
-def test_a_finished_training_is_only_loaded(pictures, tmp_path, uninterrupted):
+def test_a_finished_training_is_only_loaded(pictures, uninterrupted):
     flow = small_flow()
     log = train_images(
         flow,
         *pictures,
         recipe=recipe(),
-        folder=tmp_path / "whole",
+        folder=uninterrupted.folder,
         on_step=lambda *_: pytest.fail("a step was taken"),
     )
     assert log.stopped == "reached steps = 12"
-    assert torch.equal(weights(flow), weights(uninterrupted[0]))
+    assert same.repeated(weights(flow), weights(uninterrupted.flow))
 
 
-def test_a_checkpoint_of_another_training_is_refused(pictures, tmp_path, uninterrupted):
+def test_a_checkpoint_of_another_training_is_refused(pictures, uninterrupted):
     images, labels = pictures
-    folder = tmp_path / "whole"
+    folder = uninterrupted.folder
     with pytest.raises(CheckpointError, match=r"warmup was 3, is 4; augment was Compose.*, is None\. Choose"):
         train_images(small_flow(), images, labels, recipe=recipe(warmup=4, augment=None), folder=folder)
     with pytest.raises(CheckpointError, match="the training images are others"):
@@ -373,7 +374,7 @@ def test_a_time_budget_ends_the_call_and_the_next_one_goes_on(pictures, tmp_path
     assert resumed.seconds == log.seconds + Clock.now - (
         before + 10
     )  # the first look at the clock is the start
-    assert torch.equal(weights(flow), weights(uninterrupted[0]))
+    assert same.repeated(weights(flow), weights(uninterrupted.flow))
 
 
 # --- what goes wrong, and pictures --------------------------------------------------------------------------
@@ -404,7 +405,7 @@ def test_sample_grids_are_drawn_on_the_way_and_change_nothing(pictures, tmp_path
     with Image.open(paths[-1]) as grid:
         assert grid.size == (8 * 5 - 1, 2 * 5 - 1)  # 8 samples of each of 2 classes
         assert grid.mode == "L"
-    assert torch.equal(weights(flow), weights(uninterrupted[0]))
+    assert same.repeated(weights(flow), weights(uninterrupted.flow))
 
 
 def test_a_grid_goes_row_by_row_and_comes_back_from_the_file(tmp_path):
@@ -414,7 +415,7 @@ def test_a_grid_goes_row_by_row_and_comes_back_from_the_file(tmp_path):
     assert (grid[0, 0, 0], grid[0, 0, 3], grid[0, 3, 0], grid[0, 4, 4]) == (0, 153, 255, 0)
     write_png(grid, tmp_path / "new" / "grid.png")
     with Image.open(tmp_path / "new" / "grid.png") as opened:
-        assert np.array_equal(np.array(opened), grid.permute(1, 2, 0).numpy())
+        assert same.copied(np.array(opened), grid.permute(1, 2, 0).numpy())
     with pytest.raises(ValueError, match="without NaN"):
         image_grid(images * math.nan, columns=2)
     with pytest.raises(ValueError, match=r"c = 1 or 3, got \(3, 2, 2, 2\)"):

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import latentcal as lc
+import same
 from latentcal.flows import TarFlow, train_flow
 
 SIZES = {"patch_size": 2, "channels": 16, "num_blocks": 3, "layers_per_block": 2, "head_dim": 8}
@@ -26,7 +27,7 @@ def images(n: int, flow: TarFlow, generator: torch.Generator) -> torch.Tensor:
 def test_the_flow_keeps_its_promises(num_classes, dtype, generator):
     flow = woken(dtype=dtype, num_classes=num_classes)
     x = torch.randint(0, 3, (10, 1), generator=generator) if num_classes else None
-    lc.check_flow(flow, x, images(10, flow, generator)).require()
+    lc.check_flow(flow, x, images(10, flow, generator), points=3).require()
 
 
 def test_each_block_sees_only_the_patches_before():
@@ -39,8 +40,8 @@ def test_each_block_sees_only_the_patches_before():
         influence = jacobian[0, :, :, 0].abs().amax((1, 3))  # (output patch, input patch)
         unseen = influence.tril(-1) if block.backwards else influence.triu(1)
         seen = influence.triu(1) if block.backwards else influence.tril(-1)
-        assert unseen.max() == 0
-        assert seen.max() > 0
+        assert unseen.max() < 1e-12
+        assert seen.max() > 1e-6
 
 
 def test_patches_hold_channel_row_and_column_in_this_order():
@@ -48,7 +49,7 @@ def test_patches_hold_channel_row_and_column_in_this_order():
     image = torch.arange(32.0, dtype=torch.float64)
     _, patches, _ = flow._patches_of(image[None], None)
     assert patches[0, 1].tolist() == [2.0, 3.0, 6.0, 7.0, 18.0, 19.0, 22.0, 23.0]
-    assert torch.equal(flow._image_of(patches).reshape(-1), image)
+    assert same.copied(flow._image_of(patches).reshape(-1), image)
 
 
 def test_the_log_determinant_is_a_sum_over_all_values(generator):
@@ -115,7 +116,7 @@ def test_published_weights_load_and_a_scaled_latent_is_taken_into_the_map(genera
     flow = woken()
     flow.load_published(published(source))
     y = images(4, flow, generator)
-    assert torch.equal(flow().log_prob(y), source().log_prob(y))
+    torch.testing.assert_close(flow().log_prob(y), source().log_prob(y))
     lc.check_flow(flow, None, y).require()
 
 

@@ -76,4 +76,4 @@ def test_no_block_looks_ahead_however_the_later_patches_change(latents):
             later = slice(0, t) if block.backwards else slice(t + 1, None)
             changed[:, later] = 7.0
             before, after = (block.encode(p, label)[0][:, t] for p in (patches, changed))
-            assert torch.equal(before, after)
+            torch.testing.assert_close(before, after)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import same
 from latentcal.radius import BallRadius, Chi, EmpiricalRadius, guarantee
 
 
@@ -18,8 +19,8 @@ def test_the_region_is_the_split_conformal_set_at_all_levels(n, generator):
     law = EmpiricalRadius.fit(radii)
     levels = torch.arange(1, 101, dtype=torch.float64) / 100
     expected = torch.tensor([conformal_quantile(radii, k, 100) for k in range(1, 101)], dtype=torch.float64)
-    assert torch.equal(law.icdf(levels), expected)
-    assert torch.equal(fresh <= law.icdf(levels)[:, None], fresh <= expected[:, None])
+    assert same.copied(law.icdf(levels), expected)
+    assert same.decided(fresh <= law.icdf(levels)[:, None], fresh <= expected[:, None])
 
 
 def test_a_level_times_n_plus_1_that_is_whole_up_to_rounding_is_whole():
@@ -34,7 +35,7 @@ def test_a_level_times_n_plus_1_that_is_whole_up_to_rounding_is_whole():
     for n in (999, 10**5 - 1):
         law = EmpiricalRadius(torch.arange(1.0, n + 1.0, dtype=torch.float64))
         k = torch.arange(1, n + 1)
-        assert torch.equal(law.icdf(k / torch.tensor(n + 1.0, dtype=torch.float64)), k.double())
+        assert same.copied(law.icdf(k / torch.tensor(n + 1.0, dtype=torch.float64)), k.double())
 
 
 def test_beyond_the_largest_radius_lies_infinity_and_at_0_lies_0():

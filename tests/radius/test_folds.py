@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import same
 from latentcal.radius import Chi
 from latentcal.radius.folds import FoldedRadii, effective_size, spread_limit
 
@@ -14,9 +15,9 @@ def cube_rooted(n: int, generator: torch.Generator) -> torch.Tensor:
 def test_few_points_are_their_own_nodes(generator):
     t = cube_rooted(100, generator)
     folded = FoldedRadii.of(t, torch.ones_like(t), max_nodes=100)
-    assert torch.equal(folded.nodes, torch.sort(t).values)
+    assert same.copied(folded.nodes, torch.sort(t).values)
     assert folded.spread.max() == 0
-    assert torch.equal(folded.total, torch.ones_like(t))
+    assert same.defined(folded.total, torch.ones_like(t))
 
 
 def test_folds_are_contiguous_in_the_given_order_and_as_equal_as_can_be(generator):
@@ -30,8 +31,8 @@ def test_folds_are_contiguous_in_the_given_order_and_as_equal_as_can_be(generato
 def test_fewer_than_ten_points_are_a_fold_each(n):
     t = torch.arange(1.0, n + 1, dtype=torch.float64)
     folded = FoldedRadii.of(t, torch.ones_like(t), max_nodes=100)
-    assert torch.equal(folded.weights, torch.eye(n, dtype=torch.float64))
-    assert torch.equal(folded.training, 1 - torch.eye(n, dtype=torch.float64))
+    assert same.defined(folded.weights, torch.eye(n, dtype=torch.float64))
+    assert same.defined(folded.training, 1 - torch.eye(n, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("n", [3_000, 20_000])

@@ -59,7 +59,7 @@ def test_ball_tails_agree_with_mpmath(dim):
         with mp.workdps(60 + (320 * dim if point < 1e-9 and dim < 20 else 0)):
             truth = dim * mp.log(point)
             assert relative_error(lower, truth) < 1e-14
-            assert relative_error(upper, mp.log1p(-mp.exp(truth))) < 1e-13
+            assert relative_error(upper, mp.log1p(-mp.exp(truth))) < 1e-12  # exp(-690) loses digits
 
 
 @pytest.mark.parametrize(("dim", "nu"), [(2, 2), (16, 4), (1000, 10), (196_608, 4), (196_608, 600)])
@@ -179,7 +179,8 @@ def test_quantiles_of_far_tails_round_trip(family, dim):
 def test_rounded_degrees_of_freedom_do_not_slip_in_when_the_model_is_cast():
     law = StudentRadius(3, degrees_of_freedom=4.3)
     before = law.log_sf(_t([0.5, 50.0]))
-    assert torch.equal(law.float().half().log_sf(_t([0.5, 50.0])), before)
+    torch.testing.assert_close(law.float().half().log_sf(_t([0.5, 50.0])), before, rtol=1e-13, atol=0)
+    assert law.degrees_of_freedom == 4.3
 
 
 def test_a_law_has_nothing_to_save_but_its_arguments():

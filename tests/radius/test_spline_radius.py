@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import same
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, SplineRadius
 from latentcal.radius.spline import _log_density, _number_of_bins, _unpack
 
@@ -47,7 +48,7 @@ def test_the_fit_is_always_the_same(generator):
     radii = Chi(3).sample((60,), generator)
     first, second = SplineRadius.fit(radii), SplineRadius.fit(radii, generator=generator)
     for name in ("widths", "heights", "slopes"):
-        assert torch.equal(getattr(first, name), getattr(second, name))
+        assert same.repeated(getattr(first, name), getattr(second, name))
 
 
 def test_the_number_of_bins_grows_with_n_as_in_the_paper(generator):
@@ -102,8 +103,12 @@ def test_weights_count_like_repeated_radii(generator):
         repeated = SplineRadius.fit(radii.repeat_interleave(counts))
     assert weighted.shift == pytest.approx(repeated.shift)
     assert weighted.scale == pytest.approx(repeated.scale)
+    # The same maximum up to where the search ends: it is flat, and rounding moves the end by 0.002.
+    likelihoods = [float((counts * law.log_prob(radii)).sum() / counts.sum()) for law in (weighted, repeated)]
+    assert likelihoods[0] == pytest.approx(likelihoods[1], abs=1e-3)
     r = torch.linspace(0.5, 4, 20)
-    torch.testing.assert_close(weighted.cdf(r), repeated.cdf(r), rtol=1e-4, atol=0)
+    assert (weighted.cdf(r) - repeated.cdf(r)).abs().max() < 0.02
+    assert (weighted.cdf(r) - SplineRadius.fit(radii).cdf(r)).abs().max() > 0.05  # control: weights count
 
 
 def test_on_an_interval_the_law_ends_at_1(generator):

@@ -84,7 +84,7 @@ def test_a_calibrated_model_loses_next_to_nothing(n, largest_loss):
     torch.manual_seed(0)
     new = torch.arange(1001)
     losses = [-mean_gain(BetaMixture.fit(torch.randint(0, 101, (n,)), 100), new, 1000) for _ in range(20)]
-    assert 0 <= sum(losses) / 20 < largest_loss
+    assert -1e-9 < sum(losses) / 20 < largest_loss  # of a uniform law: 0 up to rounding
 
 
 def test_no_rank_loses_more_than_the_share_of_the_uniform_law_allows():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
+import same
 from latentcal.base import standard_normal, student_t, uniform_ball
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
@@ -138,7 +139,7 @@ def test_quantile_recalibration_is_a_special_case(fit, generator):
     normal = Normal(x, 1.0)
     u = normal.cdf(y)[:, 0]
     law = model.base.radius
-    torch.testing.assert_close(latent_norms(flow, x, y), u, rtol=1e-12, atol=0)
+    torch.testing.assert_close(latent_norms(flow, x, y), u, rtol=1e-9, atol=0)
     assert (latent_pit(model(x[60:]), y[60:]) - law.cdf(u[60:])).abs().max() < 1e-9
     if fit != EmpiricalRadius.fit:
         density = normal.log_prob(y)[:, 0] + law.log_prob(u)
@@ -159,8 +160,8 @@ def test_sublevel_sets_of_the_empirical_law_are_the_split_conformal_ones(n, gene
         rank = math.ceil(fractions.Fraction(percent, 100) * (n + 1))
         conformal = test <= ordered[rank - 1] if rank <= n else torch.ones(10_000, dtype=torch.bool)
         level = torch.tensor(percent / 100, dtype=torch.float64)
-        assert torch.equal(test <= model.base.radius.icdf(level), conformal)
-        next_rank_differs += rank < n and not torch.equal(test <= ordered[rank], conformal)
+        assert same.decided(test <= model.base.radius.icdf(level), conformal)
+        next_rank_differs += rank < n and not same.decided(test <= ordered[rank], conformal)
     assert next_rank_differs > 0.7 * min(n, 90)  # control
 
 
@@ -169,7 +170,7 @@ def test_the_flow_itself_is_not_changed(generator):
     flow = SinhFlow(2)
     before = flow(x).log_prob(y)
     model = recalibrate(flow, x, y, fit=_doubled)
-    assert torch.equal(flow(x).log_prob(y), before)
+    assert same.repeated(flow(x).log_prob(y), before)
     assert flow.recalibration is None
     assert type(model) is SinhFlow
     assert model.weight is flow.weight
@@ -187,9 +188,9 @@ def test_the_fit_gets_norms_reference_features_and_weights(generator):
         flow, x, y, fit=lambda *args, **kwargs: calls.append((args, kwargs)) or Chi(2), weights=weights
     )
     ((radii,), given) = calls[0]
-    assert torch.equal(radii, latent_norms(flow, x, y))
+    torch.testing.assert_close(radii, latent_norms(flow, x, y))
     assert given["reference"] is flow.base.radius
-    assert torch.equal(given["x"], x)
+    assert same.copied(given["x"], x)
     assert given["weights"] is weights
     assert set(given) == {"reference", "x", "weights"}
 
@@ -275,7 +276,7 @@ def test_every_way_to_hand_over_data_gives_the_same(dtype, generator):
         latent_norms(flow, iter(pairs)),
         latent_norms(flow, ((x[i : i + 5], y[i : i + 5]) for i in range(0, 60, 5))),
     ):
-        torch.testing.assert_close(norms, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+        torch.testing.assert_close(norms, expected, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=0)
     whole, streamed = recalibrate(flow, x, y), recalibrate(flow, loader)
     torch.testing.assert_close(streamed(x).log_prob(y), whole(x).log_prob(y), rtol=0, atol=1e-4)
     assert streamed.recalibration.fingerprint == whole.recalibration.fingerprint
@@ -340,7 +341,8 @@ def test_the_flow_runs_in_evaluation_mode_without_gradients_and_gets_its_mode_ba
     assert torch.is_grad_enabled()
 
 
-def test_a_progress_bar_is_shown_on_request(generator, capsys):
+def test_progress_is_shown_on_request(generator, capsys, monkeypatch):
+    monkeypatch.setattr("latentcal.progress_bar.SECONDS_BETWEEN_LINES", 0.0)
     x, y = _data(generator)
     latent_norms(SinhFlow(2), x, y, batch_size=30)
     assert capsys.readouterr().err == ""
@@ -392,7 +394,7 @@ def test_the_terms_of_a_stretched_law_are_known(generator):
 def test_a_flow_that_was_not_recalibrated_has_no_radial_term(generator):
     x, y = _data(generator)
     terms = nll_decomposition(SinhFlow(2), x, y)
-    assert torch.equal(terms.radial, torch.zeros(60, dtype=torch.float64))
+    assert same.defined(terms.radial, torch.zeros(60, dtype=torch.float64))
     torch.testing.assert_close(terms.latent + terms.flow, -SinhFlow(2)(x).log_prob(y).detach())
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
+import same
 from latentcal.data.toy import bimodal, heteroscedastic_linear
 from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.flows import LinearGaussianFlow
@@ -150,7 +151,7 @@ def test_samples_have_the_shapes_of_torch():
 @pytest.mark.parametrize("name", ["overconfident mixture", "homoscedastic flow"])
 def test_results_do_not_depend_on_the_batch_size(name):
     model, toy = MISSPECIFIED[name]
-    x, y = toy.sample(150, torch.Generator().manual_seed(0), torch.float64)
+    x, y = toy.sample(60, torch.Generator().manual_seed(0), torch.float64)
     results = []
     for batch_size in (None, 1, 7, 1000):
         source = torch.Generator().manual_seed(1)
@@ -169,7 +170,7 @@ def test_the_density_at_x_does_not_depend_on_the_other_rows(name):
     x, y = toy.sample(100, torch.Generator().manual_seed(0), torch.float64)
     recalibrated = recalibrate_prerank(model, x, y, density_samples=100)
     together = recalibrated(x).log_prob(y)
-    torch.testing.assert_close(recalibrated(x).log_prob(y), together, rtol=0, atol=0)
+    assert same.repeated(recalibrated(x).log_prob(y), together)
     rows = torch.tensor([70, 3])
     torch.testing.assert_close(recalibrated(x[rows]).log_prob(y[rows]), together[rows], rtol=1e-9, atol=1e-9)
     shifted = replace(recalibrated, seed=recalibrated.seed + 1)(x).log_prob(y)
@@ -291,7 +292,7 @@ def test_a_true_model_keeps_its_density_to_five_thousandths(name):
         return torch.zeros(n, 1).double(), torch.randn(n, 2, generator=source, dtype=torch.float64)
 
     recalibrated = recalibrate_prerank(model, *data(4000), generator=source)
-    x, y = data(2000)
+    x, y = data(1000)
     change = recalibrated(x).log_prob(y) - model(x).log_prob(y)
     assert abs(float(change.mean())) < 0.005
 
@@ -314,25 +315,25 @@ def test_the_hdr_error_of_a_trained_mixture_density_network_falls_below_a_twenti
     source = torch.Generator().manual_seed(0)
     toy, network = bimodal(), TrainedMixture()
     x, y = toy.sample(60, source)  # far too few: the network becomes sure of itself
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    for _ in range(600):
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    for _ in range(200):
         optimizer.zero_grad()
         (-network(x).log_prob(y).mean()).backward()
         optimizer.step()
     recalibrated = recalibrate_prerank(network, *toy.sample(1000, source), generator=source)
     assert network.training  # left in its mode, but asked without dropout:
-    assert torch.equal(recalibrated(x).log_prob(y), recalibrated(x).log_prob(y))
+    assert same.repeated(recalibrated(x).log_prob(y), recalibrated(x).log_prob(y))
     x, y = toy.sample(1000, source)
     network.eval()
     before = calibration_error(hdr_pit(network(x), y, generator=source))
     network.train()
     pred = recalibrated(x)
     after = calibration_error(prerank_pit(pred, y, recalibrated.base_prerank, generator=source))
-    assert float(before) > 0.08
-    assert float(after) < 0.05
+    assert float(before) > 0.06  # over seeds: 0.11 to 0.17
+    assert float(after) < min(0.05, 0.5 * float(before))  # 0.01 to 0.03
     network.eval()
     assert float((pred.log_prob(y) - network(x).log_prob(y)).detach().mean()) > 0.02
-    assert not pred.log_prob(y.requires_grad_()).requires_grad
+    assert not recalibrated(x[:5]).log_prob(y[:5].requires_grad_()).requires_grad
 
 
 def test_the_stated_error_is_the_spread_over_seeds():
@@ -411,7 +412,7 @@ def test_an_unconditional_model_and_a_loader_of_batches_will_do():
     for batch in (7, 1000):
         loader = DataLoader(TensorDataset(y), batch_size=batch)
         other = recalibrate_prerank(flow, loader, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(other.recalibration.counts, model.recalibration.counts)
+        assert same.decided(other.recalibration.counts, model.recalibration.counts)
         assert other.seed == model.seed
 
 
@@ -435,8 +436,8 @@ def test_the_global_source_is_used_where_no_generator_is_given():
         model = recalibrate_prerank(two_normals(0.7), x, y)
         draws.append((model.seed, model(x).sample()))
     assert draws[0][0] == draws[1][0]
-    assert torch.equal(draws[0][1], draws[1][1])
-    assert not torch.equal(model(x).sample(), model(x).sample())
+    assert same.repeated(draws[0][1], draws[1][1])
+    assert same.different(model(x).sample(), model(x).sample())
 
 
 def test_it_says_what_it_is_and_cannot_be_changed():
@@ -498,4 +499,6 @@ def test_wrong_arguments_are_explained():
         recalibrated(x).log_prob(y * math.nan)
     with pytest.raises(TypeError, match="pred must be the recalibrated prediction"):
         recalibrated.base_prerank(model(x), y)
-    assert torch.equal(recalibrated.base_prerank(recalibrated(x), y), negative_log_density(model(x), y))
+    torch.testing.assert_close(
+        recalibrated.base_prerank(recalibrated(x), y), negative_log_density(model(x), y)
+    )

@@ -45,11 +45,11 @@ def random_case(generator):
 
 
 @pytest.mark.parametrize("method", ["qmc", pytest.param("sampling", marks=pytest.mark.slow)])
-def test_boxes_half_spaces_and_balls_lie_within_three_errors_in_99_percent_of_300_cases(method):
-    """A right error is exceeded in 0.5 % of cases (t, 31 degrees of freedom): 4 or more in 8 % of seeds."""
+def test_boxes_half_spaces_and_balls_lie_within_three_errors_in_nearly_all_of_150_cases(method):
+    """A right error is exceeded in 0.5 % of cases (t, 31 degrees of freedom): 5 or more in 0.1 % of seeds."""
     generator = torch.Generator().manual_seed(2)
     beyond = overlooked = cases = 0
-    while cases < 300:
+    while cases < 150:
         flow, region, exact = random_case(generator)
         if not 0.002 < exact < 0.998:
             continue
@@ -57,7 +57,7 @@ def test_boxes_half_spaces_and_balls_lie_within_three_errors_in_99_percent_of_30
         value, error, _ = probability(flow, None, region, method=method, samples=2**12, generator=generator)
         beyond += abs(float(value) - exact) > 3 * float(error)
         overlooked += abs(float(value) - exact) > 3 * float(error) / 4
-    assert beyond <= 3
+    assert beyond <= 4
     assert overlooked > 30  # control: an error four times too small is noticed
 
 

@@ -103,7 +103,7 @@ def test_targets_of_a_fold_do_not_move_the_answers_for_that_fold(kind, level):
         kind.cross_fit(x, t[:, :1], fold, weights, level=level) for t in (targets, changed)
     )
     difference = (after - before).abs()[:, 0]
-    assert difference[fold == fold[7]].max() < 1e-12
+    assert difference[fold == fold[7]].max() < 1e-9
     assert difference[fold != fold[7]].max() > 1e-5  # control: the row does count
     assert (smoother(x) - other(x)).abs().max() > 1e-5
 

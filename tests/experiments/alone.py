@@ -1,0 +1,39 @@
+"""Modules that need nothing but Python, loaded without their package: processes of theirs start at once."""
+
+import importlib.util
+import time
+from pathlib import Path
+from types import ModuleType
+
+
+def module_alone(name: str) -> ModuleType:
+    """A module of ``latentcal.experiments``, without importing torch."""
+    folder = Path(importlib.util.find_spec("latentcal").origin).parent / "experiments"
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def append_many(path, worker, count, together):
+    """Append records of a worker's own, and others that all workers have."""
+
+    class Dawdling(module_alone("store").Store):
+        """Between looking and writing there is time for others to come in, if they could."""
+
+        def _write(self, content):
+            time.sleep(0.002)
+            super()._write(content)
+
+    store = Dawdling(path)
+    together.wait()
+    for i in range(count):
+        own = {"id": f"{worker}-{i}", "status": "done", "text": "x" * 500}
+        store.append([own, {"id": f"common-{i}", "status": "done", "by": worker}])
+
+
+def append_forever(path):
+    """Append until the process is killed."""
+    store = module_alone("store").Store(path)
+    for i in range(10**6):
+        store.append([{"id": str(i), "status": "done", "text": "x" * 5000}])
