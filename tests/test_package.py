@@ -48,7 +48,7 @@ LAYERS = [
     {"fingerprint", "flow"},
     {"pit", "checks", "flows", "adapters"},
     {"recalibration", "conformal", "regions"},
-    {"persistence"},
+    {"persistence", "model_folder"},
     {"diagnostics", "estimator"},
     {"experiments"},
     {"cli"},

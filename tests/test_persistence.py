@@ -1,11 +1,24 @@
+"""A saved model comes back whole, or is refused in one clear line; nothing else is ever touched."""
+
+import errno
 import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import latentcal as lc
 import same
-from latentcal.persistence import SCHEMA
+from latentcal import model_folder
+from latentcal.model_folder import SCHEMA, _document_hash
 
 
 def rows(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,6 +32,14 @@ def assert_same(loaded: lc.ConditionalFlow, model: lc.ConditionalFlow, x, y) -> 
     assert numbers.keys() == model.state_dict().keys()
     assert all(same.copied(tensor, numbers[name]) for name, tensor in model.state_dict().items())
     torch.testing.assert_close(loaded(x).log_prob(y), model(x).log_prob(y), rtol=1e-4, atol=1e-4)
+
+
+def files(folder: Path) -> tuple[dict, bytes]:
+    """The manifest of a folder, but for the name of its numbers, and those."""
+    document = json.loads((folder / "model.json").read_text())
+    numbers = folder / document["numbers"].pop("file")
+    document.pop("sha256")
+    return document, numbers.read_bytes()
 
 
 @pytest.fixture
@@ -42,8 +63,8 @@ def test_a_loaded_model_has_the_same_numbers_to_the_last_bit_and_the_same_log_de
     loaded = lc.load(tmp_path / "model")
     assert_same(loaded, model, x, y)
     lc.save(loaded, tmp_path / "again")  # numbers that are no tensors are in the files too
-    for file in (tmp_path / "model").iterdir():
-        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+    contents = [files(tmp_path / name) for name in ("model", "again")]
+    assert contents[0] == contents[1]
     assert same.different(flow(x).log_prob(y), loaded(x).log_prob(y))
 
 
@@ -107,22 +128,83 @@ def test_a_foreign_flow_is_given_again_when_loading(tmp_path, generator):
     assert flow.recalibration is None
 
 
-def test_no_pickle_is_in_the_files(tmp_path, recalibrated):
-    lc.save(recalibrated, tmp_path / "model")
-    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
-    json.loads((tmp_path / "model" / "model.json").read_text())
+def test_an_ensemble_a_prerank_model_and_regions_come_back(tmp_path, generator, recalibrated):
+    x, y = rows(300, generator)
+    flow = lc.flows.LinearGaussianFlow.fit(x, y)
+    ensemble = lc.FlowEnsemble([flow, recalibrated])
+    prerank = lc.recalibrate_prerank(flow, x, y, samples=20, generator=generator)
+    for name, model in (("ensemble", ensemble), ("prerank", prerank)):
+        lc.save(model, tmp_path / name)
+        expected = model(x[:5]).log_prob(y[:5])
+        torch.testing.assert_close(lc.load(tmp_path / name)(x[:5]).log_prob(y[:5]), expected)
+    for score in ("latent", "density", "hpd", "pcp"):
+        region = lc.conformal_region(recalibrated, x[:200], y[:200], coverage=[0.5, 0.9], score=score)
+        lc.save(region, tmp_path / score)
+        loaded = lc.load(tmp_path / score)
+        assert same.copied(loaded.scores, region.scores)
+        assert (loaded.coverage, loaded.score) == (region.coverage, region.score)
+        torch.testing.assert_close(loaded.threshold, region.threshold)
+
+
+def first_output(pred, y, x):
+    return y[..., 0]
+
+
+def test_a_function_that_is_not_ours_cannot_be_saved(tmp_path, generator):
+    x, y = rows(100, generator)
+    flow = lc.flows.LinearGaussianFlow.fit(x, y)
+    model = lc.recalibrate_prerank(flow, x, y, prerank=first_output, samples=20, generator=generator)
+    with pytest.raises(TypeError, match=r"model\.prerank is a function, which cannot be saved"):
+        lc.save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_no_pickle_is_in_the_files_and_colleagues_may_read_them(tmp_path, recalibrated):
+    before = os.umask(0o022)
+    try:
+        lc.save(recalibrated, tmp_path / "model")
+    finally:
+        os.umask(before)
+    document = json.loads((tmp_path / "model" / "model.json").read_text())
+    names = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
+    assert names == {"model.json": 0o644, document["numbers"]["file"]: 0o644}
 
 
 def test_a_saved_model_replaces_an_earlier_one_and_nothing_else(tmp_path, recalibrated):
     lc.save(recalibrated, tmp_path / "model")
+    (tmp_path / "model" / "thesis.tex").write_text("...")
     lc.save(lc.Chi(2), tmp_path / "model")
     assert isinstance(lc.load(tmp_path / "model"), lc.Chi)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("...")
-    with pytest.raises(FileExistsError, match="is not a saved model"):
-        lc.save(recalibrated, tmp_path / "precious")
-    assert (tmp_path / "precious" / "thesis.tex").exists()
+    names = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert [name for name in names if not name.startswith("numbers-")] == ["model.json", "thesis.tex"]
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    "manifest", [None, "{}", '{"format": "other"}', "", "[1, 2", '{"format": "latentcal", "schema": 1}']
+)
+def test_a_folder_that_is_not_a_saved_model_is_left_alone(tmp_path, recalibrated, manifest):
+    """A project with a model.json of its own was deleted."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "thesis.tex").write_text("...")
+    if manifest is not None:
+        (project / "model.json").write_text(manifest)
+    before = {path.name: path.read_text() for path in project.iterdir()}
+    with pytest.raises(FileExistsError, match="choose another folder"):
+        lc.save(recalibrated, project)
+    assert {path.name: path.read_text() for path in project.iterdir()} == before
+    with pytest.raises(FileExistsError, match="is not a folder"):
+        lc.save(recalibrated, project / "thesis.tex")
+
+
+def rewrite(folder: Path, edit) -> None:
+    """Change a manifest and give it the checksum of the change."""
+    document = json.loads((folder / "model.json").read_text())
+    edit(document)
+    document["sha256"] = _document_hash(document)
+    (folder / "model.json").write_text(json.dumps(document))
 
 
 def change(folder, **entries):
@@ -135,23 +217,166 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, recalibrated):
     folder = tmp_path / "model"
 
     def damaged(damage, message):
+        shutil.rmtree(folder, ignore_errors=True)
         lc.save(recalibrated, folder)
-        damage()
-        with pytest.raises(lc.ModelFileError, match=message):
+        (numbers,) = folder.glob("numbers-*.safetensors")
+        damage(numbers)
+        with pytest.raises(lc.ModelFileError, match=message) as caught:
             lc.load(folder)
+        assert "\n" not in str(caught.value)
 
-    numbers, structure = folder / "model.safetensors", folder / "model.json"
-    damaged(lambda: numbers.write_bytes(numbers.read_bytes()[:-50]), "truncated or was changed")
-    damaged(lambda: structure.write_text(structure.read_text()[:-50]), "truncated or not JSON")
-    damaged(lambda: numbers.unlink(), "model.safetensors is missing")
-    damaged(lambda: change(folder, model={}), "changed after it was saved")
-    damaged(lambda: change(folder, schema=SCHEMA + 1, version="9.0"), "written by latentcal 9.0.*Upgrade")
-    damaged(lambda: change(folder, format="other"), "not written by latentcal")
+    structure = folder / "model.json"
+    damaged(lambda numbers: numbers.write_bytes(numbers.read_bytes()[:-50]), "truncated or was changed")
+    damaged(lambda _: structure.write_text(structure.read_text()[:-50]), "truncated or not JSON")
+    damaged(lambda numbers: numbers.unlink(), "safetensors is missing")
+    damaged(lambda _: change(folder, model={}), "changed after it was saved")
+    damaged(lambda _: change(folder, schema=SCHEMA + 1, version="9.0"), "written by latentcal 9.0")
+    damaged(lambda _: change(folder, schema=1), "Save the model again")
+    damaged(lambda _: change(folder, format="other"), "not written by latentcal")
+    damaged(lambda _: structure.write_text("[" * 100_000), "too deep")
     flipped = lambda content: content[:-1] + bytes([content[-1] ^ 1])  # noqa: E731
-    damaged(lambda: numbers.write_bytes(flipped(numbers.read_bytes())), "was changed")
+    damaged(lambda numbers: numbers.write_bytes(flipped(numbers.read_bytes())), "was changed")
+    with pytest.raises(lc.ModelFileError, match="no such folder"):
+        lc.load(tmp_path / "nowhere")
+
+
+def nested(depth: int) -> list:
+    node: list = []
+    for _ in range(depth):
+        node = [node]
+    return node
+
+
+FORGED = {
+    "no weights": (lambda flow: flow["state"].clear(), "belongs to nothing|has shape None"),
+    "a weight too few": (lambda flow: flow["state"].popitem(), "has shape None"),
+    "a huge flow": (lambda flow: flow["args"].update(layers=10**7), "more than the file has numbers for"),
+    "another size": (lambda flow: flow["args"].update(hidden=9), "has shape"),
+    "a size that is text": (lambda flow: flow["args"].update(hidden="8"), "must be int, got '8'"),
+    "a size that is true": (lambda flow: flow["args"].update(hidden=True), "must be int, got True"),
+    "an unknown argument": (lambda flow: flow["args"].update(depth=3), "with the arguments"),
+    "a missing argument": (lambda flow: flow["args"].pop("dim"), "with the arguments"),
+    "another class": (lambda flow: flow.update({"class": "Chi"}), "has the entries"),
+    "a class that is not there": (lambda flow: flow.update({"class": "os.system"}), "not known here"),
+    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "must be"),
+    "no base": (lambda flow: flow.update(base=None), "must be RadialBase, got None"),
+    "a base that is a law": (
+        lambda flow: flow.update(base=flow["base"]["args"]["radius"]),
+        "must be RadialBase",
+    ),
+    "a tensor that is not there": (
+        lambda flow: flow["state"].update(extra={"tensor": "model.x"}),
+        "must be Tensor",
+    ),
+    "itself": (lambda flow: flow.update(recalibration={"same": 0}), "must be"),
+    "a deep list": (lambda flow: flow.update(recalibration=nested(200)), "deeper than"),
+    "no table": (lambda flow: flow.update(args=[1]), "must be a table"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_manifest_is_refused_in_one_line(tmp_path, name):
+    """The checksum is right, the content is not: weights were random, or errors came from inside torch."""
+    edit, message = FORGED[name]
+    lc.save(lc.flows.ConvexPotentialFlow(2, 3, hidden=8), tmp_path / "model")
+    rewrite(tmp_path / "model", lambda document: edit(document["model"]))
+    with pytest.raises(lc.ModelFileError, match=message) as caught:
+        lc.load(tmp_path / "model")
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("entry", ["file", "sha256", "tensors"])
+@pytest.mark.parametrize("value", [None, 3, "../../secret", {}, {"model.x": ["float64", [2]]}], ids=str)
+def test_a_manifest_that_names_other_numbers_is_refused(tmp_path, recalibrated, entry, value):
+    lc.save(recalibrated, tmp_path / "model")
+    rewrite(tmp_path / "model", lambda document: document["numbers"].update({entry: value}))
+    with pytest.raises(lc.ModelFileError):
+        lc.load(tmp_path / "model")
+
+
+SAVE_FOREVER = """
+import sys, torch, latentcal as lc
+laws = [lc.Chi(dim) for dim in range(1, 50)]
+print("ready", flush=True)
+while True:
+    for law in laws:
+        lc.save(lc.ScaledRadius(law, 2.0), sys.argv[1])
+"""
+
+
+def test_whenever_a_process_is_killed_the_old_or_the_new_model_is_there(tmp_path, generator):
+    """There was a moment without any model. A model that is half written fails to load."""
+    folder = tmp_path / "model"
+    lc.save(lc.Chi(3), folder)
+    for _ in range(5):
+        process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, folder], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.02 + 0.1 * float(torch.rand((), generator=generator)))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert isinstance(lc.load(folder), (lc.Chi, lc.ScaledRadius))
+    assert isinstance(lc.load(folder), lc.ScaledRadius)  # control: models were written
+
+
+def test_two_writers_and_a_reader_at_once_never_see_half_a_model(tmp_path):
+    folder, failures = tmp_path / "model", []
+    lc.save(lc.Chi(1), folder)
+
+    def write(dim: int) -> None:
+        try:
+            for _ in range(40):
+                lc.save(lc.ScaledRadius(lc.Chi(dim), 2.0), folder)
+        except Exception as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(dim,)) for dim in (2, 3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        lc.load(folder)
+    assert failures == []
+    assert isinstance(lc.load(folder), lc.ScaledRadius)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, failing):
+    folder, calls = tmp_path / "model", []
+    lc.save(lc.Chi(3), folder)
+    before = sorted(path.name for path in folder.iterdir())
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) >= failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model_folder.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        lc.save(lc.Chi(5), folder)
+    with pytest.raises(OSError, match="No space"):
+        lc.save(lc.Chi(5), tmp_path / "new" / "model")
+    monkeypatch.undo()
+    assert lc.load(folder).dim == 3
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_killed_process_left_is_swept_away_later(tmp_path):
+    folder = tmp_path / "model"
+    lc.save(lc.Chi(3), folder)
+    rubbish = [folder / "numbers-0123456789abcdef.safetensors", folder / ".latentcal-0123456789abcdef"]
+    for path in rubbish:
+        path.write_text("half")
+    lc.save(lc.Chi(4), folder)
+    assert all(path.exists() for path in rubbish)  # another process may be writing them
+    for path in rubbish:
+        os.utime(path, (0, 0))
+    lc.save(lc.Chi(5), folder)
+    assert not any(path.exists() for path in rubbish)
 
 
 def test_what_cannot_be_saved_says_so(tmp_path):
-    with pytest.raises(TypeError, match="takes a flow or a law, got dict"):
+    with pytest.raises(TypeError, match=r"save takes one of .*, got dict"):
         lc.save({}, tmp_path / "model")
     assert not (tmp_path / "model").exists()

@@ -4,6 +4,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     for target in (tmp_path / "file" / "model", tmp_path / "file" / "deeper" / "model"):
         refused(latentcal("fit", new, *FIT, "--out", target), f"Cannot write {target}: Not a directory")
     refused(latentcal("predict", model, new, "--out", tmp_path / "file" / "a.csv"), "Not a directory")
-    refused(latentcal("fit", new, *FIT, "--out", tmp_path / "file"), "exists and is not a model")
+    refused(latentcal("fit", new, *FIT, "--out", tmp_path / "file"), "exists and is not a folder")
     page = tmp_path / "file" / "report.html"
     refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model", "--html", page), "Not a directory")
     refused(latentcal("predict", model, new, "--out", tmp_path), "it is a folder")
@@ -227,31 +228,39 @@ def test_a_disk_that_becomes_full_leaves_the_old_model(tmp_path, fitted, model):
 
 
 def _truncated(folder):
-    path = folder / "model.safetensors"
+    (path,) = folder.glob("numbers-*.safetensors")
     path.write_bytes(path.read_bytes()[:-10])
 
 
 def _edited(folder):
-    path = folder / "card.json"
+    path = folder / "model.json"
     path.write_text(path.read_text().replace('"food"', '"fool"'))
 
 
 def _later(folder):
-    path = folder / "card.json"
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    path = folder / "model.json"
+    path.write_text(re.sub(r'"schema": \d+', '"schema": 99', path.read_text()))
+
+
+def _without_numbers(folder):
+    (path,) = folder.glob("numbers-*.safetensors")
+    path.unlink()
 
 
 DAMAGES = {
-    "no model": (lambda folder: shutil.rmtree(folder), "is no folder. `latentcal fit` makes models"),
-    "no card": (lambda folder: (folder / "card.json").unlink(), "it has no card.json"),
-    "no norms": (
-        lambda folder: (folder / "calibration_norms.safetensors").unlink(),
-        "calibration_norms.safetensors is missing",
+    "no model": (
+        lambda folder: shutil.rmtree(folder),
+        "no such folder. `latentcal fit` makes models",
     ),
-    "truncated weights": (_truncated, "model.safetensors is damaged or was changed"),
-    "edited card": (_edited, "card.json was changed after it was written"),
-    "half a card": (lambda folder: (folder / "card.json").write_text("{"), "card.json is truncated"),
-    "another JSON": (lambda folder: (folder / "card.json").write_text("[1]"), "was not written by latentcal"),
+    "no manifest": (lambda folder: (folder / "model.json").unlink(), "model.json is missing"),
+    "no numbers": (_without_numbers, "is missing"),
+    "truncated weights": (_truncated, "is truncated or was changed"),
+    "edited": (_edited, "model.json was changed after it was saved"),
+    "half a manifest": (lambda folder: (folder / "model.json").write_text("{"), "model.json is truncated"),
+    "another JSON": (
+        lambda folder: (folder / "model.json").write_text("[1]"),
+        "was not written by latentcal",
+    ),
     "later version": (_later, "has schema 99"),
 }
 
@@ -272,8 +281,8 @@ def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     refused(latentcal("fit", data, *FIT, "--out", model), "holds a model already")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    refused(latentcal("fit", data, *FIT, "--out", tmp_path / "mine", "--overwrite"), "is not a model")
-    refused(latentcal("recalibrate", model, data, "--out", tmp_path / "mine"), "is not a model")
+    refused(latentcal("fit", data, *FIT, "--out", tmp_path / "mine", "--overwrite"), "is not a saved model")
+    refused(latentcal("recalibrate", model, data, "--out", tmp_path / "mine"), "is not a saved model")
     assert contents(model) == old
 
 

@@ -51,12 +51,11 @@ def test_fit_reports_and_writes_a_model(fitted, model):
     assert "120 rows set aside" in answer.out
     assert re.search(r"^coverage 90 % +\d+\.\d % +\d+\.\d %$", answer.out, re.MULTILINE)
     assert "Rows: 476 train, 102 validation, 102 calibration." in answer.err
-    card = json.loads((model / "card.json").read_text())
+    card = json.loads((model / "model.json").read_text())["table"]
     assert card["preprocessing"]["targets"] == ["food", "housing", "energy"]
     assert card["rows"] == {"train": 476, "validation": 102, "calibration": 102, "test": 120}
     assert set(card["quality"]) == {"rows", "verdict", "faults", "before", "after"}
-    assert sorted(card["files"]) == sorted(set(contents(model)) - {"card.json"})
-    assert not any(name.endswith((".pkl", ".pt", ".pickle")) for name in contents(model))
+    assert sorted(Path(name).suffix for name in contents(model)) == [".json", ".safetensors"]
 
 
 def test_predictions_are_those_of_the_estimator_in_the_units_of_the_data(model, new):

@@ -1,5 +1,6 @@
-"""Files and folders appear complete or not at all, and what was there stays where writing fails."""
+"""Files appear complete or not at all, and what was there stays where writing fails."""
 
+import errno
 import os
 import signal
 
@@ -9,7 +10,7 @@ pytest.importorskip("click")
 
 import click
 
-from latentcal.cli.whole import whole_file, whole_folder
+from latentcal.cli.whole import whole_file, writable_folder
 
 
 def _write_half(target, error):
@@ -48,29 +49,26 @@ def test_an_error_of_another_file_is_not_blamed_on_the_target(tmp_path):
         (tmp_path / "other").read_text()
 
 
-def test_a_folder_takes_the_place_of_the_old_one_and_keeps_what_is_not_its_own(tmp_path):
-    target = tmp_path / "model"
-    (target / "notes").mkdir(parents=True)
-    (target / "notes" / "mine.txt").write_text("mine")
-    (target / "report.html").write_text("mine too")
-    (target / "card").write_text("old")
-    with whole_folder(target) as fresh:
-        fresh.mkdir()
-        (fresh / "card").write_text("new")
-    assert (target / "card").read_text() == "new"
-    assert (target / "notes" / "mine.txt").read_text() == "mine"
-    assert (target / "report.html").read_text() == "mine too"
-    assert os.listdir(tmp_path) == ["model"]
+def test_a_folder_that_cannot_be_made_is_known_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(click.ClickException, match="Cannot write"),
+        writable_folder(tmp_path / "file" / "model"),
+    ):
+        pytest.fail("the work was begun")
+    with writable_folder(tmp_path / "new" / "model"):
+        pass
+    with pytest.raises(KeyboardInterrupt), writable_folder(tmp_path / "other" / "model"):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "other").exists()
 
 
-def test_the_old_folder_comes_back_where_the_new_one_cannot_be_put_there(tmp_path):
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "card").write_text("old")
-    with pytest.raises(click.ClickException, match="Cannot write"), whole_folder(target):
-        pass  # nothing is made, so nothing can be renamed
-    assert (target / "card").read_text() == "old"
-    assert os.listdir(tmp_path) == ["model"]
+def test_what_a_folder_holds_stays(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").write_text("mine")
+    with pytest.raises(click.ClickException, match="No space"), writable_folder(tmp_path / "model"):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "model" / "model.json"))
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine.txt"]
 
 
 def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):

@@ -22,6 +22,7 @@ import latentcal as lc
 import same
 from latentcal.estimator import FlowRegressor
 from latentcal.estimator.latent_points import latent_points
+from latentcal.model_folder import _document_hash
 from toys import RADIAL_PAIRS, ScaleFromX
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -333,22 +334,56 @@ def test_a_saved_estimator_is_also_a_saved_model(tmp_path):
 
 def test_a_folder_without_its_estimator_cannot_be_loaded(tmp_path):
     X, Y = linear_data(40)
-    quick().fit(X, Y).save(tmp_path)
-    file = tmp_path / "estimator.json"
+    lc.save(quick().fit(X, Y).model_, tmp_path / "model")
+    with pytest.raises(lc.ModelFileError, match="holds a Standardized and no estimator"):
+        FlowRegressor.load(tmp_path / "model")
+
+
+FORGED = {
+    "no estimator": lambda est: est.clear(),
+    "another parameter": lambda est: est["parameters"].update(unknown=1),
+    "a parameter too few": lambda est: est["parameters"].popitem(),
+    "parameters that are a list": lambda est: est.update(parameters=[1]),
+    "other outputs": lambda est: est["state"].update(n_outputs_=7),
+    "no outputs": lambda est: est["state"].update(n_outputs_=True),
+    "hashes that are text": lambda est: est["state"]["_trained_on"].update(hashes=["a"]),
+    "half a log": lambda est: est["state"]["training_log_"].popitem(),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_estimator_is_refused_in_one_line(tmp_path, name):
+    X, Y = linear_data(40)
+    quick().fit(X, Y).save(tmp_path / "model")
+    file = tmp_path / "model" / "model.json"
     document = json.loads(file.read_text())
-    for broken in ("", "{}", json.dumps(document | {"parameters": {"unknown": 1}})):
-        file.write_text(broken)
-        with pytest.raises(lc.ModelFileError, match=r"estimator\.json"):
-            FlowRegressor.load(tmp_path)
-    file.unlink()
-    with pytest.raises(lc.ModelFileError, match=r"estimator\.json"):
-        FlowRegressor.load(tmp_path)
+    FORGED[name](document["estimator"])
+    document["sha256"] = _document_hash(document)
+    file.write_text(json.dumps(document))
+    with pytest.raises(lc.ModelFileError) as caught:
+        FlowRegressor.load(tmp_path / "model")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_flipped_bit_in_the_norms_is_noticed_and_a_flow_does_not_replace_an_estimator(tmp_path):
+    """It moved the threshold of regions from 2.2 to 8.8 without a word."""
+    X, Y = linear_data(40)
+    est = quick().fit(X, Y)
+    est.save(tmp_path / "model")
+    with pytest.raises(FileExistsError, match="holds a FlowRegressor, of which this would keep only a part"):
+        lc.save(est.model_, tmp_path / "model")
+    (numbers,) = (tmp_path / "model").glob("numbers-*")
+    content = bytearray(numbers.read_bytes())
+    content[content.rindex(est._norms.numpy().tobytes())] ^= 1
+    numbers.write_bytes(bytes(content))
+    with pytest.raises(lc.ModelFileError, match="was changed"):
+        FlowRegressor.load(tmp_path / "model")
 
 
 def test_a_function_among_the_parameters_is_not_saved(tmp_path):
     X, Y = linear_data(40)
     est = quick(recalibration=lc.ScaledRadius.fit).fit(X, Y)
-    with pytest.raises(TypeError, match="has no form in a file"):
+    with pytest.raises(TypeError, match="cannot be saved"):
         est.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     with pytest.raises(NotFittedError):

@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all."""
+"""Files that appear complete or not at all, and folders that can be written to."""
 
 from __future__ import annotations
 
@@ -42,32 +42,15 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A path of a new folder, which takes the target's place where the block ends well.
-
-    What the target holds and the new folder does not is kept.
-    """
+def writable_folder(target: Path) -> Iterator[None]:
+    """Raise before the work in the block where a folder cannot be written to, or made."""
     target = target.resolve() if target.is_symlink() else target
-    with _beside(target) as folder:
-        fresh, old = folder / "fresh", folder / "old"
-        with _write_errors(target):
-            yield fresh
-            for entry in target.iterdir() if target.is_dir() else ():
-                if not (fresh / entry.name).exists():
-                    copy = shutil.copytree if entry.is_dir() else shutil.copy2
-                    copy(entry, fresh / entry.name)
-            if target.exists():
-                target.rename(old)
-            try:
-                fresh.rename(target)
-            except OSError:
-                if old.exists():
-                    old.rename(target)
-                raise
+    with _beside(target, inside=target.is_dir()), _write_errors(target):
+        yield
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _beside(target: Path, *, inside: bool = False) -> Iterator[Path]:
     """A folder on the same disk for what is not complete; folders made for it go where the block fails."""
     new = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
@@ -76,7 +59,8 @@ def _beside(target: Path) -> Iterator[Path]:
                 if folder.exists() and not folder.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
             target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
+            place = target.absolute() if inside else target.absolute().parent
+            folder = Path(tempfile.mkdtemp(dir=place, prefix=f".{target.name}-"))
         except OSError as error:
             raise _failure(target, error) from error
         try:
@@ -114,10 +98,10 @@ def _write_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, BrokenPipeError) or (
-            error.filename is not None and f".{target.name}-" not in str(error.filename)
-        ):
-            raise  # of another file
+        name = "" if error.filename is None else str(error.filename)
+        own = not name or f".{target.name}-" in name or Path(name).is_relative_to(target)
+        if isinstance(error, (BrokenPipeError, FileExistsError)) or not own:
+            raise  # of another file, or with a reason of its own
         raise _failure(target, error) from error
 
 

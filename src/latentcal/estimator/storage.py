@@ -1,58 +1,115 @@
-"""A fitted estimator in a folder: the model, its parameters as JSON and the norms of its calibration rows."""
+"""A fitted estimator in a folder: the model, its parameters, and the norms of its calibration rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
+import torch
 
 from .. import flows
-from .._version import __version__
 from ..fingerprint import Fingerprint
-from ..persistence import ModelFileError, load, save
+from ..flow import ConditionalFlow
+from ..persistence import ModelFileError, read_sections, write_sections
 from ..recalibration import Aligned
 
 if TYPE_CHECKING:
     from .regressor import FlowRegressor
 
-_FILE, _NORMS = "estimator.json", "calibration_norms.safetensors"
-_STATE = ["n_features_in_", "feature_names_in_", "n_outputs_", "output_names_", "training_log_"]
-_STATE += ["_flat", "_seed", "_trained_on"]
+_NORMS = "estimator.norms"
+_LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
 
 
-def write(estimator: FlowRegressor, path: str | os.PathLike[str]) -> None:
-    """Write a fitted estimator; nothing is written where a parameter has no form in a file."""
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_log(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == _LOG
+
+
+def _is_fingerprint(value: Any) -> bool:
+    hashes = value.get("hashes") if isinstance(value, dict) else None
+    return isinstance(hashes, list) and all(type(each) is int and 0 <= each < 1 << 64 for each in hashes)
+
+
+_STATE: dict[str, Callable[[Any], bool]] = {
+    "n_features_in_": _is_count,
+    "feature_names_in_": _is_names,
+    "n_outputs_": _is_count,
+    "output_names_": lambda value: value is None or _is_names(value),
+    "training_log_": _is_log,
+    "_flat": lambda value: isinstance(value, bool),
+    "_seed": lambda value: type(value) is int,
+    "_trained_on": _is_fingerprint,
+}
+_OPTIONAL = {"feature_names_in_"}
+
+
+def write(
+    estimator: FlowRegressor, path: str | os.PathLike[str], table: Mapping[str, Any] | None = None
+) -> None:
+    """Write a fitted estimator, with what is known of its table if any.
+
+    Nothing is written where a parameter cannot be saved.
+    """
     state = {name: getattr(estimator, name) for name in _STATE if hasattr(estimator, name)}
-    document = {"version": __version__, "parameters": estimator.get_params(deep=False), "state": state}
-    text = json.dumps(document, indent=1, default=_plain)
-    save(estimator.model_, path)
-    save_file({"norms": estimator._norms}, Path(path) / _NORMS)
-    (Path(path) / _FILE).write_text(text, encoding="utf-8")
+    document = {"parameters": estimator.get_params(deep=False), "state": state}
+    sections = {"estimator": json.loads(json.dumps(document, default=_plain))}
+    if table is not None:
+        sections["table"] = dict(table)
+    write_sections(estimator.model_, Path(path), sections, {_NORMS: estimator._norms})
 
 
 def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> FlowRegressor:
     """The estimator that ``write`` wrote."""
-    file = Path(path) / _FILE
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        estimator, state = kind(**document["parameters"]), document["state"]
-        state["training_log_"] = flows.TrainingLog(**state["training_log_"])
-        state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
-        estimator._norms = load_file(Path(path) / _NORMS)["norms"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelFileError(f"{file} is missing, changed or of another version: {error!r}.") from error
-    for name in (name for name in _STATE if name in state):
-        value = state[name]
+    model, sections, tensors = read_sections(path)
+    if "estimator" not in sections:
+        raise ModelFileError(
+            f"{path} holds a {type(model).__name__} and no estimator. latentcal.load reads it."
+        )
+    parameters, state = _checked(kind, sections["estimator"], path)
+    norms = tensors.get(_NORMS)
+    if set(tensors) != {_NORMS} or norms is None or norms.dim() != 1 or norms.dtype != torch.float64:
+        raise ModelFileError(f"{path} must have the norms of the calibration rows, and no other tensors.")
+    if not isinstance(model, ConditionalFlow) or model.base.dim != state["n_outputs_"]:
+        raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
+    estimator = kind(**parameters)
+    state["training_log_"] = flows.TrainingLog(**state["training_log_"])
+    state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
+    for name, value in state.items():
         setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
-    model = estimator.model_ = load(path)
+    estimator._norms, estimator.model_ = norms, model
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
     estimator.base_model_ = flow if made is None else flow.with_base(made.reference)
     return estimator
+
+
+def _checked(
+    kind: type[FlowRegressor], document: Any, path: str | os.PathLike[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and state of an estimator, or a clear error."""
+    if not isinstance(document, dict) or set(document) != {"parameters", "state"}:
+        raise ModelFileError(f"{path}: the estimator must have parameters and a state.")
+    parameters, state = document["parameters"], document["state"]
+    known = set(kind._get_param_names())
+    if not isinstance(parameters, dict) or set(parameters) != known:
+        raise ModelFileError(f"{path}: the estimator's parameters must be {sorted(known)}.")
+    if not isinstance(state, dict) or not set(_STATE) - _OPTIONAL <= set(state) <= set(_STATE):
+        raise ModelFileError(f"{path}: the estimator's state must have the entries {sorted(_STATE)}.")
+    wrong = [name for name, value in state.items() if not _STATE[name](value)]
+    if wrong:
+        raise ModelFileError(f"{path}: {wrong[0]} of the estimator is {str(state[wrong[0]])[:60]!r}.")
+    return parameters, state
 
 
 def _plain(value: Any) -> Any:
@@ -62,6 +119,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     raise TypeError(
-        f"{value!r} has no form in a file. Name flow and recalibration by strings and give random_state as a "
+        f"{value!r} cannot be saved. Name flow and recalibration by strings and give random_state as a "
         "number, or save the model alone: latentcal.save(estimator.model_, path)."
     )

@@ -8,14 +8,14 @@ import click
 
 from ...data.household_table import TARGETS, household_table
 from .. import options
-from ..model import check_target, write_model
+from ..model import check_overwriting, write_model
 from ..output import json_text, table_writer
 from ..picture import before_and_after
 from ..progress import say
 from ..report import quality, summary, write_page
 from ..rows import Source
 from ..training import Settings, fit_table
-from ..whole import whole_file, whole_folder
+from ..whole import whole_file, writable_folder
 
 _NEW = 5
 
@@ -39,15 +39,15 @@ def command(out: Path, rows: int, as_json: bool) -> None:
         latentcal demo --out /tmp/demo
     """
     folder = out / "model"
-    check_target(folder, overwrite=True)
+    check_overwriting(folder, overwrite=True)
     for name, count, seed in (("households.csv", rows, 0), ("new.csv", _NEW, 1)):
         with table_writer(out / name) as write:
             table = household_table(count, seed)
             write({key: column for key, column in table.items() if count > _NEW or key not in TARGETS})
     settings = Settings("linear-gaussian")
-    with whole_folder(folder) as fresh:
+    with writable_folder(folder):
         model, report = fit_table(Source(out / "households.csv"), TARGETS, ["household"], settings)
-        write_model(model, fresh)
+        write_model(model, folder)
     assert report is not None
     options.draw_without_windows()
     with whole_file(out / "calibration.png") as path:

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from .. import options
-from ..model import check_target, write_model
+from ..model import check_overwriting, write_model
 from ..output import json_text
 from ..progress import say
 from ..report import advise, summary
 from ..rows import Source
 from ..training import FLOWS, RECALIBRATIONS, Settings, fit_table
-from ..whole import whole_file, whole_folder
+from ..whole import whole_file, writable_folder
 
 
 class Setting(click.ParamType):
@@ -108,7 +108,7 @@ def command(
     """
     if not targets:
         raise click.UsageError("--targets names at least one column.")
-    check_target(out, overwrite)
+    check_overwriting(out, overwrite)
     training = {
         "max_epochs": epochs,
         "patience": patience,
@@ -120,9 +120,9 @@ def command(
     )
     with ExitStack() as places:  # before training: what cannot be written is known at once
         page = None if html is None else places.enter_context(whole_file(html))
-        fresh = places.enter_context(whole_folder(out))
+        places.enter_context(writable_folder(out))
         model, report = fit_table(source, targets, drop, settings)
-        write_model(model, fresh)
+        write_model(model, out)
         if page is not None and report is not None:
             report.to_html(page)
     if as_json:

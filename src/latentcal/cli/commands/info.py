@@ -33,10 +33,14 @@ def command(folder: Path, as_json: bool) -> None:
 
 def _lines(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     rules = card["preprocessing"]
-    size = sum((folder / name).stat().st_size for name in card["files"])
     rows = ", ".join(f"{count:,} {part}" for part, count in card.get("rows", {}).items())
     lines = [
-        ("model", f"{folder} ({size / 1000:,.0f} kB, schema {card['schema']}, latentcal {card['version']})"),
+        (
+            "model",
+            "{} ({:,.0f} kB, schema {schema}, latentcal {version})".format(
+                folder, card["bytes"] / 1000, **card
+            ),
+        ),
         ("written", str(card["written"])),
         ("targets", ", ".join(rules["targets"])),
         ("features", ", ".join(_feature(feature) for feature in rules["features"])),

@@ -12,12 +12,12 @@ from ...metrics import calibration_error
 from ...pit import latent_pit
 from ...radius.guarantee import Guarantee
 from .. import options
-from ..model import Model, check_target, load_model, write_model
+from ..model import Model, check_overwriting, load_model, write_model
 from ..output import json_text
 from ..progress import say
 from ..rows import RandomRows, Source, random_rows
 from ..training import RECALIBRATIONS
-from ..whole import whole_folder
+from ..whole import writable_folder
 
 _FEWEST = 10
 _ROWS = 4096
@@ -65,9 +65,9 @@ def command(
     """
     model = load_model(folder)
     if out is not None:
-        check_target(out, overwrite)
+        check_overwriting(out, overwrite)
     target = out or folder
-    with whole_folder(target) as fresh:
+    with writable_folder(target):
         rows = random_rows(source, model.rules, max_rows, seed)
         if len(rows.x) < _FEWEST:
             raise click.ClickException(
@@ -85,7 +85,7 @@ def command(
             "recalibrated": {"file": source.path.name, "rows": rows.total, "used": len(rows.x)},
         }
         facts.pop("quality", None)  # that of the model before
-        write_model(Model(estimator, model.rules, facts), fresh)
+        write_model(Model(estimator, model.rules, facts), target)
     low, high = Guarantee(len(rows.x), 0.0).coverage_interval(_LEVEL)
     result = {
         "model": target,
