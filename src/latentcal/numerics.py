@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 LOG_HALF = -math.log(2.0)
+_Result = TypeVar("_Result")
 
 
 class Float64Module(nn.Module):
@@ -179,9 +181,58 @@ def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.expand(*leading, x.shape[-1]), y.expand(*leading, y.shape[-1])
 
 
-def as_tensor(values: Any) -> Tensor:
-    """Numbers of any kind (arrays, tables, lists) as a tensor without a graph."""
+def outside_inference_mode(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """The function as it works elsewhere, where it is called inside ``torch.inference_mode()``.
+
+    Fits differentiate, which tensors of that mode do not allow; and what is fitted is used outside of it.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> _Result:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            args = tuple(_ordinary(value) for value in args)
+            return function(*args, **{name: _ordinary(value) for name, value in kwargs.items()})
+
+    return wrapped
+
+
+def _ordinary(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def to_tensor(values: Any, name: str = "values") -> Tensor:
+    """Numbers of any kind (tensors, arrays, tables of pandas or polars, lists) as a tensor of real numbers.
+
+    A tensor keeps its graph. What cannot be used raises an error that says what came.
+    """
     if isinstance(values, Tensor):
-        return values.detach()
-    array = np.asarray(values)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+        if values.layout != torch.strided or values.is_quantized:
+            raise TypeError(f"{name} must be a dense tensor, got {values.layout}. Call .to_dense() first.")
+        if values.is_complex() or (values.is_floating_point() and values.dtype.itemsize < 2):
+            raise TypeError(f"{name} must be real numbers of at least 16 bits, got {values.dtype}.")
+        return values.resolve_neg()
+    try:
+        array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length ({error}).") from None
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be numbers: {error}. Encode text and dates first.") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be real numbers, got an array of {array.dtype}.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64 if array.dtype.itemsize < 8 else np.float64)
+    if array.dtype.itemsize > 8:  # long double
+        array = array.astype(np.float64)
+    # Native byte order, no negative strides, and memory that may be written to: what torch can take.
+    plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return torch.from_numpy(plain if plain.flags.writeable else plain.copy()).reshape(array.shape)
+
+
+def as_tensor(values: Any, name: str = "values") -> Tensor:
+    """As :func:`to_tensor`, without a graph."""
+    return to_tensor(values, name).detach()

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from latentcal import guarantee, tighten
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaKDE, ScaledRadius, StudentRadius
 from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots
 
@@ -182,3 +183,15 @@ def test_a_far_outlier_costs_neither_memory_nor_accuracy(generator):
         - 2 * torch.log(t)
     )
     torch.testing.assert_close(law.log_prob(t**3), exact, rtol=1e-9, atol=1e-6)
+
+
+def test_norms_with_few_values_have_the_cdf_of_their_kernels():
+    """Kernels between the nodes of the table's first cells were missed: 0.44 where 0.167 is right."""
+    values = torch.randint(8, (30,), generator=torch.Generator().manual_seed(0)).double()
+    radii = 0.25 * (1 + values)
+    with pytest.warns(DiscreteOutputWarning):
+        law = GammaKDE.fit(radii, reference=Chi(2))
+    between = 0.25 * torch.arange(1, 9).double() + 0.125
+    expected = (radii[:, None] <= between).double().mean(0)
+    torch.testing.assert_close(law.cdf(between), expected, rtol=0, atol=1e-6)
+    assert guarantee(tighten(law, radii, max_lambda=5), radii).lambda_ <= 5 + 1e-6  # it raised

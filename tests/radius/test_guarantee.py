@@ -181,7 +181,7 @@ def test_a_tightened_law_keeps_the_shape_of_its_tails(generator):
         shift = tight.log_radial_density(r, 3) - law.log_radial_density(r, 3)
         assert torch.isfinite(shift).all()
         assert shift.max() - shift.min() < 1e-4
-    torch.testing.assert_close(tight.log_sf(high) - law.log_sf(high), shift, rtol=0, atol=1e-6)
+    torch.testing.assert_close(tight.log_sf(high) - law.log_sf(high), shift, rtol=0, atol=1e-4)
 
 
 def test_more_radii_than_first_knots_are_tightened_as_well(generator):

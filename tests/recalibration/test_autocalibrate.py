@@ -13,9 +13,9 @@ from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
 from latentcal.radius import Chi, ConditionalRadius, StackedRadius
+from latentcal.radius.folds import fold_numbers
 from latentcal.radius.guarantee import guarantee as measure
 from latentcal.recalibration import Aligned, AutoRecalibration, autocalibrate
-from latentcal.recalibration.cross_fitting import fold_numbers
 from toys import ScaleFromX, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -304,7 +304,7 @@ def test_with_a_guarantee_lambda_holds_on_the_half_that_the_law_was_fitted_to():
     x, y = simulated("scale by x", 160, 0)
     flow, bound = scaled_gaussian(DIM, 1.0), 0.7
     model = autocalibrate(flow, x, y, guarantee=True, max_lambda=bound, folds=2)
-    judged = fold_numbers(160, 2, seed=2) == 1
+    judged = fold_numbers(torch.cat([flow.latent(y, x), x], 1), 2, seed=2) == 1
     with pytest.warns(CalibrationReuseWarning):
         u = latent_pit(model(x[judged]), y[judged])
     assert measure(lc.BallRadius(1), u).lambda_ <= bound + 1e-6

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import same
+from latentcal.radius.folds import fold_numbers
 from latentcal.recalibration.affine import cross_fit_affine
 from latentcal.recalibration.by_features import cross_fit_features
-from latentcal.recalibration.cross_fitting import fold_numbers, winsorized
+from latentcal.recalibration.cross_fitting import winsorized
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
 from latentcal.recalibration.marginals import cross_fit_marginals
 from latentcal.smoothers import AdditiveFeatures, RidgeSmoother
@@ -22,10 +23,15 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def random_folds(n: int, folds: int) -> torch.Tensor:
+    """Folds of n rows, whatever the rows are."""
+    return fold_numbers(noise(n, 1, seed=98), folds)
+
+
 def fitted(fit, z, x=None, folds: int = 5, weights=None):
     n = len(z)
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
-    return fit(z, noise(n, 2, seed=99) if x is None else x, fold_numbers(n, min(folds, n)), weights)
+    return fit(z, noise(n, 2, seed=99) if x is None else x, random_folds(n, min(folds, n)), weights)
 
 
 def wrong_latents(n: int = 400, dim: int = 3):
@@ -266,7 +272,7 @@ def test_held_out_latents_differ_from_those_of_the_map_of_all_rows(fit):
 def test_a_row_hardly_moves_how_its_own_fold_is_mapped(fit):
     # What the row may move are the few numbers that all folds share: shrinkage, bandwidth, mixture weights.
     z, x = wrong_latents(200)
-    fold = fold_numbers(200, 5)
+    fold = random_folds(200, 5)
     row = int(((z[:, 0] > 1.2) & (z[:, 0] < 1.8)).nonzero()[0])
     changed = z.clone()
     changed[row, 0] += 0.5
@@ -308,19 +314,8 @@ def test_weights_decide_which_rows_are_believed(fit):
     weighted = fitted(fit, z, x, weights=weights).map(probe, x[:50])[0]
     alone = fitted(fit, z[200:], x[200:]).map(probe, x[:50])[0]
     everybody = fitted(fit, z, x).map(probe, x[:50])[0]
-    assert (weighted - alone).abs().mean() < 0.5 * (everybody - alone).abs().mean()
-
-
-def test_folds_are_even_and_blocks_where_rows_are_ordered():
-    for n, folds in ((7, 5), (100, 5), (5, 5)):
-        for contiguous in (False, True):
-            fold = fold_numbers(n, folds, contiguous=contiguous)
-            counts = torch.bincount(fold, minlength=folds)
-            assert len(counts) == folds
-            assert counts.max() - counts.min() <= 1
-    assert (fold_numbers(50, 5, contiguous=True).diff() >= 0).all()
-    assert not (fold_numbers(50, 5).diff() >= 0).all()
-    assert same.drawn(fold_numbers(50, 5), fold_numbers(50, 5))
+    # Not much nearer: the rows of no weight leave the others in other folds.
+    assert (weighted - alone).abs().mean() < 0.75 * (everybody - alone).abs().mean()
 
 
 def test_winsorising_holds_outliers_and_leaves_the_rest():

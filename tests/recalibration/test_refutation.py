@@ -35,7 +35,7 @@ def test_one_norm_far_out_is_enough_and_the_bulk_alone_would_not_see_it():
     assert contradiction(radii, law) < 1e-5
 
 
-def outliers(n: int = 40) -> torch.Tensor:
+def outliers(n: int = 80) -> torch.Tensor:
     """Outputs of which most follow the model, and some lie far out."""
     y = torch.randn(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y[:: n // 4] *= 5
@@ -45,12 +45,12 @@ def outliers(n: int = 40) -> torch.Tensor:
 def test_the_unchanged_model_is_no_choice_where_its_norms_contradict_it():
     flow, y = scaled_gaussian(2, 1.0), outliers()
     ladder = autocalibrate(flow, None, y, folds=2).recalibration.ladder
-    assert ladder.behind[0] < ladder.behind_errors[0]  # held-out rows alone would leave the model as it is
+    assert ladder.behind[0] <= ladder.behind_errors[0]  # held-out rows alone would leave the model as it is
     assert ladder.names[ladder.chosen] == "radial"
     assert "the norms contradict the law of the unchanged model" in str(ladder)
 
 
-@pytest.mark.parametrize("options", [{"order": "time"}, {"weights": torch.linspace(1, 2, 40)}])
+@pytest.mark.parametrize("options", [{"order": "time"}, {"weights": torch.linspace(1, 2, 80)}])
 def test_rows_that_are_not_exchangeable_are_not_tested(options):
     ladder = autocalibrate(scaled_gaussian(2, 1.0), None, outliers(), folds=2, **options).recalibration.ladder
     assert ladder.p_value is None

@@ -45,13 +45,13 @@ def test_weights_bring_coverage_back_where_the_features_shift(generator):
 
 @pytest.mark.parametrize(
     ("fit", "tolerance"),
-    [(GammaKDE.fit, 1e-9), (ScaledRadius.fit, 1e-3), (StackedRadius.fit, 3e-3)],
+    [(GammaKDE.fit, 1e-9), (ScaledRadius.fit, 1e-3), (StackedRadius.fit, 1e-2)],
     ids=["gamma_kde", "scaled", "stacked"],
 )
 def test_weights_of_whole_numbers_count_like_repeated_rows(fit, tolerance, generator):
-    # The folds are cut at the same places. Laws that shrink do so by the number of rows, which differs.
+    # Copies of a row share a fold. Laws that shrink do so by the number of rows, which differs.
     x, y = _shifted(200, 0.0, generator)
-    counts = torch.tensor([1, 3]).repeat(100)
+    counts = torch.where(y.norm(dim=1) > y.norm(dim=1).median(), 4, 1)
     flow = scaled_gaussian(2, 1.0)
     weighted = recalibrate(flow, x, y, fit=fit, weights=counts)
     repeated = recalibrate(
@@ -61,7 +61,7 @@ def test_weights_of_whole_numbers_count_like_repeated_rows(fit, tolerance, gener
     cdf, expected = (model.base.radius.cdf(r) for model in (weighted, repeated))
     torch.testing.assert_close(cdf, expected, rtol=0, atol=tolerance)
     plain = recalibrate(flow, x, y, fit=fit).base.radius.cdf(r)
-    assert (plain - expected).abs().max() > 5e-3  # control
+    assert (plain - expected).abs().max() > 0.1  # control
 
 
 def test_the_record_counts_points_by_their_weight(generator):

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..numerics import as_tensor
+from ..numerics import as_tensor, outside_inference_mode
 from ..smoothers import NeighbourSmoother, RidgeSmoother, Smoother
+from .folds import fold_numbers
 from .law import RadiusLaw, as_float64, check_radii
 
 _FOLDS = 5
@@ -24,6 +25,7 @@ class ConditionalRadius(RadiusLaw):
     """
 
     @classmethod
+    @outside_inference_mode
     def fit(
         cls,
         radii: Tensor,
@@ -50,7 +52,8 @@ class ConditionalRadius(RadiusLaw):
                 None for a law that is smooth in x.
             smoother: ``"ridge"`` (additive in the features) or ``"neighbours"`` (any dependence on few).
             shape: whether the relative spread of the radius may depend on x too, not only its scale.
-            fold: (n,) numbers of the folds for cross-fitting; five contiguous blocks if None.
+            fold: (n,) numbers of the folds for cross-fitting; five that do not depend on the order of the
+                rows if None.
             nodes: see :meth:`StackedRadius.fit`.
         """
         from .grouped import GroupedRadius  # both are laws of this kind
@@ -83,7 +86,7 @@ class ConditionalRadius(RadiusLaw):
         if len(radii) < 2:
             raise ValueError("A law that is smooth in x needs at least 2 radii of positive weight, got 1.")
         if fold is None:
-            fold = torch.arange(len(radii), device=radii.device) * min(_FOLDS, len(radii)) // len(radii)
+            fold = fold_numbers(torch.cat([radii[:, None], x.to(radii)], 1), min(_FOLDS, len(radii)))
         return SmoothRadius.of(radii, x, reference, weights, _SMOOTHERS[smoother], shape, fold, nodes)
 
     def log_prob(self, r: Tensor) -> Tensor:

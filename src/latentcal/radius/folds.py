@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,14 +33,10 @@ class FoldedRadii:
     spread: Tensor
 
     @classmethod
-    def of(cls, t: Tensor, weights: Tensor, *, max_nodes: int) -> FoldedRadii:
-        """Folds of (n,) points with (n,) weights: at most ten, contiguous in the given order."""
-        n = t.numel()
-        folds = min(_FOLDS, n)
-        # The first n % folds folds have one point more.
-        sizes = torch.full((folds,), n // folds, device=t.device)
-        sizes[: n % folds] += 1
-        fold = torch.repeat_interleave(torch.arange(folds, device=t.device), sizes)
+    def of(cls, t: Tensor, weights: Tensor, *, max_nodes: int, contiguous: bool = False) -> FoldedRadii:
+        """At most ten folds of (n,) points with (n,) weights, as by :func:`fold_numbers`."""
+        folds = min(_FOLDS, t.numel())
+        fold = fold_numbers(torch.stack([t, weights], -1), folds, contiguous=contiguous)
         cell = _cells(t, max_nodes)
         count = int(cell.max()) + 1
         by_fold = torch.zeros(folds * count, dtype=t.dtype, device=t.device)
@@ -77,6 +74,42 @@ class FoldedRadii:
         return FoldedRadii(mean, weights, variance.sqrt())
 
 
+def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: int = 0) -> Tensor:
+    """Fold 0, 1, ... of each row, (n, k) -> (n,); the folds are as equal as can be.
+
+    Folds are drawn at random for the sorted rows, so that another order of the rows changes nothing. (A hash
+    of the numbers would do so too, but the last bit of one of them would change its fold.) Copies of a row
+    share a fold, as if they were one row of more weight; an atom, with more rows than half a fold, is spread.
+
+    Args:
+        rows: (n, k) what is known of each row; the first columns decide, the others where those are equal.
+        folds: their number.
+        contiguous: blocks in the given order instead, for rows that follow each other in time.
+        seed: of the draw.
+    """
+    n = len(rows)
+    if contiguous:
+        return _blocks(n, folds).to(rows.device)
+    values = rows.detach().cpu().numpy()
+    order = np.lexsort(values.T[::-1])
+    begins = np.ones(n, dtype=bool)
+    begins[1:] = (values[order[1:]] != values[order[:-1]]).any(1)
+    copies = np.diff(np.append(np.flatnonzero(begins), n))
+    begins |= np.repeat(copies > n / (2 * folds), copies)
+    group = np.cumsum(begins) - 1
+    drawn = _blocks(group[-1] + 1, folds)
+    drawn = drawn[torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))]
+    fold = torch.empty(n, dtype=torch.long)
+    fold[torch.from_numpy(order)] = drawn[torch.from_numpy(group)]
+    return fold.to(rows.device)
+
+
+def _blocks(n: int, folds: int) -> Tensor:
+    """Folds of n rows one after the other; the first n % folds have one row more."""
+    sizes = torch.tensor([n // folds + (fold < n % folds) for fold in range(folds)])
+    return torch.repeat_interleave(torch.arange(folds), sizes)
+
+
 def _cells(t: Tensor, max_nodes: int) -> Tensor:
     """Index of the cell of each point, (n,) -> (n,), numbered from 0 without gaps, in ascending order."""
     if t.numel() <= 8 * max_nodes:
@@ -101,6 +134,7 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
 
 def effective_size(weights: Tensor) -> float:
     """Number of equally weighted points that carry as much information as weights (n,) do."""
+    weights = weights / weights.max()  # squares of tiny weights would vanish
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..numerics import outside_inference_mode
 from ..special import log_gamma_cdf_sf, stirling_error
 from .folds import FoldedRadii, spread_limit
 from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
@@ -19,6 +20,7 @@ _STEP = 10 / 99  # of log10(rate)
 PAPER_GRID = tuple(10 ** (-5 + _STEP * i) for i in range(100))
 _LARGEST_SHAPE = 1e10  # a kernel's relative width is never below 1e-5, so that tied radii come to an end
 _SMALLEST_RATE = 1e-10
+_SEEN_FROM = 500  # a kernel of this share of the table's width has a node of its first cells inside
 
 
 class GammaKDE(TabulatedLaw):
@@ -60,6 +62,7 @@ class GammaKDE(TabulatedLaw):
         self.register_buffer("weights", normalized(weights))
 
     @classmethod
+    @outside_inference_mode
     def fit(
         cls,
         radii: Tensor,
@@ -72,10 +75,10 @@ class GammaKDE(TabulatedLaw):
     ) -> GammaKDE:
         r"""The estimate for radii (n,), its rate chosen by ten-fold cross-validated likelihood.
 
-        The folds are contiguous in the given order, the rates :math:`10^{-5 + 10 i / 99}`. Above 256 radii
-        the likelihoods are computed on at most 512 weighted nodes, above 1,000 the law itself has at most
-        1,000 weighted kernels: O(n log n) in all. Radii of exactly 0 have no gamma kernel and are moved to a
-        thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
+        The rates are :math:`10^{-5 + 10 i / 99}`, and the folds do not depend on the order of the radii.
+        Above 256 radii the likelihoods are computed on at most 512 weighted nodes, above 1,000 the law itself
+        has at most 1,000 weighted kernels: O(n log n) in all. Radii of exactly 0 have no gamma kernel and are
+        moved to a thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
 
         Args:
             radii: (n,) calibration norms.
@@ -84,7 +87,7 @@ class GammaKDE(TabulatedLaw):
             weights: (n,) of the radii.
             generator: not needed.
             rates: ``"extended"`` goes on beyond an end of the grid while the likelihood grows there;
-                ``"paper"`` stays on the grid.
+                ``"paper"`` stays on the grid, with the published folds, contiguous in the given order.
         """
         if rates not in ("extended", "paper"):
             raise ValueError(f"rates must be 'extended' or 'paper', got {rates!r}.")
@@ -93,7 +96,10 @@ class GammaKDE(TabulatedLaw):
         warn_if_tied(radii)
         t = cube_roots(radii)
         folded = FoldedRadii.of(
-            t, weights, max_nodes=_EXACT_UP_TO if t.numel() <= _EXACT_UP_TO else _MAX_NODES
+            t,
+            weights,
+            max_nodes=_EXACT_UP_TO if t.numel() <= _EXACT_UP_TO else _MAX_NODES,
+            contiguous=rates == "paper",
         )
         rate = choose_rate(folded, extend=rates == "extended", upper=upper)
         kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
@@ -133,6 +139,11 @@ class GammaKDE(TabulatedLaw):
 
     def _span(self) -> tuple[float, float]:
         return gamma_span(float(self.centers.min()), float(self.centers.max()), self.rate)
+
+    def _breaks(self) -> Tensor:
+        """Means of kernels that the first cells of the table could miss, between their nodes."""
+        low, high = self._span()
+        return self.centers[torch.sqrt(self.centers / self.rate) < (high - low) / _SEEN_FROM]
 
 
 def cube_roots(radii: Tensor) -> Tensor:

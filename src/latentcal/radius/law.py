@@ -300,7 +300,7 @@ def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
             "densities then depend on how sharply a law may peak. Dequantise y (add uniform noise of one "
             "step) or use EmpiricalRadius, which needs no density.",
             DiscreteOutputWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..numerics import outside_inference_mode
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 
 _OUTLIER_SHARE = 0.01
@@ -43,6 +44,7 @@ class ScaledRadius(RadiusLaw):
         self.upper = reference.upper
 
     @classmethod
+    @outside_inference_mode
     def fit(
         cls,
         radii: Tensor,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..numerics import log1mexp
+from ..numerics import log1mexp, outside_inference_mode
 from ..splines import UnitSpline
 from .folds import FoldedRadii
 from .gamma_kde import cube_roots
@@ -65,6 +65,7 @@ class SplineRadius(TabulatedLaw):
             )
 
     @classmethod
+    @outside_inference_mode
     def fit(
         cls,
         radii: Tensor,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..numerics import solve_increasing
+from ..numerics import outside_inference_mode, solve_increasing
 from .folds import FoldedRadii, effective_size
 from .gamma_kde import (
     MAX_KERNELS,
@@ -67,6 +67,7 @@ class StackedRadius(TabulatedLaw):
         self.register_buffer("weights", normalized(weights))
 
     @classmethod
+    @outside_inference_mode
     def fit(
         cls,
         radii: Tensor,

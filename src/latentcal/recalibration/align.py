@@ -15,15 +15,19 @@ from ..base import RadialBase
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
+from ..numerics import outside_inference_mode
+from ..radius.folds import fold_numbers
 from ..radius.law import as_float64, tied_share
 from ..radius.reference import Chi
 from .affine import cross_fit_affine
 from .by_features import cross_fit_features
-from .cross_fitting import FOLDS, CrossFit, check_order, fold_numbers
+from .cross_fitting import FOLDS, CrossFit, check_order
 from .maps import Chain, LatentMap
 from .marginals import cross_fit_marginals
 from .record import Recalibration
 from .rows import Gathered, gather
+
+_KEYS = 8  # columns of latents, and of features, that tell rows apart
 
 MapName = Literal["affine", "features", "marginals"]
 CROSS_FITS: dict[str, CrossFit] = {
@@ -76,6 +80,7 @@ class Alignment(Recalibration):
         return f"Aligned on {self.n:,} points: {', '.join(self.maps)}; the law of the radius is unchanged"
 
 
+@outside_inference_mode
 def align(
     flow: ConditionalFlow,
     x: Any,
@@ -120,7 +125,7 @@ def align(
     rows = LatentRows.made(gathered, weights)
     if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
         raise ValueError(" ".join(reasons))
-    fold = fold_numbers(len(rows.z), FOLDS, contiguous=order == "time")
+    fold = rows.folds(FOLDS, contiguous=order == "time")
     started = time.perf_counter()
     z, steps = rows.z, []
     for name in names:
@@ -173,6 +178,11 @@ class LatentRows:
         """Some of the rows, by a mask (n,)."""
         x = None if self.x is None else self.x[rows]
         return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint)
+
+    def folds(self, count: int, *, contiguous: bool, seed: int = 0) -> Tensor:
+        """Fold of each row, (n,); see :func:`fold_numbers`."""
+        columns = [self.z[:, :_KEYS]] if self.x is None else [self.z[:, :_KEYS], self.x[:, :_KEYS].double()]
+        return fold_numbers(torch.cat(columns, 1), count, contiguous=contiguous, seed=seed)
 
     def __len__(self) -> int:
         return len(self.z)

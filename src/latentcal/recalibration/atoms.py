@@ -72,7 +72,7 @@ class AtomCare:
                 "is. discrete='dequantize' adds noise to the outputs (then jitter those that are scored as "
                 "well); 'ignore' is silent.",
                 DiscreteOutputWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         with warnings.catch_warnings():
             if heavy or self.mode == "ignore":

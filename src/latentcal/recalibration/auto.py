@@ -13,6 +13,7 @@ from ..base import RadialBase
 from ..discrete import Dequantizer
 from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test
+from ..numerics import outside_inference_mode
 from ..radius.grouped import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
@@ -22,7 +23,7 @@ from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .align import Aligned, LatentRows
 from .atoms import AtomCare, Discrete
-from .cross_fitting import FOLDS, check_order, fold_numbers
+from .cross_fitting import FOLDS, check_order
 from .effective import FEWEST_IN_TIME, effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
 from .norms import check_base
@@ -56,6 +57,7 @@ class AutoRecalibration(Recalibration):
         )
 
 
+@outside_inference_mode
 def autocalibrate(
     flow: ConditionalFlow,
     x: Any,
@@ -155,7 +157,7 @@ def calibrate_rows(
             f"law; got {len(rows)}."
         )
     started = time.perf_counter()
-    halves = fold_numbers(len(rows), 2, contiguous=contiguous, seed=2)
+    halves = rows.folds(2, contiguous=contiguous, seed=2)
     learn = rows if max_lambda is None else rows.take(halves == 0)
     rung, ladder = climb(learn, base, groups=groups, folds=folds, contiguous=contiguous, progress=progress)
     judged = rows if max_lambda is None else rows.take(halves == 1)

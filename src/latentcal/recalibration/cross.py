@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
-from ..numerics import as_tensor
+from ..numerics import as_tensor, outside_inference_mode
 from ..progress_bar import ProgressBar
+from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
-from .cross_fitting import FOLDS, check_order, fold_numbers
+from .cross_fitting import FOLDS, check_order
 from .ensemble import FlowEnsemble
 from .ladder import Groups
 from .norms import recalibrate_norms
@@ -25,6 +26,7 @@ from .rows import Gathered
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
 
 
+@outside_inference_mode
 def cross_calibrate(
     make_flow: Callable[..., ConditionalFlow],
     x: Any,
@@ -82,7 +84,9 @@ def cross_calibrate(
         raise ValueError(f"folds must be between 2 and the number of rows, {n}; got {folds}.")
     if weights is not None and np.shape(weights) != (n,):
         raise ValueError(f"weights has shape {tuple(np.shape(weights))} for {n} rows; give one each.")
-    fold = fold_numbers(n, folds, contiguous=order == "time", seed=seed)
+    columns = [outputs] if features is None else [outputs, features]
+    known = torch.cat([part.reshape(n, -1).double() for part in columns], 1)
+    fold = fold_numbers(known, folds, contiguous=order == "time", seed=seed)
     flows: list[ConditionalFlow] = []
     latents: Tensor | None = None
     for number in ProgressBar(range(folds), desc="fold flows", progress=progress):

@@ -34,14 +34,6 @@ def check_order(order: str | None) -> None:
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
 
 
-def fold_numbers(n: int, folds: int, *, contiguous: bool = False, seed: int = 0) -> Tensor:
-    """Number of the fold of each of n rows, (n,): at random, or in blocks for rows that are ordered."""
-    number = torch.arange(n) * folds // n
-    if contiguous:
-        return number
-    return number[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
-
-
 def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) -> tuple[Tensor, Tensor]:
     """Latents (n, d), each mapped by the map of its fold, and the log-dets (n,)."""
     mapped, log_abs_det = torch.empty_like(z), torch.empty_like(z[:, 0])

@@ -25,7 +25,7 @@ def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest |
             "carry the law, and it is as uncertain as if there were no others. Clip the weights, or collect "
             "rows that are like those to come.",
             EffectiveSizeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     if serial is None:
         return effective
@@ -37,6 +37,6 @@ def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest |
             "misses of a region come in runs. The flow leaves out something that lasts; give it lagged "
             "outputs, or judge it by rolling_pit.",
             AutocorrelationWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return effective

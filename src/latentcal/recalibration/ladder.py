@@ -21,7 +21,7 @@ from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
-from .cross_fitting import FOLDS, fold_numbers
+from .cross_fitting import FOLDS
 from .maps import Chain, LatentMap
 from .refutation import contradiction
 
@@ -155,7 +155,7 @@ class RungFitter:
     ) -> None:
         self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
         folds = min(FOLDS, len(rows))
-        self.fold = fold_numbers(len(rows), folds, contiguous=contiguous, seed=1)
+        self.fold = rows.folds(folds, contiguous=contiguous, seed=1)
         self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
     def fit(self, rung: Rung) -> FittedRung:
@@ -227,7 +227,7 @@ def climb(
     if len(rungs) == 1:
         return rungs[0], Ladder([rungs[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
     folds = min(folds, len(rows))
-    fold = fold_numbers(len(rows), folds, contiguous=contiguous)
+    fold = rows.folds(folds, contiguous=contiguous)
     log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
     with silent_about_ties(), ProgressBar(total=folds * len(rungs), desc="ladder", progress=progress) as bar:
         for number in range(folds):

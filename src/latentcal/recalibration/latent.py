@@ -13,6 +13,7 @@ from torch import Tensor
 from ..discrete import Dequantizer
 from ..fingerprint import CalibrationReuseWarning
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+from ..numerics import outside_inference_mode
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
@@ -68,6 +69,7 @@ def latent_norms(
     return torch.cat(parts)
 
 
+@outside_inference_mode
 def recalibrate(
     flow: ConditionalFlow,
     x: Any,

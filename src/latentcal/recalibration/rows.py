@@ -98,7 +98,7 @@ def gather(
         warn_of_reuse(
             len(seen) / max(len(previous.fingerprint.hashes), 1),
             "A second recalibration on them only fits their noise more closely.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return Gathered(torch.cat(values), torch.cat(features) if features else None, fingerprint)
 
@@ -106,7 +106,7 @@ def gather(
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
     """Pairs of tensors (x, y) from data or from an iterable of batches, and the number of points if known."""
     if y is not None:
-        pair = (None if x is None else as_tensor(x), as_tensor(y))
+        pair = (None if x is None else as_tensor(x, "x"), as_tensor(y, "y"))
         return [pair], (len(pair[1]) if pair[1].dim() else None)
     if x is None or isinstance(x, Tensor) or hasattr(x, "__array__") or not isinstance(x, Iterable):
         raise ValueError(
