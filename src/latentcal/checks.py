@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .flow import ConditionalFlow, evaluation_mode
+from .numerics import to_tensor
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05  # for half precision
@@ -92,7 +93,7 @@ def check_flow(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with evaluation_mode(flow):
         pred = flow(x)
-        y = pred._accept(torch.as_tensor(y))
+        y = pred._accept(to_tensor(y, "y"))
         if y.dim() != 2:
             raise ValueError(f"check_flow takes y of shape (n, d), got {tuple(y.shape)}.")
         allowed = _TOLERANCE.get(y.dtype, _COARSE) if tolerance is None else tolerance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -106,4 +107,4 @@ def _as_rows(values: Any) -> npt.NDArray[Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().to(device="cpu", dtype=torch.float32).numpy()
     values = np.asarray(values)
-    return values.reshape(len(values), -1)
+    return values.reshape(len(values), math.prod(values.shape[1:]))

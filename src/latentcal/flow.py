@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from .base import RadialBase
-from .numerics import Float64Module, as_tensor
+from .numerics import Float64Module, as_tensor, to_tensor
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
 _MOMENT_CHUNK = 1 << 22  # numbers held at a time
@@ -92,7 +92,7 @@ class ConditionalFlow(nn.Module):
                 f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. Get a "
                 "flow that learns from a stream: recalibrate(flow, x, y, fit=StreamingRadius.fit)."
             )
-        x, y = None if x is None else as_tensor(x), as_tensor(y)
+        x, y = None if x is None else as_tensor(x, "x"), as_tensor(y, "y")
         if x is not None and x.shape[:-1] != y.shape[:-1]:
             raise ValueError(
                 f"x {tuple(x.shape)} and y {tuple(y.shape)} must have one row a point. "
@@ -122,7 +122,7 @@ class FlowDistribution(Distribution):
         self, flow: ConditionalFlow, x: Tensor | None = None, batch_shape: tuple[int, ...] = ()
     ) -> None:
         self.flow = flow
-        self.x = None if x is None else torch.as_tensor(x)
+        self.x = None if x is None else to_tensor(x, "x")
         if self.x is not None:
             if self.x.dim() == 0:
                 raise ValueError("x is a single number; it must be (..., p), with the features last.")
@@ -149,7 +149,7 @@ class FlowDistribution(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of y, (..., d) -> (...), in the dtype of y."""
-        value = torch.as_tensor(value)
+        value = to_tensor(value, "y")
         r, log_abs_det = self.norm_and_log_abs_det(value)
         log_latent = self.base.log_prob_at_norm(r)
         # Density zero stays zero whatever the determinant is: -inf + inf would be NaN.
@@ -158,19 +158,19 @@ class FlowDistribution(Distribution):
 
     def latent(self, y: Tensor) -> Tensor:
         """Float64 latent of y, (..., d) -> (..., d)."""
-        y = self._accept(torch.as_tensor(y))
+        y = self._accept(to_tensor(y, "y"))
         z = self.flow.latent(y, self._context)
         self._norm_of(z, y)  # raises where it is not a number
         return z.to(torch.float64)
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""
-        y = self._accept(torch.as_tensor(y))
+        y = self._accept(to_tensor(y, "y"))
         return self._norm_of(self.flow.latent(y, self._context), y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
-        y = self._accept(torch.as_tensor(y))
+        y = self._accept(to_tensor(y, "y"))
         z, log_abs_det = self.flow.encode(y, self._context)
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
@@ -237,7 +237,7 @@ class FlowDistribution(Distribution):
         sample_shape: Any,
         generator: torch.Generator | None,
     ) -> Tensor:
-        shape = self._extended_shape(torch.Size(sample_shape))
+        shape = self._extended_shape(_as_shape(sample_shape))
         dtype, device = tensor_options(self.flow)
         if dtype is None:
             floating = self.x is not None and self.x.is_floating_point()
@@ -405,6 +405,15 @@ def _describe_non_finite(name: str, values: Tensor) -> str:
         f"{name} has NaN or infinite values in {int(bad.sum())} of {bad.numel()} points (first at {first}). "
         "Drop or fill them."
     )
+
+
+def _as_shape(shape: Any) -> torch.Size:
+    """The shape of draws, or a clear error."""
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in shape):
+        raise TypeError(f"The shape of draws must be a tuple of whole numbers, such as (5,), got {shape!r}.")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"The shape of draws must not be negative, got {tuple(shape)}.")
+    return torch.Size(shape)
 
 
 def _finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:

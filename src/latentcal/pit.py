@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from .data.toy import drawing_from
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
+from .numerics import to_tensor
 
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 _CHUNK = 1 << 22  # numbers drawn at a time
@@ -42,7 +43,7 @@ def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
             f"latent_pit needs the prediction of a flow, flow(x); {type(pred).__name__} has no latent norm. "
             "marginal_pit takes any distribution that can be sampled."
         )
-    y = torch.as_tensor(y)
+    y = to_tensor(y, "y")
     with torch.no_grad():
         u = pred.base.radius.cdf(pred.latent_norm(y))
     if pred.flow.recalibration is not None and y.dim() == 2 and (pred.x is None or pred.x.dim() == 2):
@@ -182,7 +183,7 @@ def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) 
 
 
 def _observations(pred: Distribution, y: Tensor) -> Tensor:
-    y = torch.as_tensor(y)
+    y = to_tensor(y, "y")
     shape = pred.batch_shape + pred.event_shape
     if y.shape != shape:
         raise ValueError(f"y {tuple(y.shape)} is not of the shape {tuple(shape)} of the predictions.")

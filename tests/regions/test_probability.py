@@ -225,3 +225,22 @@ def test_a_probability_says_what_is_wrong():
         probability(lambda x: Independent(Normal(torch.zeros(2), 1.0), 1), None, Box(0, 1), method="qmc")
     with pytest.raises(ValueError, match="d <= 4, got d = 5"):
         probability(gaussian(torch.eye(5).double()), None, Box(0, 1), method="quadrature")
+
+
+def test_a_box_far_wider_than_the_prediction_is_not_gridded(monkeypatch):
+    """Panels were halved in vain, for 21 s, where the prediction is a needle in the box."""
+    flow, points = gaussian(torch.eye(2).double()), []
+    encode = type(flow).encode
+
+    def counting(self, y, x=None):
+        points.append(y[..., 0].numel())
+        return encode(self, y, x)
+
+    monkeypatch.setattr(type(flow), "encode", counting)
+    estimate = probability(flow, None, Box(-1e6, 1e6), generator=torch.Generator().manual_seed(0))
+    assert estimate.method == "qmc"
+    assert float(estimate.value) == pytest.approx(1, abs=1e-4)
+    assert sum(points) < 100
+    points.clear()
+    assert probability(flow, None, Box(-1, 1)).method == "quadrature"
+    assert sum(points) > 100  # control: a grid that can settle is refined

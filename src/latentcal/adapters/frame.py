@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..base import RadialBase
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
-from ..numerics import broadcast_leading
+from ..numerics import broadcast_leading, to_tensor
 
 
 class AdaptedFlow(ConditionalFlow):
@@ -145,7 +144,7 @@ def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
     """Example features as a tensor of the networks' dtype and device; whole numbers may be labels."""
     if x is None:
         return None
-    x = torch.as_tensor(x)
+    x = to_tensor(x, "x")
     dtype, device = tensor_options(nn.ModuleList(networks))
     return x.to(dtype=dtype if x.is_floating_point() else None, device=device)
 

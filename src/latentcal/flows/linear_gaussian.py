@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
+from ..numerics import to_tensor
 
 
 class LinearGaussianFlow(ConditionalFlow):
@@ -62,10 +63,13 @@ class LinearGaussianFlow(ConditionalFlow):
             y: (n, d) outputs; n must be at least p + d + 1.
             base: law of z; N(0, I) if None.
         """
-        x, y = None if x is None else torch.as_tensor(x), torch.as_tensor(y)
+        x, y = None if x is None else to_tensor(x, "x"), to_tensor(y, "y")
         if y.dim() != 2 or (x is not None and (x.dim() != 2 or len(x) != len(y))):
             shapes = f"x: {None if x is None else tuple(x.shape)}, y: {tuple(y.shape)}"
             raise ValueError(f"x must be (n, p) and y (n, d) with the same n ({shapes}).")
+        for name, values in (("x", x), ("y", y)):
+            if values is not None and not bool(torch.isfinite(values).all()):
+                raise ValueError(f"{name} has NaN or infinite values; drop or fill those rows.")
         (n, dim), features = y.shape, 0 if x is None else x.shape[1]
         if n < features + dim + 1:
             raise ValueError(

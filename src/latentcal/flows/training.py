@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
+from ..numerics import to_tensor
 from ..plots import training_curves
 from ..progress_bar import ProgressBar
 
@@ -218,8 +219,8 @@ def _snapshot(flow: ConditionalFlow) -> dict[str, Tensor]:
 
 def _as_trainable(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
     dtype, device = tensor_options(flow)
-    y = torch.as_tensor(y).to(dtype=dtype, device=device)
-    x = None if x is None else torch.as_tensor(x).to(device=device)
+    y = to_tensor(y, "y").to(dtype=dtype, device=device)
+    x = None if x is None else to_tensor(x, "x").to(device=device)
     if x is not None and x.is_floating_point():
         x = x.to(dtype=dtype)
     if y.dim() != 2 or y.shape[1] != flow.base.dim or (x is not None and len(x) != len(y)) or len(y) == 0:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
+
 
 class AutocorrelationTest(NamedTuple):
     """Whether PIT values depend on earlier ones, and how many independent ones they are worth.
@@ -63,7 +65,7 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
     """
     from scipy.stats import chi2
 
-    u = torch.as_tensor(u).detach().to(torch.float64)
+    u = to_tensor(u, "u").detach().to(torch.float64)
     if u.dim() != 1 or len(u) < 10:
         raise ValueError(f"u must be at least 10 PIT values in time order, (n,); got shape {tuple(u.shape)}.")
     if bool(torch.isnan(u).any()):

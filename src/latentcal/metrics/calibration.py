@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
+
 Statistic = Literal["ks", "cvm", "ad"]
 
 
@@ -291,7 +293,7 @@ def _quadratic_sf(x: float, factor: float, offset: int) -> float:
 
 def _sorted_pit(u: Tensor) -> Tensor:
     """u flattened and sorted in float64, after a check that it can be PIT values."""
-    u = torch.as_tensor(u).reshape(-1).to(torch.float64)
+    u = to_tensor(u, "u").reshape(-1).to(torch.float64)
     if u.numel() == 0:
         raise ValueError("u holds no PIT values.")
     if bool(torch.isnan(u).any()):

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
+
 Number = TypeVar("Number", float, Tensor)
 
 # Numbers an intermediate result may hold. Samples and observations are worked through in parts of this size.
@@ -155,7 +157,7 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
 
 def _matched(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Both as tensors of one floating dtype, after a check that samples (s, ..., d) go with y (..., d)."""
-    samples, y = torch.as_tensor(samples), torch.as_tensor(y)
+    samples, y = to_tensor(samples, "samples"), to_tensor(y, "y")
     if y.ndim == 0 or samples.ndim != y.ndim + 1 or samples.shape[1:] != y.shape or samples.shape[0] == 0:
         raise ValueError(
             f"{name} must be (s, ..., d) with s >= 1 and y (..., d), got {tuple(samples.shape)} and "

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
+
 _SELECTION = 10_000  # rows at most among which slabs are chosen
 _FEWEST = 10  # rows that a slab holds at least where it is chosen
 _FEWEST_ROWS = 40
@@ -183,7 +185,7 @@ def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[in
 
 
 def _checked(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    x, covered = torch.as_tensor(x).detach(), torch.as_tensor(covered)
+    x, covered = to_tensor(x, "x").detach(), to_tensor(covered, "covered")
     if x.dim() != 2 or covered.shape != x.shape[:1]:
         raise ValueError(
             f"x must be (n, p) and covered (n,), got x {tuple(x.shape)} and covered {tuple(covered.shape)}."

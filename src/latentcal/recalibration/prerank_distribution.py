@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from ..flow import FlowDistribution, evaluation_mode
+from ..numerics import to_tensor
 from ..pit import Prerank, draw, prerank_values
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class PrerankDistribution(Distribution):
         self, recalibrated: PrerankRecalibrated, x: Tensor | None, batch_shape: tuple[int, ...] = ()
     ) -> None:
         self.recalibrated = recalibrated
-        self.x = None if x is None else torch.as_tensor(x)
+        self.x = None if x is None else to_tensor(x, "x")
         with torch.no_grad(), evaluating(recalibrated.model):
             self.base = _base(recalibrated.model, self.x, torch.Size(batch_shape))
         super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
@@ -274,7 +275,7 @@ def _checked(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) ->
 
 def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
     """y expanded to the batch shape, or a clear error."""
-    value = torch.as_tensor(value)
+    value = to_tensor(value, "y")
     if value.dim() == 0 or value.shape[-1] != dim:
         raise ValueError(f"y has shape {tuple(value.shape)}; the outputs come last, {dim} of them.")
     if not bool(torch.isfinite(value).all()):

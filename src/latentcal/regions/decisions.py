@@ -68,6 +68,9 @@ def expected_utility(
     if samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
     flat, shape = flat_rows(x)
+    if flat is not None and len(flat) == 0:
+        nothing = torch.empty(*shape, len(utilities), dtype=torch.float64)
+        return Estimate(nothing, nothing.clone(), method or "qmc")
     forced = method is not None
     if method is None:
         dim = model_dim(model, flat)

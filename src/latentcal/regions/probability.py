@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..flow import ConditionalFlow
+from ..numerics import to_tensor
 from .integration import (
     Estimate,
     box_quadrature,
@@ -69,6 +70,9 @@ def probability(
     dim = model_dim(model, x)
     if samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
+    if x is not None and len(x) == 0:
+        nothing = torch.empty(shape, dtype=torch.float64)
+        return Estimate(nothing, nothing.clone(), method or default_method(model, region, dim))
     settle = method is None and points is None
     if method is None:
         method = default_method(model, region, dim)
@@ -107,7 +111,7 @@ def flat_rows(x: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
     """x as (n, p) and the shape that results have."""
     if x is None:
         return None, ()
-    x = torch.as_tensor(x)
+    x = to_tensor(x, "x")
     if x.dim() < 1:
         raise ValueError("x is a single number; it must be (..., p), with the features last.")
     return x.reshape(-1, x.shape[-1]), tuple(x.shape[:-1])
