@@ -120,6 +120,7 @@ def test_every_kind_of_table_teaches_the_same_rules(rules, kind):
         assert Preprocessing.fit({name: np.array(cells) for name, cells in rows.items()}, "price") == rules
 
 
+@pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")  # pandas 2.2
 def test_numbers_may_be_missing_in_every_way_that_pandas_has(rules):
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(new_rows()).convert_dtypes()

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.integrate import trapezoid
 from sklearn.base import RegressorMixin, clone
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.exceptions import NotFittedError
@@ -195,7 +196,7 @@ def test_log_prob_is_a_density_in_the_units_of_y():
     one = quick().fit(X[:, :1], Y[:, 0])
     grid = np.linspace(-40, 50, 20_001)
     density = np.exp(one.log_prob(np.full((len(grid), 1), 0.3), grid))
-    assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
+    assert trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
 
 
 def test_recalibration_makes_the_predictions_calibrated():

@@ -15,6 +15,9 @@ dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 pd = pytest.importorskip("pandas")
 
+# Older versions of dask see the cluster of another test.
+pytestmark = pytest.mark.filterwarnings("ignore:Running on a single-machine scheduler:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
