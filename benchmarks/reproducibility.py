@@ -48,7 +48,7 @@ def cases() -> dict[str, torch.Tensor]:
         found[f"recalibrated draws, {name}"] = draws
     auto = lc.autocalibrate(flow, a[1000:2000], b[1000:2000])
     found["autocalibrated log density, float32"] = auto(a[2000:]).log_prob(b[2000:])
-    for epochs in (1, 10, 100):
+    for epochs in (1, 30):
         torch.manual_seed(0)
         flow = lc.flows.ConvexPotentialFlow(2, a.shape[1])
         rows = {"validation": (a[1000:2000], b[1000:2000]), "max_epochs": epochs, "patience": epochs}

@@ -102,7 +102,8 @@ def lowest() -> list[str]:
 def install(folder: Path, versions: str, log: Path) -> None:
     """Set up .venv in a checkout."""
     marker = folder / ".venv" / f".{versions}"
-    if marker.exists():
+    asked_for = "".join((folder / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
+    if marker.exists() and marker.read_text() == asked_for:
         return
     if versions == "pinned":
         code = run(["make", ".venv/.installed", f"PYTHON={sys.executable}"], log, cwd=folder)
@@ -119,7 +120,7 @@ def install(folder: Path, versions: str, log: Path) -> None:
         run([python, "-m", "pip", "freeze"], log)
     if code:
         sys.exit(f"Cannot install the {versions} versions: see {log}.")
-    marker.touch()
+    marker.write_text(asked_for)
 
 
 def prepare() -> None:
