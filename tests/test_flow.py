@@ -1,5 +1,6 @@
 import copy
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import nn
 from torch.distributions import Distribution, MultivariateNormal, Normal
 
+import latentcal as lc
 import same
+from latentcal import flow as flow_module
 from latentcal.base import standard_normal, student_t
 from latentcal.flow import ConditionalFlow, FlowDistribution, Standardized, evaluation_mode, tensor_options
 from latentcal.flows import LinearGaussianFlow
@@ -398,3 +401,57 @@ def test_whole_number_features_stay_whole_numbers():
 
     pred = Labels()(torch.from_numpy(np.array([[0], [2]])))
     assert pred.log_prob(torch.zeros(2, 1)).shape == (2,)
+
+
+class Dropping(lc.ConditionalFlow):
+    """A flow whose latent is random in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__(lc.standard_normal(2))
+        self.dropout = torch.nn.Dropout(0.5)
+        self.linear = torch.nn.Linear(2, 2)
+
+    def encode(self, y, x=None):
+        return self.dropout(y), torch.zeros(y.shape[:-1])
+
+
+def test_threads_share_a_flow_in_evaluation_mode():
+    """One thread gave the modules their mode back while another still computed: it ran with dropout."""
+    flow, y, wrong = Dropping().train(), torch.ones(2000, 2), []
+
+    def work() -> None:
+        for _ in range(50):
+            norms = lc.latent_norms(flow, None, y)
+            wrong.extend(norms[(norms - 2**0.5).abs() > 1e-6].tolist())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert flow.training
+    assert flow.dropout.training
+    assert flow_module._MODES == {}
+    with torch.no_grad():
+        assert (flow.encode(y)[0] == 0).any()  # control: in training mode it drops
+
+
+def test_modes_are_given_back_one_by_one_and_after_an_error():
+    flow = Dropping().train()
+    flow.linear.eval()
+    with evaluation_mode(flow), pytest.raises(RuntimeError, match="on purpose"), evaluation_mode(flow):
+        raise RuntimeError("on purpose")
+    assert (flow.training, flow.dropout.training, flow.linear.training) == (True, True, False)
+
+
+@pytest.mark.parametrize("kind", [lc.flows.ConvexPotentialFlow, lc.flows.FlowMatching])
+def test_autocast_around_a_model_changes_nothing(kind, generator):
+    """Log densities moved by 0.05 in bfloat16, and sampling a convex potential flow failed."""
+    flow = kind(2, 1).eval().requires_grad_(False)
+    x, y = torch.randn(20, 1, generator=generator), torch.randn(20, 2, generator=generator)
+    expected = flow(x).log_prob(y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.randn(9, 9) @ torch.randn(9, 9)).dtype == torch.bfloat16  # control: it is on
+        torch.testing.assert_close(flow(x).log_prob(y), expected)
+        assert torch.isfinite(flow(x).sample()).all()

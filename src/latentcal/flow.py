@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
@@ -18,6 +19,8 @@ from .numerics import Float64Module, as_tensor, to_tensor
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
 _MOMENT_CHUNK = 1 << 22  # numbers held at a time
+_MODES: dict[nn.Module, list[int]] = {}  # modules in use: by how many, and the mode that they come from
+_MODES_LOCK = threading.Lock()
 
 
 class ConditionalFlow(nn.Module):
@@ -159,19 +162,23 @@ class FlowDistribution(Distribution):
     def latent(self, y: Tensor) -> Tensor:
         """Float64 latent of y, (..., d) -> (..., d)."""
         y = self._accept(to_tensor(y, "y"))
-        z = self.flow.latent(y, self._context)
+        with full_precision(self.flow):
+            z = self.flow.latent(y, self._context)
         self._norm_of(z, y)  # raises where it is not a number
         return z.to(torch.float64)
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""
         y = self._accept(to_tensor(y, "y"))
-        return self._norm_of(self.flow.latent(y, self._context), y)
+        with full_precision(self.flow):
+            z = self.flow.latent(y, self._context)
+        return self._norm_of(z, y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
         y = self._accept(to_tensor(y, "y"))
-        z, log_abs_det = self.flow.encode(y, self._context)
+        with full_precision(self.flow):
+            z, log_abs_det = self.flow.encode(y, self._context)
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
             raise ValueError(
@@ -243,7 +250,8 @@ class FlowDistribution(Distribution):
             floating = self.x is not None and self.x.is_floating_point()
             dtype = self.x.dtype if floating else torch.get_default_dtype()  # type: ignore[union-attr]
         z = latent(tuple(shape[:-1]), generator, dtype).to(device)
-        y = self.flow.decode(z, self._context)
+        with full_precision(self.flow):
+            y = self.flow.decode(z, self._context)
         if y.shape != shape:
             raise ValueError(f"decode gave y of shape {tuple(y.shape)} for z {tuple(z.shape)}.")
         return y
@@ -372,14 +380,34 @@ def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def evaluation_mode(flow: nn.Module) -> Iterator[None]:
-    """Every module of the flow in evaluation mode inside the block, each back in its own mode afterwards."""
-    modes = [(module, module.training) for module in flow.modules()]
+    """Every module of the flow in evaluation mode inside the block, each back in its own mode afterwards.
+
+    Threads may use a flow at the same time: the last one to leave gives its modules their modes back.
+    """
+    modules = list(flow.modules())
+    with _MODES_LOCK:
+        for module in modules:
+            if module in _MODES:
+                _MODES[module][0] += 1
+            else:
+                _MODES[module] = [1, module.training]
+                module.training = False
     try:
-        flow.eval()
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        with _MODES_LOCK:
+            for module in modules:
+                _MODES[module][0] -= 1
+                if _MODES[module][0] == 0:
+                    module.training = bool(_MODES.pop(module)[1])
+
+
+@contextmanager
+def full_precision(flow: nn.Module) -> Iterator[None]:
+    """The flow's own dtype inside the block, whatever autocast is active around it."""
+    device = tensor_options(flow)[1]
+    with torch.autocast("cpu" if device is None else device.type, enabled=False):
+        yield
 
 
 @overload
