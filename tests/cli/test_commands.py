@@ -410,3 +410,21 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
         assert answer.code == 0, (line, answer.err)
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "regions.csv").exists()
+
+
+def test_text_that_a_spreadsheet_would_execute_is_made_harmless(tmp_path, model, new):
+    rows = list(csv.DictReader(new.read_text().splitlines()))
+    notes = ["=cmd|' /C calc'!A0", "+1+1", "-1.5", "@SUM(A1)", "plain", "-", "1e-3", ""]
+    data = tmp_path / "data.csv"
+    with data.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "note"])
+        writer.writeheader()
+        writer.writerows(row | {"note": note} for row, note in zip(rows, notes, strict=False))
+    for raw in ([], ["--raw"]):
+        answer = latentcal("predict", model, data, "--keep", "note", *raw)
+        assert answer.code == 0, answer.err
+        found = [row["note"] for row in csv.DictReader(answer.out.splitlines())]
+        harmless = [f"'{note}" if note[:1] in "=+@" and note else note for note in notes[: len(found)]]
+        harmless = ["'-" if note == "-" else note for note in harmless]
+        assert found == (notes[: len(found)] if raw else harmless)
+        assert len(found) >= 5

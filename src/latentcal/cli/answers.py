@@ -24,6 +24,7 @@ def stream(
     names: Sequence[str],
     *,
     keep: Sequence[str],
+    raw: bool,
     out: Path | None,
     as_json: bool,
     targets: bool = False,
@@ -39,6 +40,7 @@ def stream(
         answer: columns of answers for some rows, ``repeat`` lines each.
         names: of these columns.
         keep: columns of the file to copy.
+        raw: whether their text is copied as it is; see ``table_writer``.
         out: file to write; the standard output if None.
         as_json: JSON lines on the standard output; with a file, what was written.
         targets: whether targets are read, too.
@@ -49,7 +51,10 @@ def stream(
     if twice := sorted({name for name in names if ["row", *names].count(name) > 1}):
         raise click.ClickException(f"{twice} are names of targets and of other answers; fit with new names.")
     done = 0
-    with table_writer(out, as_json=as_json) as write, counting(what, printing=out is None) as advance:
+    with (
+        table_writer(out, as_json=as_json, raw=raw) as write,
+        counting(what, printing=out is None) as advance,
+    ):
         for rows in chunks(source, rules, targets=targets, keep=keep, size=size):
             if not len(rows.x):
                 continue

@@ -55,6 +55,9 @@ seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random choices."
 )
 keep = click.option("--keep", type=Names(), default="", help="Columns to copy from the file, such as an id.")
+raw = click.option(
+    "--raw", is_flag=True, help="Copy text as it is, also where a spreadsheet would take it for a formula."
+)
 out = click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -29,15 +29,17 @@ def json_text(value: Any, indent: int | None = 1) -> str:
 
 
 @contextmanager
-def table_writer(out: Path | None, *, as_json: bool = False) -> Iterator[Write]:
+def table_writer(out: Path | None, *, as_json: bool = False, raw: bool = False) -> Iterator[Write]:
     """A function that writes some rows after the other; the file appears when all are written.
 
     Args:
         out: file, whose ending tells the format: csv, JSON lines or parquet; the standard output if None.
         as_json: JSON lines instead of csv on the standard output.
+        raw: whether text in csv is left as it is. Else what a spreadsheet would execute as a formula gets an
+            apostrophe in front; numbers never do.
     """
     if out is None:
-        yield _JsonLines(sys.stdout) if as_json else _Csv(sys.stdout)
+        yield _JsonLines(sys.stdout) if as_json else _Csv(sys.stdout, raw)
         sys.stdout.flush()
         return
     if out.suffix not in ENDINGS and (out.is_file() or not out.exists()):
@@ -53,18 +55,20 @@ def table_writer(out: Path | None, *, as_json: bool = False) -> Iterator[Write]:
                 parquet.close()
             return
         with path.open("w", encoding="utf-8", newline="") as file:
-            yield _JsonLines(file) if out.suffix == ".jsonl" else _Csv(file)
+            yield _JsonLines(file) if out.suffix == ".jsonl" else _Csv(file, raw)
 
 
 class _Csv:
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, raw: bool) -> None:
         self._rows, self._named = csv.writer(file, lineterminator="\n"), False
+        self._text = str if raw else _harmless
 
     def __call__(self, table: Table) -> None:
         if not self._named:
-            self._rows.writerow(table)
+            self._rows.writerow(map(self._text, table))
             self._named = True
-        self._rows.writerows(zip(*(_texts(column) for column in table.values()), strict=True))
+        columns = (_texts(column, self._text) for column in table.values())
+        self._rows.writerows(zip(*columns, strict=True))
 
 
 class _JsonLines:
@@ -108,12 +112,23 @@ class _Parquet:
             self._writer.close()
 
 
-def _texts(column: Any) -> list[str]:
+def _harmless(text: str) -> str:
+    """Text that no spreadsheet executes; numbers are none, whatever they begin with."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return "'" + text
+    return text
+
+
+def _texts(column: Any, text: Callable[[str], str]) -> list[str]:
     values = np.asarray(column)
     if values.dtype.kind == "f":
         return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
     # What a kept column misses (None, NaN, NaT) stays an empty cell.
-    return ["" if value is None or value != value else str(value) for value in values.tolist()]
+    return ["" if value is None or value != value else text(str(value)) for value in values.tolist()]
 
 
 def _rounded(values: np.ndarray) -> np.ndarray | list[float]:

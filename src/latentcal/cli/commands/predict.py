@@ -29,6 +29,7 @@ from ..rows import Chunk, Source
     help="Points of each prediction; more are finer and slower.",
 )
 @options.keep
+@options.raw
 @options.out
 @options.as_json
 @options.rows
@@ -38,6 +39,7 @@ def command(
     quantiles: Sequence[float],
     draws: int,
     keep: Sequence[str],
+    raw: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -69,4 +71,4 @@ def command(
         columns = values.transpose(2, 0, 1).reshape(len(names), -1)
         return dict(zip(names, columns, strict=True))
 
-    stream("predicting", source, model.rules, answer, names, keep=keep, out=out, as_json=as_json)
+    stream("predicting", source, model.rules, answer, names, keep=keep, raw=raw, out=out, as_json=as_json)

@@ -28,6 +28,7 @@ _POINTS = 1 << 17  # decoded at a time
     help="Points behind each probability.",
 )
 @options.keep
+@options.raw
 @options.out
 @options.as_json
 @options.rows
@@ -37,6 +38,7 @@ def command(
     where: str,
     samples: str,
     keep: Sequence[str],
+    raw: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -75,6 +77,7 @@ def command(
         answer,
         ["probability", "error"],
         keep=keep,
+        raw=raw,
         out=out,
         as_json=as_json,
         size=min(CHUNK, 16 * together),

@@ -30,6 +30,7 @@ _VOLUME = 256  # points behind each volume
 @click.option("--volume", is_flag=True, help="Also the logarithm of each region's volume.")
 @click.option("--exact", is_flag=True, help="Search longer for the ends of the region (a hundred times).")
 @options.keep
+@options.raw
 @options.out
 @options.as_json
 @options.rows
@@ -41,6 +42,7 @@ def command(
     volume: bool,
     exact: bool,
     keep: Sequence[str],
+    raw: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -84,6 +86,7 @@ def command(
         answer,
         names,
         keep=keep,
+        raw=raw,
         out=out,
         as_json=as_json,
         targets=check,

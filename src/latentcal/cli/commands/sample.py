@@ -20,6 +20,7 @@ _NUMBERS = 400_000  # drawn at a time
 @options.model
 @click.option("--draws", type=click.IntRange(min=1), default=100, show_default=True, help="Of each row.")
 @options.keep
+@options.raw
 @options.out
 @options.seed
 @options.as_json
@@ -29,6 +30,7 @@ def command(
     source: Source,
     draws: int,
     keep: Sequence[str],
+    raw: bool,
     out: Path | None,
     seed: int,
     as_json: bool,
@@ -63,6 +65,7 @@ def command(
         answer,
         ["draw", *model.targets],
         keep=keep,
+        raw=raw,
         out=out,
         as_json=as_json,
         repeat=draws,
