@@ -60,13 +60,13 @@ SETTINGS = {
     "processor avx512": Setting({"ATEN_CPU_CAPABILITY": "avx512"}),
     "lowest versions": Setting(versions="lowest", place="lowest"),
     "newest versions": Setting(versions="newest", place="newest"),
-    "four threads": Setting({"OMP_NUM_THREADS": "4"}),
-    "one thread, MKL compatible": Setting({"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}),
-    "one process": Setting(workers=0),
+    "four threads, four processes": Setting({"OMP_NUM_THREADS": "4"}, workers=4),
+    "one thread, MKL compatible, decimal commas": Setting(
+        {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE", "LC_ALL": "de_DE.UTF-8", "LOCPATH": str(LOCALE)}
+    ),
+    "one process, locale C, thirteen hours east": Setting({"LC_ALL": "C", "TZ": "EAST-13"}, workers=0),
     "unprivileged, read-only home": Setting({"HOME": str(READ_ONLY_HOME)}, prefix=UNPRIVILEGED),
     "space and umlaut in the path": Setting(place="Prüf stand"),
-    "locale C, thirteen hours east": Setting({"LC_ALL": "C", "TZ": "EAST-13"}),
-    "decimal commas, four processes": Setting({"LC_ALL": "de_DE.UTF-8", "LOCPATH": str(LOCALE)}, workers=4),
     "simulated rounding": Setting({"LATENTCAL_ROUNDING": "1"}),
 }
 
@@ -198,7 +198,7 @@ def write(rows: Mapping[str, Mapping[str, object]]) -> None:
 def line(row: Mapping[str, object]) -> str:
     """A row in words."""
     counts = ", ".join(f"{row[word]} {word}" for word in COLUMNS[2:6] if row.get(word) not in (None, ""))
-    return f"{row['setting']!s:<32}{row['result']!s:<12}{counts} (order {row['order']}, {row['commit']})"
+    return f"{row['setting']!s:<44}{row['result']!s:<12}{counts} (order {row['order']}, {row['commit']})"
 
 
 def main() -> None:
