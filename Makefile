@@ -1,5 +1,6 @@
 # Each target sets up what it needs in .venv; the second run is quick.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 INSTALLED := $(VENV)/.installed
@@ -40,26 +41,26 @@ bench: $(INSTALLED)
 
 # The site, in build/site. The variable keeps an announcement of the theme's makers off the terminal.
 docs: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Source archive and wheel, in dist; the wheel is tried in an environment of its own.
 dist: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) build twine
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	PYTHON=$(PYTHON) tools/check_dist.sh dist/*.whl
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 # The demo alone needs a fraction of what the tests need.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -e $(INSTALLED) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[plots]"
+	test -e $(INSTALLED) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e ".[plots]"
 	touch $@
 
 clean:

@@ -440,8 +440,12 @@ def test_threads_share_a_flow_in_evaluation_mode():
 def test_modes_are_given_back_one_by_one_and_after_an_error():
     flow = Dropping().train()
     flow.linear.eval()
-    with evaluation_mode(flow), pytest.raises(RuntimeError, match="on purpose"), evaluation_mode(flow):
-        raise RuntimeError("on purpose")
+    with evaluation_mode(flow):
+        with pytest.raises(RuntimeError, match="on purpose"), evaluation_mode(flow):
+            raise RuntimeError("on purpose")
+        flow.train()  # another thread goes on training
+        with evaluation_mode(flow):
+            assert not flow.dropout.training
     assert (flow.training, flow.dropout.training, flow.linear.training) == (True, True, False)
 
 

@@ -391,7 +391,7 @@ def evaluation_mode(flow: nn.Module) -> Iterator[None]:
                 _MODES[module][0] += 1
             else:
                 _MODES[module] = [1, module.training]
-                module.training = False
+            module.training = False
     try:
         yield
     finally:

@@ -7,16 +7,17 @@ other names are never touched.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
@@ -32,6 +33,7 @@ SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table":
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}
 _NUMBERS = re.compile(r"numbers-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.latentcal-[0-9a-f]{16}")
+_Result = TypeVar("_Result")
 _ABANDONED = 3600.0  # seconds; a model is written in a few
 _LARGEST_MANIFEST = 1 << 28  # bytes
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -48,7 +50,7 @@ def check_target(target: Path, sections: Mapping[str, Any]) -> None:
     if not target.is_dir():
         raise FileExistsError(f"{target} exists and is not a folder; choose another name.")
     if not (target / MANIFEST).exists():
-        if any(target.iterdir()):
+        if not all(_is_own(path.name) for path in target.iterdir()):  # our own are of a save that was killed
             raise FileExistsError(f"{target} exists and is not a saved model; choose another folder.")
         return
     try:
@@ -95,9 +97,10 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
             for folder in made:
                 folder.rmdir()
         raise
-    if before:
-        (target / before).unlink(missing_ok=True)
-    _tidy(target)
+    with suppress(OSError):  # the new model is there; what is left of the old one goes another time
+        if before:
+            (target / before).unlink(missing_ok=True)
+        _tidy(target)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ModelFileError(f"{file} is nested too deeply for a model.") from None
     if not unchanged:
         raise ModelFileError(f"{file} was changed after it was saved (checksum differs). Save again.")
-    if "model" not in document or not set(document) <= {*_FRAME, *SECTIONS}:
+    if not {"model", "version"} <= set(document) <= {*_FRAME, *SECTIONS}:
         raise ModelFileError(f"{file} has the entries {sorted(document)}; those of another program?")
     numbers = document.get("numbers")
     if (
@@ -132,7 +135,7 @@ def read_numbers(folder: Path) -> tuple[dict[str, Any], bytes]:
         document = read_manifest(folder)
         file = folder / document["numbers"]["file"]
         try:
-            content = file.read_bytes()
+            content = _patiently(file.read_bytes)
             break
         except FileNotFoundError:  # another process may have replaced the model between the two looks
             if file.name in looked_for:
@@ -167,7 +170,7 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)
+        _patiently(lambda: fresh.replace(path))
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
@@ -181,8 +184,21 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some network file systems have no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
+
+
+def _patiently(action: Callable[[], _Result]) -> _Result:
+    """Do what Windows forbids while another process has the file open, as soon as it allows it."""
+    for _ in range(100 if os.name == "nt" else 0):
+        try:
+            return action()
+        except PermissionError:
+            time.sleep(0.01)
+    return action()
 
 
 def _parse(folder: Path) -> dict[str, Any]:
@@ -191,7 +207,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _LARGEST_MANIFEST:
             raise ModelFileError(f"{file} has {file.stat().st_size:,} bytes, more than any model's.")
-        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        document = json.loads(_patiently(file.read_bytes).decode(), parse_constant=_no_constant)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
         raise ModelFileError(f"{folder} is not a saved model: {what}.") from None
@@ -224,10 +240,14 @@ def _tidy(folder: Path) -> None:
     """Remove what processes that were stopped have left; not what another may be writing."""
     kept = _numbers_of(folder)
     for path in folder.iterdir():
-        if path.name != kept and (_NUMBERS.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name)):
+        if path.name != kept and _is_own(path.name):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     path.unlink()
+
+
+def _is_own(name: str) -> bool:
+    return bool(_NUMBERS.fullmatch(name) or _UNFINISHED.fullmatch(name))
 
 
 def _make_folder(target: Path) -> list[Path]:

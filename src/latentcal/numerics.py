@@ -213,6 +213,8 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
         if values.is_complex() or (values.is_floating_point() and values.dtype.itemsize < 2):
             raise TypeError(f"{name} must be real numbers of at least 16 bits, got {values.dtype}.")
         return values.resolve_neg()
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.ma.filled(values.astype(np.float64), np.nan)
     try:
         array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     except ValueError as error:
@@ -226,7 +228,7 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
         raise TypeError(f"{name} must be real numbers, got an array of {array.dtype}.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64 if array.dtype.itemsize < 8 else np.float64)
-    if array.dtype.itemsize > 8:  # long double
+    if array.dtype.char == "g":  # long double
         array = array.astype(np.float64)
     # Native byte order, no negative strides, and memory that may be written to: what torch can take.
     plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))

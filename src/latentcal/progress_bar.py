@@ -21,7 +21,7 @@ class ProgressBar(tqdm):
     """
 
     def __init__(self, *args: Any, progress: bool, **options: Any) -> None:
-        self._lines = not on_terminal()
+        self._lines = progress and not on_terminal()
         self._shown = time.monotonic()
         super().__init__(*args, disable=not progress, **options)
 
@@ -36,7 +36,7 @@ class ProgressBar(tqdm):
         return False  # there is nothing to clear
 
     def close(self) -> None:
-        """End the bar, with its last state."""
+        """End the bar, with its last state where the last line is ten seconds old."""
         if self._lines and not self.disable:
             self.display()
             self.leave = False  # the line is ended already
@@ -45,4 +45,4 @@ class ProgressBar(tqdm):
 
 def on_terminal() -> bool:
     """Whether what is written to the error stream is seen as it comes."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())

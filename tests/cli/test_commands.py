@@ -428,3 +428,12 @@ def test_text_that_a_spreadsheet_would_execute_is_made_harmless(tmp_path, model,
         harmless = ["'-" if note == "-" else note for note in harmless]
         assert found == (notes[: len(found)] if raw else harmless)
         assert len(found) >= 5
+
+
+def test_an_empty_folder_can_be_filled(tmp_path, fitted, model, new):
+    """The check that it can be written to left it not empty: the model was lost after training."""
+    (tmp_path / "empty").mkdir()
+    data = fitted[0] / "households.csv"
+    answer = latentcal("recalibrate", model, data, "--out", tmp_path / "empty")
+    assert answer.code == 0, answer.err
+    assert latentcal("predict", tmp_path / "empty", new).code == 0

@@ -366,6 +366,16 @@ def test_a_forged_estimator_is_refused_in_one_line(tmp_path, name):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_an_estimator_whose_training_diverged_can_be_saved(tmp_path):
+    X, Y = linear_data(40)
+    est = quick().fit(X, Y)
+    est.training_log_.validation_loss.extend([float("nan"), float("inf")])
+    est.save(tmp_path / "model")
+    found = FlowRegressor.load(tmp_path / "model").training_log_.validation_loss
+    assert np.isnan(found[-2])
+    assert found[-1] == np.inf
+
+
 def test_a_flipped_bit_in_the_norms_is_noticed_and_a_flow_does_not_replace_an_estimator(tmp_path):
     """It moved the threshold of regions from 2.2 to 8.8 without a word."""
     X, Y = linear_data(40)

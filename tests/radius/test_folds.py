@@ -168,3 +168,11 @@ def test_tiny_weights_have_an_effective_size():
     assert effective_size(torch.tensor([1e-200, 1e-206, 1e-206], dtype=torch.float64)) == pytest.approx(
         1, rel=1e-4
     )
+
+
+def test_nodes_of_many_points_do_not_depend_on_their_order(generator):
+    t = cube_rooted(250_000, generator)
+    order = torch.randperm(len(t), generator=generator)
+    one, other = (FoldedRadii.of(part, torch.ones_like(t), max_nodes=100) for part in (t, t[order]))
+    torch.testing.assert_close(one.nodes, other.nodes, rtol=1e-9, atol=0)
+    torch.testing.assert_close(one.total, other.total)

@@ -81,8 +81,8 @@ def test_the_quadrature_notices_a_mode_between_its_nodes(generator):
     value, error, _ = probability(
         narrow, None, Box([-5.1, -5.0], [5.0, 5.2]), method="quadrature", generator=generator
     )
-    assert abs(value.item() - 1) > 0.1
-    assert error.item() > 0.1
+    assert abs(value.item() - 1) < 4 * error.item()
+    assert error.item() > 1e-3  # draws answer, where no grid is fine enough
 
 
 @pytest.mark.parametrize(

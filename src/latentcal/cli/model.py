@@ -88,23 +88,30 @@ def read_card(folder: Path) -> dict[str, Any]:
         document, numbers = read_numbers(folder)
     except ModelFileError as error:
         raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
-    card = document.get("table")
-    if not isinstance(card, dict) or "preprocessing" not in card or "written" not in card:
-        raise click.ClickException(
-            f"{folder} holds a model without the columns of a table. `latentcal fit` makes models with them."
-        )
+    card = _checked(document.get("table"), folder)
     size = len(numbers) + (folder / MANIFEST).stat().st_size
     return {"schema": document["schema"], "version": document["version"], "bytes": size, **card}
 
 
+def _checked(card: Any, folder: Path) -> dict[str, Any]:
+    if not isinstance(card, dict) or "preprocessing" not in card or "written" not in card:
+        raise click.ClickException(
+            f"{folder} holds a model without the columns of a table. `latentcal fit` makes models with them."
+        )
+    return card
+
+
 def load_model(folder: Path) -> Model:
     """The model in a folder; nothing in there is executed, weights are numbers only (safetensors)."""
-    card = read_card(folder)
     from ..estimator import FlowRegressor
+    from ..estimator.storage import read
 
     try:
-        rules = Preprocessing.from_dict(card["preprocessing"])
-        estimator = FlowRegressor.load(folder)
+        estimator, card = read(FlowRegressor, folder)
+    except ModelFileError as error:
+        raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
+    try:
+        rules = Preprocessing.from_dict(_checked(card, folder)["preprocessing"])
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if (estimator.n_features_in_, estimator.n_outputs_) != (len(rules.feature_names), len(rules.targets)):

@@ -44,8 +44,9 @@ def whole_file(target: Path) -> Iterator[Path]:
 @contextmanager
 def writable_folder(target: Path) -> Iterator[None]:
     """Raise before the work in the block where a folder cannot be written to, or made."""
-    target = target.resolve() if target.is_symlink() else target
-    with _beside(target, inside=target.is_dir()), _write_errors(target):
+    real = target.resolve() if target.is_symlink() else target
+    with _beside(real, inside=real.is_dir()) as probe, _write_errors(target):
+        probe.rmdir()  # that it could be made is all
         yield
 
 
@@ -99,7 +100,7 @@ def _write_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         name = "" if error.filename is None else str(error.filename)
-        own = not name or f".{target.name}-" in name or Path(name).is_relative_to(target)
+        own = not name or f".{target.name}-" in name or Path(name).is_relative_to(target.resolve())
         if isinstance(error, (BrokenPipeError, FileExistsError)) or not own:
             raise  # of another file, or with a reason of its own
         raise _failure(target, error) from error

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..flow import FlowDistribution, evaluation_mode, tensor_options
+from ..flow import FlowDistribution, evaluation_mode, full_precision, tensor_options
 from ..numerics import as_tensor as numbers
 from ..pit import draw
 
@@ -99,7 +99,8 @@ def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
     """The y of latent points z (m, n, d) or (m, 1, d), (m, n, d) for the rows of the prediction."""
     dtype, device = tensor_options(pred.flow)
     z = z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1])
-    return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+    with full_precision(pred.flow):
+        return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
 
 
 def as_tensor(values: Any) -> Tensor | None:

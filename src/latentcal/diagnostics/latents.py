@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..fingerprint import warn_of_reuse
-from ..flow import ConditionalFlow, evaluation_mode
+from ..flow import ConditionalFlow, evaluation_mode, full_precision
 from ..numerics import as_tensor
 from .history import recalibration_of
 
@@ -74,7 +74,8 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
         for i in range(0, len(y), size):
             pred = model(None if x is None else x[i : i + size])
             points = pred._accept(y[i : i + size])
-            z = model.latent(points, pred._context)
+            with full_precision(model):
+                z = model.latent(points, pred._context)
             norms = pred._norm_of(z, points)
             below, above = pred.base.radius.log_tails(norms)
             parts.append([part.cpu() for part in (z, norms, below.exp(), below - above)])

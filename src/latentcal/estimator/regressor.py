@@ -20,7 +20,7 @@ from ..conformal import LatentScore, Region
 from ..conformal.anomaly import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
-from ..flow import ConditionalFlow, Standardized
+from ..flow import ConditionalFlow, Standardized, full_precision
 from ..flows.ridge import fit_ridge
 from ..radius import RadiusLaw
 from ..recalibration import latent_norms, recalibrate
@@ -320,7 +320,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FlowRegressor:
         """Read what ``save`` wrote."""
-        return storage.read(cls, path)
+        return storage.read(cls, path)[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -385,5 +385,6 @@ class FlowRegressor(RegressorMixin, TableEstimator):
         for x in self._chunks(X, self.draws):
             base = self.model_.base.given(x)
             z = latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
-            parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
+            with full_precision(self.model_):
+                parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return self._answer(torch.cat(parts, dim=-2), X)

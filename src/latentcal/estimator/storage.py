@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,20 +65,20 @@ def write(
     """
     state = {name: getattr(estimator, name) for name in _STATE if hasattr(estimator, name)}
     document = {"parameters": estimator.get_params(deep=False), "state": state}
-    sections = {"estimator": json.loads(json.dumps(document, default=_plain))}
+    sections = {"estimator": _finite(json.loads(json.dumps(document, default=_plain)))}
     if table is not None:
         sections["table"] = dict(table)
     write_sections(estimator.model_, Path(path), sections, {_NORMS: estimator._norms})
 
 
-def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> FlowRegressor:
-    """The estimator that ``write`` wrote."""
+def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> tuple[FlowRegressor, dict[str, Any]]:
+    """The estimator that ``write`` wrote, and what is known of its table."""
     model, sections, tensors = read_sections(path)
     if "estimator" not in sections:
         raise ModelFileError(
             f"{path} holds a {type(model).__name__} and no estimator. latentcal.load reads it."
         )
-    parameters, state = _checked(kind, sections["estimator"], path)
+    parameters, state = _checked(kind, _any_float(sections["estimator"]), path)
     norms = tensors.get(_NORMS)
     if set(tensors) != {_NORMS} or norms is None or norms.dim() != 1 or norms.dtype != torch.float64:
         raise ModelFileError(f"{path} must have the norms of the calibration rows, and no other tensors.")
@@ -91,7 +92,7 @@ def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> FlowRegress
     estimator._norms, estimator.model_ = norms, model
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
     estimator.base_model_ = flow if made is None else flow.with_base(made.reference)
-    return estimator
+    return estimator, sections.get("table", {})
 
 
 def _checked(
@@ -110,6 +111,26 @@ def _checked(
     if wrong:
         raise ModelFileError(f"{path}: {wrong[0]} of the estimator is {str(state[wrong[0]])[:60]!r}.")
     return parameters, state
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON does not have, such as the loss of a diverged epoch, by their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return {name: _finite(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _any_float(value: Any) -> Any:
+    """The inverse of ``_finite``."""
+    if isinstance(value, list):
+        return [_any_float(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"float"} and value["float"] in ("nan", "inf", "-inf"):
+        return float(value["float"])
+    return {name: _any_float(item) for name, item in value.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -23,9 +23,7 @@ Record = dict[str, Any]
 DONE, FAILED = "done", "failed"
 
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows would turn the ends of lines into its own
-_LOCKED_BYTE = (
-    1 << 40
-)  # beyond the end of any file of records: on Windows nobody can read a byte that is locked
+_LOCKED_BYTE = (1 << 31) - 2  # beyond the records: Windows lets nobody read a byte that is locked
 
 
 class StoreWarning(UserWarning):

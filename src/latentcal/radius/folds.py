@@ -75,7 +75,7 @@ class FoldedRadii:
 
 
 def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: int = 0) -> Tensor:
-    """Fold 0, 1, ... of each row, (n, k) -> (n,); the folds are as equal as can be.
+    """Fold 0, 1, ... of each row, (n, k) -> (n,), with as equal numbers of distinct rows as can be.
 
     Folds are drawn at random for the sorted rows, so that another order of the rows changes nothing. (A hash
     of the numbers would do so too, but the last bit of one of them would change its fold.) Copies of a row
@@ -116,7 +116,8 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
         values, index = torch.unique(t, return_inverse=True)
         if values.numel() <= max_nodes:
             return index
-    quartiles = torch.quantile(t[:: max(1, t.numel() // 100_000)], t.new_tensor([0.25, 0.5, 0.75]))
+    part = torch.sort(t).values[:: max(1, t.numel() // 100_000)]
+    quartiles = torch.quantile(part, t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
     if spread == 0:  # one value, however many points
         return torch.zeros_like(t, dtype=torch.long)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
-from ..flow import FlowDistribution, tensor_options
+from ..flow import FlowDistribution, full_precision, tensor_options
 from ..norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from ..pit import draw
 from ..transport import radial_transport
@@ -111,7 +111,7 @@ def box_quadrature(
     share, deviation, spread = _witness(model, x, sides, generator)
     # Where even the finest grid would be wider than the prediction, refining it is in vain.
     within_reach = ((sides[1] - sides[0]) / _MOST_PANELS[dim] <= 2 * spread).all(-1)
-    error[~within_reach] = ((value - share).abs() + deviation)[~within_reach]
+    value[~within_reach], error[~within_reach] = share[~within_reach], deviation[~within_reach]
     active = within_reach.nonzero().reshape(-1)
     panels = 1
     while len(active) and panels <= _MOST_PANELS[dim]:
@@ -160,7 +160,7 @@ def _decoded(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
     if source is not None:
         z = radial_transport(source, pred.base)(z)
     dtype, device = tensor_options(pred.flow)
-    with torch.no_grad():
+    with torch.no_grad(), full_precision(pred.flow):
         return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
 
 
