@@ -106,7 +106,7 @@ def test_the_units_of_y_do_not_matter(name, rows, flow):
     model = recalibrated(name, flow, x, y)
     moved = recalibrated(name, lc.Standardized(flow, shift, scale), x, y * scale + shift)
     found = moved(x).log_prob(y * scale + shift) + scale.log().sum()
-    torch.testing.assert_close(found, model(x).log_prob(y), rtol=0, atol=max(1e-4, 5 * TOLERANCE[name]))
+    torch.testing.assert_close(found, model(x).log_prob(y), rtol=0, atol=max(1e-4, 20 * TOLERANCE[name]))
 
 
 @each_fit

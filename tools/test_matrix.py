@@ -56,13 +56,14 @@ SETTINGS = {
     "processor default": Setting({"ATEN_CPU_CAPABILITY": "default"}),
     "processor avx2": Setting({"ATEN_CPU_CAPABILITY": "avx2"}),
     "processor avx512": Setting({"ATEN_CPU_CAPABILITY": "avx512"}),
-    "lowest versions": Setting(versions="lowest", place="lowest"),
+    "lowest versions, locale C": Setting({"LC_ALL": "C"}, versions="lowest", place="lowest"),
     "newest versions": Setting(versions="newest", place="newest"),
     "four threads, four processes": Setting({"OMP_NUM_THREADS": "4"}, workers=4),
-    "one thread, MKL compatible, decimal commas": Setting(
-        {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE", "LC_ALL": "de_DE.UTF-8", "LOCPATH": str(LOCALE)}
+    "one process and thread, MKL, decimal commas, east": Setting(
+        {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE", "TZ": "EAST-13"}
+        | {"LC_ALL": "de_DE.UTF-8", "LOCPATH": str(LOCALE)},
+        workers=0,
     ),
-    "one process, locale C, thirteen hours east": Setting({"LC_ALL": "C", "TZ": "EAST-13"}, workers=0),
     "unprivileged, read-only home": Setting({"HOME": str(READ_ONLY_HOME)}, prefix=UNPRIVILEGED),
     "space and umlaut in the path": Setting(place="Prüf stand"),
     "simulated rounding": Setting({"LATENTCAL_ROUNDING": "1"}),
@@ -198,7 +199,7 @@ def write(rows: Mapping[str, Mapping[str, object]]) -> None:
 def line(row: Mapping[str, object]) -> str:
     """A row in words."""
     counts = ", ".join(f"{row[word]} {word}" for word in COLUMNS[2:6] if row.get(word) not in (None, ""))
-    return f"{row['setting']!s:<44}{row['result']!s:<12}{counts} (order {row['order']}, {row['commit']})"
+    return f"{row['setting']!s:<52}{row['result']!s:<12}{counts} (order {row['order']}, {row['commit']})"
 
 
 def main() -> None:
@@ -217,7 +218,8 @@ def main() -> None:
     for order, name in enumerate(SETTINGS, start=1):
         done = name in rows and (rows[name]["commit"], rows[name]["result"]) == (commit, "passed")
         if name in arguments.only and not done:
-            rows[name] = measure(name, commit, order)
+            row = measure(name, commit, order)
+            rows = {**known(), name: row}  # another process may have added some
             write(rows)
         if name in rows:
             print(line(rows[name]), flush=True)
