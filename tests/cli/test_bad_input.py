@@ -17,6 +17,8 @@ pytest.importorskip("sklearn")
 
 from terminal import TARGETS, contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
 
+# The system says it in the language of the locale.
+NO_FOLDER, FULL = os.strerror(errno.ENOTDIR), os.strerror(errno.ENOSPC)
 FIT = ("--targets", TARGETS, "--drop", "household", "--flow", "linear-gaussian")
 
 
@@ -149,11 +151,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     (tmp_path / "file").write_text("mine")
     before = contents(tmp_path)
     for target in (tmp_path / "file" / "model", tmp_path / "file" / "deeper" / "model"):
-        refused(latentcal("fit", new, *FIT, "--out", target), f"Cannot write {target}: Not a directory")
-    refused(latentcal("predict", model, new, "--out", tmp_path / "file" / "a.csv"), "Not a directory")
+        refused(latentcal("fit", new, *FIT, "--out", target), f"Cannot write {target}: {NO_FOLDER}")
+    refused(latentcal("predict", model, new, "--out", tmp_path / "file" / "a.csv"), NO_FOLDER)
     refused(latentcal("fit", new, *FIT, "--out", tmp_path / "file"), "exists and is not a folder")
     page = tmp_path / "file" / "report.html"
-    refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model", "--html", page), "Not a directory")
+    refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model", "--html", page), NO_FOLDER)
     refused(latentcal("predict", model, new, "--out", tmp_path), "it is a folder")
     refused(latentcal("predict", model, new, "--out", tmp_path / "a.xls"), "has no known ending")
 
@@ -171,8 +173,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
 def test_a_folder_without_permission_is_refused(tmp_path, model, new):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    refused(latentcal("predict", model, new, "--out", closed / "a.csv"), "Permission denied")
-    refused(latentcal("fit", new, *FIT, "--out", closed / "model"), "Permission denied")
+    refused(latentcal("predict", model, new, "--out", closed / "a.csv"), os.strerror(errno.EACCES))
+    refused(latentcal("fit", new, *FIT, "--out", closed / "model"), os.strerror(errno.EACCES))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
@@ -185,7 +187,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, model, new, monkeypatch, name
     monkeypatch.setattr("latentcal.cli.whole.os.fsync", full)
     refused(
         latentcal("predict", model, new, "--out", tmp_path / name),
-        f"Cannot write {tmp_path / name}: No space left on device. Nothing was changed there.",
+        f"Cannot write {tmp_path / name}: {FULL}. Nothing was changed there.",
     )
     assert contents(tmp_path) == before
 
@@ -194,7 +196,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, model, new, monkeypatch, name
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_device_without_space_is_one_line(model, new):
     answer = latentcal("predict", model, new, "--out", "/dev/full")
-    refused(answer, "Cannot write /dev/full: No space left on device")
+    refused(answer, f"Cannot write /dev/full: {FULL}")
     shown = subprocess.run(
         f"{sys.executable} -m latentcal.cli predict {model} {new} > /dev/full",
         shell=True,
@@ -203,7 +205,7 @@ def test_a_device_without_space_is_one_line(model, new):
     )
     assert shown.returncode != 0
     assert shown.stderr.count("\n") == 1
-    assert "No space left on device" in shown.stderr
+    assert FULL in shown.stderr
 
 
 @pytest.mark.slow
