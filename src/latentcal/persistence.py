@@ -183,7 +183,10 @@ class _Reader:
         self._used: set[str] = set()
 
     def check(self, root: Any) -> None:
-        """Raise where a document is not one that ``_Writer`` makes; nothing is built."""
+        """Raise where a document is not one that ``_Writer`` makes.
+
+        Nothing is built but flows without memory, to compare their sizes with those of the file.
+        """
         self._check(root, Any, "model", 0)
         if absent := sorted(set(self._tensors) - self._used):
             raise ModelFileError(f"the tensor {absent[0]!r} belongs to nothing.")

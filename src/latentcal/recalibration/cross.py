@@ -68,7 +68,7 @@ def cross_calibrate(
         progress: show a progress bar.
 
     Returns:
-        The recalibrated flow, or a :class:`FlowEnsemble` of recalibrated flows .
+        The recalibrated flow, or a :class:`FlowEnsemble` of recalibrated flows.
     """
     if not callable(make_flow) or isinstance(make_flow, ConditionalFlow):
         raise TypeError("make_flow must be a function that trains: make_flow(x, y) -> flow.")
