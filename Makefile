@@ -35,9 +35,9 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/radius.py
-	$(BIN)/python benchmarks/flows.py
-	$(BIN)/python benchmarks/quasi_monte_carlo.py
+	$(BIN)/python -m studies.benchmarks.radius
+	$(BIN)/python -m studies.benchmarks.flows
+	$(BIN)/python -m studies.benchmarks.quasi_monte_carlo
 
 # The site, in build/site. The variable keeps an announcement of the theme's makers off the terminal.
 docs: $(INSTALLED)

@@ -50,7 +50,6 @@ LAYERS = [
     {"recalibration", "conformal", "regions"},
     {"persistence", "model_folder"},
     {"diagnostics", "estimator"},
-    {"experiments"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

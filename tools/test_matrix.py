@@ -4,8 +4,8 @@
 
 The last commit is cloned to build/matrix and tested there once for each setting, every time with its modules,
 and the tests within them, in an order of its own. A row for each setting goes to
-benchmarks/results/test_matrix.csv as soon as it is known; settings that passed at this commit are not run
-again.
+studies/benchmarks/results/test_matrix.csv as soon as it is known; settings that passed at this commit are
+not run again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "matrix"
-RESULTS = ROOT / "benchmarks" / "results" / "test_matrix.csv"
+RESULTS = ROOT / "studies" / "benchmarks" / "results" / "test_matrix.csv"
 COLUMNS = ("setting", "result", "passed", "failed", "skipped", "seconds", "order", "commit")
 LOCALE = FOLDER / "locale"
 READ_ONLY_HOME = FOLDER / "home"

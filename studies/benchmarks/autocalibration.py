@@ -1,7 +1,7 @@
 """Test NLL of autocalibrate beside plain recalibration, on real data with flows trained once.
 
-    LATENTCAL_DATA=... python benchmarks/trained_latents.py
-    python benchmarks/autocalibration.py
+    LATENTCAL_DATA=... python -m studies.benchmarks.trained_latents
+    python -m studies.benchmarks.autocalibration
 
 Each flow, data set and seed is a line of results/autocalibration.csv; runs that are there are skipped. What
 is recalibrated is the trained flow's latent: the flow's own log-det adds the same constant to all columns.
@@ -19,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from resumable import read, run_all
-from trained_latents import DATASETS, PATIENCE, path_of
 
 import latentcal as lc
 from latentcal.flows import LinearGaussianFlow
+
+from .resumable import read, run_all
+from .trained_latents import DATASETS, PATIENCE, path_of
 
 RESULTS = Path(__file__).parent / "results" / "autocalibration.csv"
 METHODS = ("base", "kde", "stacked", "auto")

@@ -1,6 +1,6 @@
 """Time of autocalibrate at n = 2,000, d = 6, p = 5 on one thread, beside one fit of the stacked law.
 
-    python benchmarks/autocalibration_cost.py
+    python -m studies.benchmarks.autocalibration_cost
 
 writes results/autocalibration_cost.json: medians of seconds on the clock and of the processor. They differ
 where the machine does something else as well. The flow is the identity, so its own time does not count.
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from simulated_truths import draw, identity
 
 import latentcal as lc
+
+from .simulated_truths import draw, identity
 
 RESULTS = Path(__file__).parent / "results" / "autocalibration_cost.json"
 N, DIM, GAUSSIAN_FEATURES = 2000, 6, 4  # and a label: p = 5
@@ -46,7 +47,7 @@ def main() -> None:
     # First calls load scipy and compute constants.
     lc.autocalibrate(flow, *draw("calibrated", 200, torch.Generator().manual_seed(1), DIM, GAUSSIAN_FEATURES))
     report: dict[str, object] = {
-        "command": "python benchmarks/autocalibration_cost.py",
+        "command": "python -m studies.benchmarks.autocalibration_cost",
         "threads": 1,
         "n": N,
         "d": DIM,

@@ -1,7 +1,7 @@
 """Test NLL of the base flows on real data, beside the published figures.
 
-    LATENTCAL_DATA=... python benchmarks/base_flows.py --flows "convex potential" --patience 60
-    LATENTCAL_DATA=... python benchmarks/base_flows.py
+    LATENTCAL_DATA=... python -m studies.benchmarks.base_flows --flows "convex potential" --patience 60
+    LATENTCAL_DATA=... python -m studies.benchmarks.base_flows
 
 65 % of the rows train, 20 % decide when to stop, 15 % test; learning rate 1e-3, batches of 1,024. Each run is
 a line of results/base_flows.csv, written when it is done; runs that are there already are skipped.
@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 
 import latentcal as lc
-from latentcal.data.splits import Split
+from latentcal.data import Split
 from latentcal.flows import (
     AutoregressiveFlow,
     ConvexPotentialFlow,
@@ -29,6 +28,9 @@ from latentcal.flows import (
     mean_nll,
     train_flow,
 )
+
+from ..tabular import load
+from .resumable import read, run_all
 
 MAX_EPOCHS = 5000  # an epoch of a small set is one step
 RESULTS = Path(__file__).parent / "results" / "base_flows.csv"
@@ -60,7 +62,7 @@ def trained(
     """A flow trained on one split of a data set, the split, and the losses."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    parts = lc.data.split(lc.data.load(dataset), seed)
+    parts = lc.data.split(load(dataset), seed)
     flow = FLOWS[name](parts.train.y.shape[1], parts.train.x.shape[1]).to(parts.train.y.dtype)
     log = train_flow(
         flow,

@@ -1,6 +1,6 @@
 """The story of docs/how_to/command_line.md, printed as a terminal shows it.
 
-    LATENTCAL_DATA=... python benchmarks/command_line.py
+    LATENTCAL_DATA=... python -m studies.benchmarks.command_line
 
 makes three tables of the set ``households`` in random order, in a temporary folder, and runs the commands.
 """

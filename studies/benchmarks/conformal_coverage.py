@@ -1,6 +1,6 @@
 """Coverage of conformal regions over many simulated calibration sets, for every score.
 
-    python benchmarks/conformal_coverage.py --repetitions 500
+    python -m studies.benchmarks.conformal_coverage --repetitions 500
 
 The data are heteroscedastic with heavy tails, the models are skewed and overconfident. A repetition draws n
 calibration rows, makes the region, and counts how many of 500 new rows it holds. Averaged over repetitions
@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from latentcal.base import standard_normal
-from latentcal.conformal import DCPScore, HPDScore, PCPScore, Region, conformal_region
-from latentcal.flow import ConditionalFlow
+from latentcal import ConditionalFlow, DCPScore, HPDScore, PCPScore, Region, conformal_region, standard_normal
 
 RESULTS = Path(__file__).parent / "results" / "conformal_coverage.csv"
 SIZES = (50, 500)

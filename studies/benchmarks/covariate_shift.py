@@ -1,6 +1,6 @@
 """Coverage of 90 % regions where the features shift between calibration and test, with and without weights.
 
-    python benchmarks/covariate_shift.py --repetitions 40
+    python -m studies.benchmarks.covariate_shift --repetitions 40
 
 A flow in two dimensions takes the scale of y for constant, but it is exp(0.5 x_0); x_0 moves by ``shift``
 standard deviations after calibration. The density ratio is known, or estimated from the features alone
@@ -17,11 +17,11 @@ import warnings
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 
+from latentcal import density_ratio, recalibrate
 from latentcal.flows import LinearGaussianFlow
-from latentcal.recalibration import recalibrate
-from latentcal.shift import density_ratio
+
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "covariate_shift.csv"
 SHIFTS, FEATURES, SIZES = (0.0, 0.5, 1.0, 1.5), (1, 8), (300, 2000)

@@ -1,6 +1,6 @@
 """Coverage over many simulated calibration sets, against what the finite-sample statements allow.
 
-    python benchmarks/coverage.py --calibrations 2000 --spline-calibrations 150
+    python -m studies.benchmarks.coverage --calibrations 2000 --spline-calibrations 150
 
 The norms follow 1.3 chi_2 and the model assumes chi_2. The set {F(l) <= level} of a fitted law has a coverage
 that is known exactly, F_true(F^-1(level)), so nothing is sampled but the calibration sets. Each cell (law, n)
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 
 import latentcal as lc
+
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "coverage.csv"
 SIZES = (19, 50, 200)

@@ -1,6 +1,6 @@
 """Which concrete to use for what: decisions from predicted probabilities, on the slump data.
 
-    LATENTCAL_DATA=... python benchmarks/decisions.py --splits 50
+    LATENTCAL_DATA=... python -m studies.benchmarks.decisions --splits 50
 
 A batch of ingredients may go to project A or B, which need its properties in a box, or be discarded. Every
 strategy takes the action of highest expected utility and is paid by what came out. The experiment is that of
@@ -19,12 +19,14 @@ import statistics
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 from torch import Tensor
 
 import latentcal as lc
+from latentcal import Box, Payoff, best_action
 from latentcal.flows import ConvexPotentialFlow, train_flow
-from latentcal.regions import Box, Payoff, best_action
+
+from ..tabular import load
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "decisions.csv"
 UTILITIES = {
@@ -56,7 +58,7 @@ def mean_utility(actions: list[str], y: Tensor) -> float:
 def run(seed: int) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    parts = lc.data.split(lc.data.load("slump"), seed)
+    parts = lc.data.split(load("slump"), seed)
     flow = ConvexPotentialFlow(3, parts.train.x.shape[1]).to(parts.train.y.dtype)
     train_flow(flow, *parts.train, validation=parts.validation, seed=seed)
     base = lc.Standardized(flow, **parts.flow_units).requires_grad_(False)

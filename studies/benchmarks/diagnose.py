@@ -1,7 +1,7 @@
 """False alarms of diagnose, how often it names a planted fault, and what it costs.
 
-    python benchmarks/diagnose.py                 # what is not there yet, then the page; 20 minutes in all
-    python benchmarks/diagnose.py --page          # the page alone, docs/results/diagnose.md
+    python -m studies.benchmarks.diagnose                 # what is missing, then the page; 20 minutes
+    python -m studies.benchmarks.diagnose --page          # the page alone, docs/results/diagnose.md
 
 Calibrated models are random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions, 500
 rows each. The faults are planted in a model of 3 outputs and 2 features, 2,000 rows each; the recalibrated
@@ -17,14 +17,13 @@ import time
 from pathlib import Path
 
 import torch
-from resumable import append, read, run_all
 from torch import Tensor
 
-from latentcal.base import RadialBase, laplace, standard_normal, student_t
-from latentcal.diagnostics import diagnose
+from latentcal import RadialBase, diagnose, laplace, recalibrate, standard_normal, student_t
 from latentcal.flows import LinearGaussianFlow
 from latentcal.metrics import binomial_interval
-from latentcal.recalibration import recalibrate
+
+from .resumable import append, read, run_all
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "diagnose.csv"
@@ -131,7 +130,7 @@ def page() -> str:
 `diagnose` promises that of models that are right at most 5 % get any finding. Figures by
 
 ```sh
-python benchmarks/diagnose.py
+python -m studies.benchmarks.diagnose
 ```
 
 ## False alarms

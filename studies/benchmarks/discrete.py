@@ -1,6 +1,6 @@
 """Test NLL of recalibration where outputs have atoms, with and without noise on them.
 
-    python benchmarks/discrete.py --processes 2
+    python -m studies.benchmarks.discrete --processes 2
 
 A cell is a data set, a flow, whether it was trained on dequantised outputs, and a seed: a line of
 results/discrete.csv, written when it is done; cells that are there already are skipped. "simulated" has a
@@ -18,13 +18,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 
 import latentcal as lc
-from latentcal.discrete import Dequantizer, atoms
+from latentcal import Dequantizer, GammaKDE, StackedRadius, atoms, recalibrate
 from latentcal.flows import AutoregressiveFlow, ConvexPotentialFlow, mean_nll, train_flow
-from latentcal.radius import GammaKDE, StackedRadius
-from latentcal.recalibration import recalibrate
+
+from ..tabular import load
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "discrete.csv"
 FLOWS = {
@@ -49,7 +49,7 @@ def run_cell(cell: tuple[str, str, str, int]) -> dict[str, object]:
     data, flow_name, trained_on, seed = cell
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    rows = simulated(seed) if data == "simulated" else lc.data.load(data)
+    rows = simulated(seed) if data == "simulated" else load(data)
     split = lc.data.split(rows, seed=seed, max_rows=6000, calibration=0.2)
     train, validation, calibration, test = split.train, split.validation, split.calibration, split.test
     dequantizer = Dequantizer.fit(train.y)

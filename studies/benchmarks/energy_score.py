@@ -1,7 +1,7 @@
 """How well likelihood and energy score tell a wrong spread from the right one, on the arc.
 
-    python benchmarks/energy_score.py --runs 10
-    python benchmarks/energy_score.py --runs 5000
+    python -m studies.benchmarks.energy_score --runs 10
+    python -m studies.benchmarks.energy_score --runs 5000
 
 Oracles know the law of the arc but for the deviation sigma across it. A run draws 1,000 test points, and for
 each 100 samples of every oracle, all from the same random numbers. Units are those of the standardised

@@ -1,6 +1,6 @@
 """Cost of convex potential flows and of training them, on one thread: medians, and ratios to plain code.
 
-    python benchmarks/flows.py
+    python -m studies.benchmarks.flows
 
 writes results/flows.json. A convex potential flow (16 features, 40 units, 2 layers), trained on a curved law,
 is timed beside a straightforward implementation on the same weights: the Hessian by autograd with d backward
@@ -254,7 +254,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report: dict[str, object] = {
-        "command": "python benchmarks/flows.py",
+        "command": "python -m studies.benchmarks.flows",
         "threads": 1,
         "torch": torch.__version__,
         "flow": {"features": FEATURES, "hidden": HIDDEN, "layers": LAYERS, "batch": BATCH},

@@ -1,6 +1,6 @@
 """Coverage of ``autocalibrate(guarantee=True)`` over many calibration sets, against its bound.
 
-    python benchmarks/guaranteed_coverage.py --repetitions 1000 --processes 2
+    python -m studies.benchmarks.guaranteed_coverage --repetitions 1000 --processes 2
 
 The model says N(0, I) in two dimensions; in truth y is correlated and has scale 1.3 exp(0.4 x_1). With a
 guarantee, the rung and its maps are learned from one half of the n rows and the law of the radius from the m
@@ -20,11 +20,12 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
-from simulated_truths import identity
 from torch import Tensor
 
 import latentcal as lc
+
+from .resumable import read, run_all
+from .simulated_truths import identity
 
 RESULTS = Path(__file__).parent / "results" / "guaranteed_coverage.csv"
 SIZES = (60, 300)

@@ -1,6 +1,6 @@
 """HDR-ECE and NLL of HDR recalibration on misspecified toys and real data, beside the published figures.
 
-    LATENTCAL_DATA=... python benchmarks/hdr.py --seeds 3
+    LATENTCAL_DATA=... python -m studies.benchmarks.hdr --seeds 3
 
 Toys are analytic models that are wrong on purpose (one is right), recalibrated on 2,000 points and tested on
 2,000. Real data follow the paper's protocol: 65 % of the rows train a convex potential flow, 20 % decide when
@@ -24,14 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from resumable import append, read
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal
 
 import latentcal as lc
+from latentcal import recalibrate_prerank
 from latentcal.data.toy import Toy, bimodal, heteroscedastic_linear
 from latentcal.flows import ConvexPotentialFlow, LinearGaussianFlow, train_flow
-from latentcal.recalibration.prerank import recalibrate_prerank
+
+from ..tabular import load
+from .resumable import append, read
 
 RESULTS = Path(__file__).parent / "results" / "hdr.csv"
 # Mean and standard error of BASE, HDR-R and LR in the tables of Dheur and Ben Taieb (2025).
@@ -76,7 +78,7 @@ def run(name: str, seed: int) -> dict[str, object]:
         model, toy = TOYS[name]
         calibration, (x, y) = toy.sample(TOY_ROWS, source), toy.sample(TOY_ROWS, source)
     else:
-        parts = lc.data.split(lc.data.load(name), seed)
+        parts = lc.data.split(load(name), seed)
         model = ConvexPotentialFlow(parts.train.y.shape[1], parts.train.x.shape[1], hidden=40, layers=2)
         train_flow(
             model,

@@ -1,6 +1,6 @@
 """Held-out negative log-likelihood of the latent norm under each calibration map, on norms of known law.
 
-    python benchmarks/held_out.py --repetitions 200 --spline-repetitions 50
+    python -m studies.benchmarks.held_out --repetitions 200 --spline-repetitions 50
 
 Each cell (law of the norms, dimension, number of calibration norms) is a line of results/held_out.csv,
 written when it is done; cells that are there already are skipped. The expectation over new norms is an exact
@@ -15,9 +15,8 @@ import math
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 
-from latentcal.radius import (
+from latentcal import (
     Chi,
     GammaKDE,
     RadiusLaw,
@@ -26,6 +25,8 @@ from latentcal.radius import (
     StackedRadius,
     StudentRadius,
 )
+
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "held_out.csv"
 DIMENSIONS = (2, 16)

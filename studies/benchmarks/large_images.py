@@ -1,6 +1,6 @@
 """Recalibration at d = 196,608 (256 x 256 in colour), from images to samples, in bounded memory; one thread.
 
-    python benchmarks/large_images.py
+    python -m studies.benchmarks.large_images
 
 writes results/large_images.json. An untrained, tiny TarFlow (patches of 16, 32 channels, 2 blocks of a layer)
 meets synthetic images: smooth fields of three classes with noise, made when they are asked for. Images pass
@@ -29,7 +29,8 @@ from torch.nn.functional import interpolate
 
 import latentcal as lc
 from latentcal.flows import TarFlow
-from latentcal.flows.image_training.source import generator_for
+
+from ..images.source import generator_for
 
 RESULTS = Path(__file__).parent / "results" / "large_images.json"
 SHAPE, CLASSES, BATCH = (3, 256, 256), 3, 8

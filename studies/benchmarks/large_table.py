@@ -1,6 +1,6 @@
 """Peak memory and time of every command on tables of 100,000 and 1,000,000 rows.
 
-    python benchmarks/large_table.py
+    python -m studies.benchmarks.large_table
 
 writes results/large_table.json. The tables are artificial households (7 features, 3 targets). Each command is
 a process of its own; its peak memory is what the operating system tells of it. A command that reads rows as
@@ -21,8 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from latentcal.cli.output import table_writer
-from latentcal.data.household_table import TARGETS, household_table
+import pandas as pd
+
+from latentcal.data.toy import HOUSEHOLD_TARGETS as TARGETS
+from latentcal.data.toy import household_table
 
 RESULTS = Path(__file__).parent / "results" / "large_table.json"
 SIZES = (100_000, 1_000_000)
@@ -35,9 +37,12 @@ def table(folder: Path, name: str, rows: int, first_seed: int = 0) -> Path:
     """A file of households, made some at a time where it is not there yet."""
     path = folder / f"{name}-{rows}.csv"
     if not path.exists():
-        with table_writer(path) as write:
-            for block in range(rows // BLOCK):
-                write(household_table(BLOCK, seed=first_seed + block))
+        unfinished = path.with_suffix(".part")
+        unfinished.unlink(missing_ok=True)
+        for block in range(rows // BLOCK):
+            part = pd.DataFrame(household_table(BLOCK, seed=first_seed + block))
+            part.to_csv(unfinished, mode="a", header=block == 0, index=False)
+        unfinished.rename(path)
     return path
 
 
@@ -100,7 +105,7 @@ def run(folder: Path, flow: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results |= {"command": "python benchmarks/large_table.py", "threads": 1, "where": WHERE}
+    results |= {"command": "python -m studies.benchmarks.large_table", "threads": 1, "where": WHERE}
     for rows in SIZES:
         size, todo = f"{rows:,} rows", commands(folder, flow, rows)
         results.setdefault("file MB", {})[size] = round(table(folder, "new", rows).stat().st_size / 1e6, 1)

@@ -1,6 +1,6 @@
 """How much less Sobol points scatter than draws: probabilities of boxes under a linear-Gaussian flow, d = 3.
 
-    python benchmarks/quasi_monte_carlo.py
+    python -m studies.benchmarks.quasi_monte_carlo
 
 The variance of N = 2^14 draws is p (1 - p) / N. "one rule" is the variance of a scrambled Sobol set of N
 points, "as used" that of N points shared out among 32 scramblings, whose spread gives the reported error.
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from latentcal import Box, probability
 from latentcal.flows import LinearGaussianFlow
-from latentcal.regions import Box, probability
-from latentcal.regions.integration import RANDOMIZATIONS
 
 RESULTS = Path(__file__).parent / "results" / "quasi_monte_carlo.json"
 POINTS, REPETITIONS, BOXES = 2**14, 4, 12
+RANDOMIZATIONS = 32  # that ``probability`` makes of its rule
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
         name: {"median": statistics.median(column), "least": min(column), "most": max(column)}
         for name, column in ratios.items()
     }
-    document = {"command": "python benchmarks/quasi_monte_carlo.py", "points": POINTS, "boxes": BOXES}
+    document = {"command": "python -m studies.benchmarks.quasi_monte_carlo", "points": POINTS, "boxes": BOXES}
     RESULTS.write_text(json.dumps({**document, "variance_ratio": summary}, indent=1) + "\n")
     print(RESULTS.read_text())
 

@@ -1,6 +1,6 @@
 """Time and memory of fitting and evaluating laws of the radius, on one thread; medians and ratios.
 
-    python benchmarks/radius.py
+    python -m studies.benchmarks.radius
 
 writes results/radius.json. "fit" is the time until the law exists, "table" the further time of its first
 evaluation; both are paid once.
@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 import latentcal as lc
-from latentcal.radius.gamma_kde import PAPER_GRID
 
 RESULTS = Path(__file__).parent / "results" / "radius.json"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -28,6 +27,7 @@ LAWS: dict[str, Callable[..., lc.RadiusLaw]] = {
     "GammaKDE": lc.GammaKDE.fit,
     "StackedRadius": lc.StackedRadius.fit,
 }
+PAPER_GRID = [10 ** (-5 + 10 * i / 99) for i in range(100)]  # rates of the paper's gamma kernels
 POINTS = 1_000_000
 DIM = 2
 
@@ -99,7 +99,11 @@ def main() -> None:
     points = norms(POINTS, seed=1)
     for fit in LAWS.values():  # first calls load scipy and compute constants
         fit(norms(100), reference=reference).cdf(torch.ones(1))
-    report: dict[str, object] = {"command": "python benchmarks/radius.py", "threads": 1, "points": POINTS}
+    report: dict[str, object] = {
+        "command": "python -m studies.benchmarks.radius",
+        "threads": 1,
+        "points": POINTS,
+    }
     columns = ("fit s", "table s", "log_prob", "sample", "transport", "fit MB")
     print(f"{'law':<14}{'n':>9}" + "".join(f"{column:>11}" for column in columns))
     for name, fit in LAWS.items():

@@ -1,6 +1,6 @@
 """How far the same calls with the same seeds lie apart on other processors and with other numbers of threads.
 
-    python benchmarks/reproducibility.py
+    python -m studies.benchmarks.reproducibility
 
 Each setting runs in a process of its own, the first one twice. Printed and written to
 benchmarks/results/reproducibility.csv: the largest difference to the first run, relative to 1 + |value|.

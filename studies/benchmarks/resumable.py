@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results"
+
 
 def read(path: Path) -> list[dict[str, str]]:
     """Results that are there already."""

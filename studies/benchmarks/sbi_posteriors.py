@@ -1,7 +1,7 @@
 """Posteriors of sbi before and after recalibration, on tasks whose truth is known.
 
-    python benchmarks/sbi_posteriors.py
-    python benchmarks/sbi_posteriors.py --estimators fmpe npse --seeds 1
+    python -m studies.benchmarks.sbi_posteriors
+    python -m studies.benchmarks.sbi_posteriors --estimators fmpe npse --seeds 1
 
 1,000 simulations: 500 train an estimator, 500 recalibrate it, by its latent norms ("radial") or by the ladder
 ("auto"); "all" is the same estimator trained on all 1,000 instead. Each cell (task, estimator, seed) gives
@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from resumable import append, read
 from sbi.diagnostics import run_sbc, run_tarp
 from sbi.diagnostics.sbc import check_uniformity_frequentist
 from sbi.inference import FMPE, NPE, NPSE
-from sbi_tasks import TASKS, Task
 
 import latentcal as lc
+
+from .resumable import append, read
+from .sbi_tasks import TASKS, Task
 
 RESULTS = Path(__file__).parent / "results" / "sbi_posteriors.csv"
 TRAIN, CALIBRATION, TEST, CHECKED, DRAWS = 500, 500, 2000, 300, 100

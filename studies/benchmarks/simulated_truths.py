@@ -1,7 +1,7 @@
 r"""Does autocalibrate find out what is wrong with a model, repair it, and leave a right one alone?
 
-    python benchmarks/simulated_truths.py
-    python benchmarks/simulated_truths.py --group-rows 400 --truths skewness "scale by x" groups \
+    python -m studies.benchmarks.simulated_truths
+    python -m studies.benchmarks.simulated_truths --group-rows 400 --truths skewness "scale by x" groups \
         --out benchmarks/results/simulated_truths_small_groups.csv
 
 The model says that y in four dimensions is N(0, I) at every x; the truth differs from it in one respect. x
@@ -39,12 +39,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from resumable import read, run_all
 from torch import Tensor
 
 import latentcal as lc
 from latentcal.diagnostics import group_calibration
 from latentcal.flows import LinearGaussianFlow
+
+from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "simulated_truths.csv"
 # The rungs that are right for a truth: the simplest one that can say it, then others that hold it too.

@@ -1,6 +1,6 @@
 """Sampling from a TarFlow with cached keys and values, beside recomputing all earlier patches; one thread.
 
-    python benchmarks/tarflow_sampling.py
+    python -m studies.benchmarks.tarflow_sampling
 
 writes results/tarflow_sampling.json. Both decode the same latents with the same weights and must give the
 same images. Recomputing sends the patches found so far through the transformer for every next one, which is

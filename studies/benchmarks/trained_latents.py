@@ -1,6 +1,6 @@
 """Latents of flows trained on real data, kept on disk so that recalibrations are compared without retraining.
 
-    LATENTCAL_DATA=... python benchmarks/trained_latents.py
+    LATENTCAL_DATA=... python -m studies.benchmarks.trained_latents
 
 65 % of the rows train, 20 % decide when to stop and are the calibration set, 15 % test. One compressed file
 for each flow, data set and seed, under ``$LATENTCAL_CACHE`` (``~/.cache/latentcal``); those that are there
@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from base_flows import trained
 
-from latentcal.flow import evaluation_mode
+from .base_flows import trained
 
 PATIENCE = {"convex potential": 60, "autoregressive": 30}
 DATASETS = (
@@ -40,8 +39,9 @@ def train(cell: tuple[str, str, int]) -> str:
     """Train one flow and write the latents of its calibration and test rows."""
     name, dataset, seed = cell
     flow, parts, log = trained(*cell, PATIENCE[name])
+    flow.eval()
     arrays = {}
-    with torch.no_grad(), evaluation_mode(flow):
+    with torch.no_grad():
         for part, (x, y) in (("calibration", parts.validation), ("test", parts.test)):
             z, log_abs_det = flow.encode(y, x)
             named = {"x": x, "y": y, "z": z, "log_det": log_abs_det}

@@ -1,16 +1,48 @@
-"""The experiment on images: latents encoded once, scores before and after, samples from the same latents."""
+"""The paper's experiment on images: data, training, latents encoded once, scores and samples."""
 
 from .encoded import EncodedImages, encode_images
-from .samples import PairedSamples, denoised, paired_samples
-from .scores import METHODS, image_records, recalibrated
+from .pixels import (
+    Compose,
+    GaussianNoise,
+    ImageFolder,
+    ImageSet,
+    RandomFlip,
+    UniformDequantization,
+    image_grid,
+    load_images,
+    read_image,
+    scale_pixels,
+    write_png,
+)
+from .recipe import ImageRecipe
+from .scores import METHODS, PairedSamples, denoise, image_records, paired_samples, recalibrate_encoded
+from .source import ImageSource
+from .state import CheckpointError, ImageTrainingLog
+from .training_loop import train_images
 
 __all__ = [
     "METHODS",
+    "CheckpointError",
+    "Compose",
     "EncodedImages",
+    "GaussianNoise",
+    "ImageFolder",
+    "ImageRecipe",
+    "ImageSet",
+    "ImageSource",
+    "ImageTrainingLog",
     "PairedSamples",
-    "denoised",
+    "RandomFlip",
+    "UniformDequantization",
+    "denoise",
     "encode_images",
+    "image_grid",
     "image_records",
+    "load_images",
     "paired_samples",
-    "recalibrated",
+    "read_image",
+    "recalibrate_encoded",
+    "scale_pixels",
+    "train_images",
+    "write_png",
 ]

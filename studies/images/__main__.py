@@ -1,17 +1,17 @@
 """TarFlow on images: trained here, recalibrated, scored with fresh noise; the paper's image experiment.
 
-    LATENTCAL_DATA=... python benchmarks/images.py --data mnist
-    LATENTCAL_DATA=... python benchmarks/images.py --data afhq
-    python benchmarks/images.py --data afhq256 --checkpoint afhq_model_8_768_8_8_0.07.pth \\
+    LATENTCAL_DATA=... python -m studies.images --data mnist
+    LATENTCAL_DATA=... python -m studies.images --data afhq
+    python -m studies.images --data afhq256 --checkpoint afhq_model_8_768_8_8_0.07.pth \\
         --images afhq/ --device cuda --batch-size 64
 
 The first two train a small flow (or go on where training was stopped), the last one takes the published
 weights and the folders ``train`` and ``test`` of full-size images. Then each of 20 evaluations draws new
-noise for the calibration and the test images and adds its lines to results/images.csv; what is there, or in
-the cache of latent norms, is not computed again. Calibration on ``train`` images is the paper's; ``held-out``
-ones were set aside before training. Samples before and after go to docs/images/images, the times of
-calibration to results/images_time.json, and the page docs/results/images.md is written by
-benchmarks/images_page.py.
+noise for the calibration and the test images and adds its lines to images.csv in the results of the
+benchmarks; what is there, or in the cache of latent norms, is not computed again. Calibration on ``train``
+images is the paper's; ``held-out`` ones were set aside before training. Samples before and after go to
+docs/images/images, the times of calibration to images_time.json, and the page docs/results/images.md is
+written by studies.images.image_pages.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from resumable import read
 from torch.nn.functional import interpolate, pad
 from torch.utils.data import Subset
 
 import latentcal as lc
-from latentcal.data import Compose, GaussianNoise, ImageFolder, RandomFlip, load_images
-from latentcal.data.remote import cache_folder
-from latentcal.experiments.images import denoised, encode_images, image_records, paired_samples, recalibrated
-from latentcal.flows import ImageRecipe, TarFlow, image_grid, train_images, write_png
-from latentcal.flows.image_training.source import ImageSource
+from latentcal.flows import TarFlow
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-PICTURES = ROOT / "docs" / "images" / "images"
+from ..benchmarks.resumable import RESULTS, read
+from ..storage import cache_folder
+from .encoded import encode_images
+from .pixels import Compose, GaussianNoise, ImageFolder, RandomFlip, image_grid, load_images, write_png
+from .recipe import ImageRecipe
+from .scores import denoise, image_records, paired_samples, recalibrate_encoded
+from .source import ImageSource
+from .training_loop import train_images
+
+PICTURES = Path(__file__).parents[2] / "docs" / "images" / "images"
 COLUMNS = 6  # samples of a class in a row
 
 
@@ -125,7 +127,7 @@ STUDIES = {
 }
 
 
-def trained(name: str, folder: Path, minutes: float | None) -> Prepared:
+def prepare_trained(name: str, folder: Path, minutes: float | None) -> Prepared:
     """The study's flow, trained to the end of its recipe, or of the time that it has over all calls."""
     study, images, test = STUDIES[name], load_images(name, "train"), load_images(name, "test")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -183,10 +185,10 @@ def trained(name: str, folder: Path, minutes: float | None) -> Prepared:
     )
 
 
-def published(checkpoint: Path, images: Path, held_out: int, device: str) -> Prepared:
+def prepare_published(checkpoint: Path, images: Path, held_out: int, device: str) -> Prepared:
     """The published flow on folders of images; ``held_out`` test images are for calibration, not scored."""
     flow = TarFlow.from_checkpoint(checkpoint).to(device)
-    size = flow.image_shape[1:]
+    size = flow.image_shape[1], flow.image_shape[2]
     train, test = (ImageFolder(images / part, size) for part in ("train", "test"))
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0)).tolist()
     calibration: dict[str, Any] = {"train": train}
@@ -239,11 +241,11 @@ def draw(name: str, prepared: Prepared, batch_size: int) -> None:
     flow, classes = prepared.flow, len(prepared.classes)
     first = next(iter(prepared.calibration.values()))
     encoded = encode_images(flow, first, transform=prepared.noise, seed=(0, 1), batch_size=batch_size)
-    model = recalibrated(flow, encoded)
+    model = recalibrate_encoded(flow, encoded)
     x = torch.arange(classes).repeat_interleave(COLUMNS)[:, None]
     pair = paired_samples(flow, model, x, len(x), torch.Generator().manual_seed(0))
     print("root mean square change of a sample:", float((pair.after - pair.before).square().mean().sqrt()))
-    clean = denoised(model, pair.after, x.to(pair.after.device), prepared.noise.std)
+    clean = denoise(model, pair.after, x.to(pair.after.device), prepared.noise.std)
     panels = [image_grid(y.reshape(-1, *flow.image_shape), columns=COLUMNS) for y in (*pair, clean)]
     side_by_side = torch.cat([pad(panel, (0, 6), value=255) for panel in panels], -1)[..., :-6]
     write_png(interpolate(side_by_side[None], scale_factor=2.0)[0], PICTURES / f"{name}.png")
@@ -291,10 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.data == "afhq256":
         if given.checkpoint is None or given.images is None:
             parser.error("afhq256 needs --checkpoint and --images.")
-        prepared = published(given.checkpoint, given.images, given.held_out, given.device)
+        prepared = prepare_published(given.checkpoint, given.images, given.held_out, given.device)
     else:
         folder = given.folder or cache_folder() / "image-training" / given.data
-        prepared = trained(given.data, folder, given.minutes)
+        prepared = prepare_trained(given.data, folder, given.minutes)
     evaluate(given.data, prepared, given.evaluations, given.batch_size, given.out)
     draw(given.data, prepared, given.batch_size)
     if given.data == "mnist" and given.hdr_images:

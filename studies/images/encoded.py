@@ -13,15 +13,14 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
+from tqdm import tqdm
 
-from ...data.images import ImageTransform
-from ...data.remote import cache_folder
-from ...flow import ConditionalFlow, evaluation_mode, tensor_options
-from ...flows import TarFlow
-from ...flows.image_training.source import ImageSource, generator_for
-from ...persistence import _arguments
-from ...progress_bar import ProgressBar
-from ..cache import write_entry
+from latentcal import ConditionalFlow
+from latentcal.flows import TarFlow
+
+from ..storage import cache_folder, write_entry
+from .pixels import ImageTransform
+from .source import ImageSource, evaluation_mode, generator_for, tensor_options
 
 _TENSORS, _FACTS = "encoded.safetensors", "facts.json"
 
@@ -102,7 +101,7 @@ def _encode(
     start = time.perf_counter()
     with (
         evaluation_mode(flow),
-        ProgressBar(total=len(images), desc="encoding", unit=" images", progress=progress) as bar,
+        tqdm(total=len(images), desc="encoding", unit=" images", disable=not progress) as bar,
     ):
         for rows in torch.arange(len(images)).split(batch_size):
             clean, label = images.take(rows)
@@ -130,7 +129,8 @@ def _key(
 ) -> str:
     """SHA-256 of everything that the numbers depend on; the last bits may depend on the machine, too."""
     # A transform without a repr of its own is another one in every process: encoded anew, never mistaken.
-    facts = [_arguments(flow), repr(transform), images.fingerprint(), list(seed), batch_size]
+    sizes = (flow.image_shape, flow.patch_size, flow.head_dim)  # the weights' shapes tell the others
+    facts = [sizes, repr(transform), images.fingerprint(), list(seed), batch_size]
     digest = hashlib.sha256(repr([type(flow).__name__, *facts]).encode())
     for name, tensor in sorted(flow.state_dict().items()):
         if not name.startswith("base."):

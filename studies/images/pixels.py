@@ -1,4 +1,4 @@
-"""Images as tensors in [-1, 1]: MNIST, AFHQ, and the noise that makes pixels continuous."""
+"""Images as tensors in [-1, 1]: MNIST, AFHQ, folders of one's own, noise, and grids as PNG files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import PIL.Image
+import PIL.ImageOps
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import Dataset
 
-from .registry import data_folder
+from ..storage import data_folder
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
 ImageTransform = Callable[[Tensor, "torch.Generator | None"], Tensor]
 
@@ -196,3 +203,104 @@ class Compose:
         for step in self.steps:
             images = step(images, generator)
         return images
+
+
+class ImageFolder(Dataset[tuple[Tensor, int]]):
+    """A folder of images of any size, read from disk one by one when asked for; sub-folders are classes.
+
+    Each image is shrunk or enlarged until it covers ``size`` and cropped to it around its centre. Item i is
+    the pair of an image (c, h, w), float32 in [-1, 1], and its class. Without sub-folders all is class 0.
+
+    Args:
+        folder: holds one folder a class, in which images may lie at any depth.
+        size: height and width of the result; one number for a square.
+        channels: 3 for colour, 1 for grey.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], size: int | tuple[int, int], channels: int = 3
+    ) -> None:
+        self.folder = Path(folder).expanduser()
+        self.size = (size, size) if isinstance(size, int) else (size[0], size[1])
+        self.channels = channels
+        if min(self.size) < 1:
+            raise ValueError(f"size must be at least 1, got {size}.")
+        if channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {channels}.")
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"There is no folder {self.folder}.")
+        found = {path.name: _image_paths(path) for path in sorted(self.folder.iterdir()) if path.is_dir()}
+        found = {name: paths for name, paths in found.items() if paths}
+        loose = [path for path in sorted(self.folder.iterdir()) if _is_image(path)]
+        if found and loose:
+            raise ValueError(
+                f"{self.folder} has images beside its class folders, for example {loose[0].name}, whose "
+                "class is not known. Move them into a class folder."
+            )
+        if not found and not loose:
+            raise FileNotFoundError(
+                f"{self.folder} holds no images ({', '.join(sorted(_SUFFIXES))}), nor do its sub-folders."
+            )
+        found = found or {self.folder.name: loose}
+        self.classes = tuple(found)
+        self.paths = [path for paths in found.values() for path in paths]
+        self.labels = torch.tensor([label for label, paths in enumerate(found.values()) for _ in paths])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return read_image(self.paths[index], self.size, self.channels), int(self.labels[index])
+
+
+def read_image(path: str | os.PathLike[str], size: tuple[int, int], channels: int = 3) -> Tensor:
+    """An image file as (c, h, w) float32 in [-1, 1], resized to cover (h, w) and cropped at its centre."""
+    height, width = size
+    try:
+        with PIL.Image.open(path) as opened:
+            upright = PIL.ImageOps.exif_transpose(opened)
+            image = upright.convert("RGB" if channels == 3 else "L")
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"The image {path} cannot be read ({error}). Repair or remove the file.") from error
+    fitted = PIL.ImageOps.fit(image, (width, height), method=PIL.Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(fitted, dtype=np.uint8)).reshape(height, width, channels)
+    return scale_pixels(pixels.permute(2, 0, 1).contiguous())
+
+
+def _image_paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if _is_image(path))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
+def image_grid(images: Tensor, columns: int, gap: int = 1) -> Tensor:
+    """Images (n, c, h, w) in [-1, 1] side by side, row after row, as bytes (c, H, W).
+
+    Values outside [-1, 1] are cut off; gaps and places without an image are black.
+    """
+    if images.dim() != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"A grid takes images (n, c, h, w) with c = 1 or 3, got {tuple(images.shape)}.")
+    if bool(torch.isnan(images).any()):
+        raise ValueError("A grid takes images without NaN; the flow that gave these has diverged.")
+    if columns < 1:
+        raise ValueError(f"columns must be at least 1, got {columns}.")
+    n, colours, height, width = images.shape
+    rows = -(-n // columns)
+    pixels = ((images.detach().cpu().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    pixels = pad(pixels, (0, gap, 0, gap))
+    empty = pixels.new_zeros(rows * columns - n, *pixels.shape[1:])
+    cells = torch.cat([pixels, empty]).reshape(rows, columns, colours, height + gap, width + gap)
+    grid = cells.permute(2, 0, 3, 1, 4).reshape(colours, rows * (height + gap), columns * (width + gap))
+    return grid[:, : grid.shape[1] - gap, : grid.shape[2] - gap]
+
+
+def write_png(pixels: Tensor, path: str | os.PathLike[str]) -> None:
+    """Write bytes (c, h, w) as a PNG file, which appears complete or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    array = pixels.permute(1, 2, 0).contiguous().numpy()
+    temporary = target.with_name(f".{target.name}.part")
+    PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(temporary, format="PNG")
+    os.replace(temporary, target)

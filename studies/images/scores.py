@@ -1,27 +1,29 @@
-"""Calibration error and bits per dimension of an image flow, before and after recalibration."""
+"""An image flow before and after recalibration: calibration error, bits per dimension, paired samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...data.images import ImageTransform
-from ...fingerprint import Fingerprint
-from ...flow import ConditionalFlow
-from ...flows import TarFlow
-from ...flows.image_training.source import ImageSource
-from ...metrics import bits_per_dim, calibration_error
-from ...radius.conditional import ConditionalRadius
-from ...radius.gamma_kde import GammaKDE
-from ...radius.law import RadiusLaw
-from ...radius.stacked import StackedRadius
-from ...recalibration.norms import recalibrate_norms
+from latentcal import (
+    ConditionalFlow,
+    ConditionalRadius,
+    GammaKDE,
+    RadiusLaw,
+    StackedRadius,
+    radial_transport,
+)
+from latentcal.flows import TarFlow
+from latentcal.metrics import bits_per_dim, calibration_error
+
 from .encoded import EncodedImages, encode_images
+from .pixels import ImageTransform
+from .source import ImageSource, evaluation_mode, tensor_options
 
 METHODS: dict[str, Callable[..., RadiusLaw]] = {
     "LR": StackedRadius.fit,
@@ -74,14 +76,15 @@ def image_records(
         yield from _scores(flow, tested, classes, about | {"calibration": "", "method": BASE})
         for name, own in zip(calibration, calibrated, strict=True):
             for method in METHODS:
-                model = recalibrated(flow, own, method)
+                model = recalibrate_encoded(flow, own, method)
                 yield from _scores(model, tested, classes, about | {"calibration": name, "method": method})
 
 
-def recalibrated(flow: TarFlow, images: EncodedImages, method: str = "LR") -> ConditionalFlow:
+def recalibrate_encoded(flow: TarFlow, images: EncodedImages, method: str = "LR") -> ConditionalFlow:
     """The flow with the law of the norms of encoded images, by one of ``METHODS``."""
     x = images.labels[:, None].to(torch.get_default_dtype())
-    return recalibrate_norms(flow, images.norms, x, Fingerprint(), fit=METHODS[method])
+    law = METHODS[method](images.norms, reference=flow.base.radius, x=x)
+    return flow.with_base(flow.base.with_radius(law))
 
 
 def _scores(
@@ -98,3 +101,47 @@ def _scores(
                 "l_ece": float(calibration_error(pit[own])),
                 "bpd": float(bits_per_dim(-log_prob[own].mean(), model.base.dim)),
             }
+
+
+class PairedSamples(NamedTuple):
+    """Samples (n, d) of a flow and of its recalibration; the latents of a pair have the same direction."""
+
+    before: Tensor
+    after: Tensor
+
+
+@torch.no_grad()
+def paired_samples(
+    flow: ConditionalFlow, model: ConditionalFlow, x: Tensor | None, n: int, generator: torch.Generator
+) -> PairedSamples:
+    """Samples of a flow from latents z, and of its recalibrated model from R(z).
+
+    Args:
+        flow: the flow.
+        model: the same maps with another law of the radius.
+        x: (n, p) features, or None.
+        n: number of samples.
+        generator: source of randomness.
+    """
+    z = flow.base.sample((n,), generator)
+    dtype, device = tensor_options(flow)
+    x = None if x is None else x.to(device)
+    transport = radial_transport(flow.base, model.base.given(x))
+    with evaluation_mode(flow):
+        before, after = (
+            flow.decode(latent.to(dtype=dtype, device=device), x) for latent in (z, transport(z))
+        )
+    return PairedSamples(before, after)
+
+
+def denoise(flow: ConditionalFlow, y: Tensor, x: Tensor | None, std: float) -> Tensor:
+    r"""The mean of clean images given noisy ones, (n, d) -> (n, d), for a flow that learned noisy images.
+
+    .. math:: \mathbb{E}[y - \varepsilon \mid y] = y + \sigma^2 \nabla_y \log f(y \mid x)
+
+    (Tweedie's formula), with :math:`\varepsilon \sim N(0, \sigma^2 I)` the noise of training.
+    """
+    with evaluation_mode(flow), torch.enable_grad():
+        y = y.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(flow(x).log_prob(y).sum(), y)
+    return (y + std**2 * slope).detach()

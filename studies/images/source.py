@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def generator_for(*key: int) -> torch.Generator:
@@ -47,7 +49,7 @@ class ImageSource:
             if not images.is_floating_point():
                 raise TypeError(
                     f"The {name} images must be floats in [-1, 1], got {images.dtype}. "
-                    "data.scale_pixels makes them of bytes."
+                    "scale_pixels makes them of bytes."
                 )
         if num_classes and (labels is not None or isinstance(images, Tensor)):
             if labels is None or len(labels) != len(images):
@@ -101,3 +103,20 @@ def rows_at(position: int, count: int, size: int, seed: int) -> Tensor:
         parts.append(order)
         position, count = position + len(order), count - len(order)
     return torch.cat(parts)
+
+
+@contextmanager
+def evaluation_mode(flow: nn.Module) -> Iterator[None]:
+    """The flow in evaluation mode inside the block, and as it was afterwards."""
+    training = flow.training
+    flow.eval()
+    try:
+        yield
+    finally:
+        flow.train(training)
+
+
+def tensor_options(flow: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device of a flow's weights."""
+    weight = next(flow.parameters())
+    return weight.dtype, weight.device

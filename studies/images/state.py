@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from .checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from .ema import MovingAverage
 from .recipe import ImageRecipe
+
+_FORMAT, _SCHEMA = "latentcal image training", 1
+_INDEX = "checkpoint.json"
+_ADVICE = "Remove the folder to start again, or name another one."
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: damaged, or of another training."""
 
 
 @dataclass
@@ -37,6 +49,48 @@ class ImageTrainingLog:
         return (
             f"{len(self.train_bpd)} steps in {self.seconds:.0f} s{train}{held_out}; stopped: {self.stopped}"
         )
+
+
+class MovingAverage:
+    r"""Exponential moving average of parameters, :math:`m \leftarrow \beta m + (1 - \beta) w`.
+
+    Args:
+        module: the model whose parameters are followed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.mean = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, decay: float) -> None:
+        """Take in the present weights."""
+        for name, weight in self.module.named_parameters():
+            self.mean[name].lerp_(weight, 1 - decay)
+
+    @torch.no_grad()
+    def load(self, mean: dict[str, Tensor]) -> None:
+        """Take over a saved average."""
+        for name, weight in self.mean.items():
+            weight.copy_(mean[name])
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Give the model the average as its weights."""
+        for name, weight in self.module.named_parameters():
+            weight.copy_(self.mean[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the average as its weights inside the block, its own again afterwards."""
+        own = {name: weight.detach().clone() for name, weight in self.module.named_parameters()}
+        self.apply()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, weight in self.module.named_parameters():
+                    weight.copy_(own[name])
 
 
 class TrainingState:
@@ -142,3 +196,57 @@ def _groups(flow: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+
+
+def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Replace the folder's checkpoint.
+
+    The tensors get a file of their own; the JSON that names it is moved into place last. A crash before that
+    leaves the earlier checkpoint in force, whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{step:08d}.safetensors"
+    content = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+    _replace(folder / name, content)
+    document = {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "tensors": name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        **facts,
+    }
+    _replace(folder / _INDEX, json.dumps(document, indent=1).encode())
+    for old in folder.glob("step-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and facts of the folder's checkpoint; None where it has none.
+
+    Raises:
+        CheckpointError: where it is damaged or was not written by ``write_checkpoint``.
+    """
+    index = folder / _INDEX
+    if not index.is_file():
+        return None
+    try:
+        facts = json.loads(index.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{index} is damaged ({error}). {_ADVICE}") from error
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT or facts.get("schema") != _SCHEMA:
+        raise CheckpointError(f"{index} is not a checkpoint that this version reads. {_ADVICE}")
+    path = folder / str(facts["tensors"])
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+        raise CheckpointError(f"{path} is missing or damaged (checksum differs). {_ADVICE}")
+    return load(content), facts
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

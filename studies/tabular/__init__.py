@@ -1,5 +1,6 @@
-"""The study on real data: a spec, a run, a record."""
+"""The paper's study on tables: a spec, a run, a record; its tables and figures beside the published ones."""
 
+from .datasets import DatasetEntry, download, find, list_datasets, load
 from .evaluate import evaluate
 from .methods import Calibrated, calibrate
 from .run import record_id, run, run_into, run_suite, waiting
@@ -13,14 +14,19 @@ __all__ = [
     "METHODS",
     "SUITES",
     "Calibrated",
+    "DatasetEntry",
     "Outcome",
     "RunSpec",
     "Store",
     "StoreWarning",
     "TrainedRun",
     "calibrate",
+    "download",
     "evaluate",
+    "find",
     "is_trained",
+    "list_datasets",
+    "load",
     "record_id",
     "run",
     "run_all",

@@ -7,7 +7,8 @@ from functools import cache
 
 import torch
 
-from ..metrics import ReliabilityCurve, reliability_curve
+from latentcal.metrics import ReliabilityCurve, reliability_curve
+
 from .cells import Cells
 from .comparisons import Verdict
 from .estimates import paired

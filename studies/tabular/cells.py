@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.registry import find
+from .datasets import find
 from .estimates import Estimate, estimate
 from .measures import measure
 from .methods import HDR

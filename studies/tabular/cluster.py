@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data import load
+from .datasets import load
 from .run import failures_of, run, waiting
 from .runner import Outcome, Progress
 from .spec import RunSpec
@@ -101,7 +101,7 @@ def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise ImportError("A cluster needs dask: pip install 'latentcal[experiments]'.") from error
+        raise ImportError("A cluster needs dask: pip install 'latentcal[studies]'.") from error
     if scheduler is not None:
         if ":" not in scheduler:
             raise ValueError(f"{scheduler!r} is no address of a scheduler; write tcp://host:8786.")

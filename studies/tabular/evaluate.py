@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..flow import evaluation_mode
-from ..metrics import calibration_error, empirical_coverage, energy_score
-from ..pit import latent_pit
-from ..recalibration import PrerankRecalibrated, nll_decomposition
+from latentcal import PrerankRecalibrated, latent_pit, nll_decomposition
+from latentcal.metrics import calibration_error, empirical_coverage, energy_score
+
 from .methods import Calibrated
 from .sampling import Draws, draws
 from .training import TrainedRun
@@ -55,7 +54,7 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
         FloatingPointError: a figure is not a number.
     """
     start = time.process_time()
-    with torch.no_grad(), evaluation_mode(run.flow), evaluation_mode(calibrated.model):
+    with torch.no_grad():
         if calibrated.prerank is None:
             figures = _of_latents(run, calibrated)
             figures |= (

@@ -13,29 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fingerprint import Fingerprint
-from ..flow import ConditionalFlow
-from ..flows import LinearGaussianFlow
-from ..radius import ConditionalRadius, GammaKDE, SplineRadius, StackedRadius
-from ..radius.guarantee import guarantee
-from ..radius.law import RadiusLaw, tied_share
-from ..recalibration import (
+from latentcal import (
     Aligned,
-    Alignment,
+    ConditionalFlow,
+    ConditionalRadius,
+    GammaKDE,
     PrerankRecalibrated,
+    RadiusLaw,
+    SplineRadius,
+    StackedRadius,
     autocalibrate,
     latent_norms,
     recalibrate,
     recalibrate_prerank,
 )
-from ..recalibration.align import LatentRows
-from ..recalibration.ladder import Rung, RungFitter
+from latentcal.flows import LinearGaussianFlow
+
 from .sampling import sampler
 from .training import TrainedRun
 
 HDR = "HDR-R"
 _ENCODED_AT_A_TIME = 4096
-_ALIGNED = Rung("aligned, radial", ("affine",), "stacked")
 
 Fit = Callable[[ConditionalFlow, Tensor, Tensor], ConditionalFlow]
 """A flow of latents, features (n, p) and latents (n, d) of the calibration rows -> the recalibrated flow."""
@@ -131,34 +129,11 @@ def _prerank(flow: ConditionalFlow, x: Tensor, y: Tensor, seed: int) -> PrerankR
         return recalibrate_prerank(copy.deepcopy(flow).double(), x, y, generator=source.manual_seed(seed))
 
 
-def _aligned(flow: ConditionalFlow, x: Tensor, z: Tensor) -> ConditionalFlow:
-    """The cloud of latents shifted and made round, then a stacked law of latents mapped out of fold."""
-    start = time.perf_counter()
-    context, base = x.to(z.dtype), flow.base
-    rows = LatentRows(z, context, torch.ones(len(z), dtype=torch.float64), Fingerprint.of(x, z))
-    fitted = RungFitter(rows, base, None, contiguous=False).fit(_ALIGNED)
-    model = Aligned(flow, fitted.map).with_base(base.with_radius(fitted.law))
-    with torch.no_grad():
-        bound = guarantee(fitted.law, base.norm_of(fitted.map(z, context)[0]))
-    model.recalibration = Alignment(
-        law=fitted.law,
-        reference=base,
-        n=len(z),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
-        fit_seconds=time.perf_counter() - start,
-        tied=tied_share(base.norm_of(z)),
-        fingerprint=rows.fingerprint,
-        maps=_ALIGNED.maps,
-    )
-    return model.eval()
-
-
 _FITS: dict[str, Fit] = {
     "LR-KDE": partial(_radial, fit=GammaKDE.fit),
     "LR-spline": partial(_radial, fit=SplineRadius.fit),
     "LR-stacked": partial(_radial, fit=StackedRadius.fit),
-    "LR-aligned": _aligned,
+    "LR-aligned": Aligned.fit,
     "LR-conditional": partial(_radial, fit=ConditionalRadius.fit),
     "auto": partial(autocalibrate, discrete="ignore"),
 }

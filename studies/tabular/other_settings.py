@@ -1,8 +1,8 @@
 """NLL of the study's base flows with one of their settings changed, to find what keeps it above print.
 
-    LATENTCAL_DATA=... python benchmarks/other_settings.py rate misspecified
-    LATENTCAL_DATA=... python benchmarks/other_settings.py rate maf flow-matching --datasets house
-    LATENTCAL_DATA=... python benchmarks/other_settings.py patience convex-potential --datasets wage births1
+    LATENTCAL_DATA=... python -m studies.tabular.other_settings rate misspecified
+    LATENTCAL_DATA=... python -m studies.tabular.other_settings rate maf flow-matching --datasets house
+    LATENTCAL_DATA=... python -m studies.tabular.other_settings patience convex-potential --datasets wage
 
 The study trains every flow with one size, one learning rate and one patience; the published flows were tuned
 on a grid. ``rate`` is its largest learning rate, 0.005 instead of 0.001; ``size`` its largest number of
@@ -18,16 +18,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from resumable import read, run_all
+from ..benchmarks import resumable
+from ..benchmarks.resumable import read, run_all
+from .run import run
+from .spec import RunSpec
+from .suites import suite
 
-from latentcal.experiments import RunSpec, run, suite
-
-RESULTS = Path(__file__).parent / "results" / "other_settings.csv"
+RESULTS = resumable.RESULTS / "other_settings.csv"
 DEPTH = {"convex-potential": {"layers": 5}, "maf": {"flows": 8}, "flow-matching": {"layers": 5}}
 SETTINGS = {"rate": "rate 0.005", "size": "deepest", "patience": "patience 300"}
 
 
-def changed(setting: str, spec: RunSpec) -> RunSpec:
+def change(setting: str, spec: RunSpec) -> RunSpec:
     """The same run, of the base alone, with one setting changed."""
     fields: dict[str, Any] = {**spec.to_dict(), "recalibrations": ["BASE"]}
     if setting == "patience":
@@ -64,7 +66,7 @@ def main() -> None:
         parser.error("flows that stop after two epochs know no patience")
     known = {(row["setting"], row["suite"], row["dataset"], int(row["seed"])) for row in read(RESULTS)}
     cells = [
-        (arguments.setting, name, changed(arguments.setting, spec))
+        (arguments.setting, name, change(arguments.setting, spec))
         for name in arguments.suites
         for spec in suite(name, range(arguments.seeds), datasets=arguments.datasets)
         if (arguments.setting, name, spec.dataset, spec.seed) not in known

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from other_settings import RESULTS as OTHER_SETTINGS
-from other_settings import SETTINGS
-from resumable import read
-
-from latentcal.experiments.bands import lower_where_base_leaves_band
-from latentcal.experiments.cells import Cells, short_name
-from latentcal.experiments.comparisons import (
+from ..benchmarks.resumable import read
+from .bands import lower_where_base_leaves_band
+from .cells import Cells, short_name
+from .comparisons import (
     SMALL,
     Verdict,
     against_published,
@@ -25,10 +22,12 @@ from latentcal.experiments.comparisons import (
     not_worse,
     ranks,
 )
-from latentcal.experiments.published import published
-from latentcal.experiments.spec import WEIGHTS
-from latentcal.experiments.tables import tables_of, written
-from latentcal.experiments.tables.times import times_table
+from .other_settings import RESULTS as OTHER_SETTINGS
+from .other_settings import SETTINGS
+from .published import published
+from .spec import WEIGHTS
+from .tables import tables_of, written
+from .tables.times import times_table
 
 Records = Sequence[dict[str, Any]]
 
@@ -61,8 +60,8 @@ ABOUT = {
 INTRODUCTION = """\
 The study of Dheur and Ben Taieb (NeurIPS 2025) on all of its data sets that are complete here, beside
 the published figures. This page and [its tables](tabular_study_tables.md) are written by
-`python benchmarks/tabular_study.py` from `benchmarks/results/tabular_study.jsonl.gz`, and the records there
-by
+`python -m studies.tabular.write_pages` from `studies/benchmarks/results/tabular_study.jsonl.gz`, and the
+records there by
 
 ```sh
 suites="misspecified convex-potential maf flow-matching"
@@ -70,12 +69,12 @@ small="slump edm atp7d sf1 oes97 atp1d jura oes10 enb wq sf2 scpf"
 large="ansur2 households scm20d rf1 air births1 births2 wage house bio blog_data calcofi taxi"
 radial="BASE LR-KDE LR-stacked"
 others="LR-spline LR-aligned LR-conditional auto"
-latentcal bench run $suites --seeds 5 --datasets $small
+python -m studies.tabular run $suites --seeds 5 --datasets $small
 # of the last four sets three seeds
-latentcal bench run $suites --seeds 5 --datasets $large --methods $radial $others --no-samples
-latentcal bench run $suites --seeds 1 --datasets $large --methods HDR-R --no-samples
-latentcal bench run $suites --seeds 1 --datasets $large --methods $radial auto  # in part, as tables say
-latentcal bench run convex-potential --weights last --seeds 5 --methods $radial --no-samples
+python -m studies.tabular run $suites --seeds 5 --datasets $large --methods $radial $others --no-samples
+python -m studies.tabular run $suites --seeds 1 --datasets $large --methods HDR-R --no-samples
+python -m studies.tabular run $suites --seeds 1 --datasets $large --methods $radial auto  # in part
+python -m studies.tabular run convex-potential --weights last --seeds 5 --methods $radial --no-samples
 ```
 """
 WHAT_IS_COMPARED = """\
@@ -108,9 +107,9 @@ error is itself uncertain by half, and of 25 sets with nothing but noise one wou
 """
 MISSES = """\
 **Why not.** BASE has one size, one learning rate (0.001) and one patience for all sets. Below are the
-exceptions of which other settings were tried (`python benchmarks/other_settings.py`): the largest learning
-rate of the published grids, their largest number of layers or transforms, and a patience of 300 epochs. In
-brackets: the change from the study's own runs on the same seeds, and how many these are.
+exceptions of which other settings were tried (`python -m studies.tabular.other_settings`): the largest
+learning rate of the published grids, their largest number of layers or transforms, and a patience of
+300 epochs. In brackets: the change from the study's own runs on the same seeds, and how many these are.
 """
 CAUSES = """\
 - *Learning rate*: flows that are stopped after two epochs are as good as it lets them be, and HO1 asks for a
@@ -178,7 +177,7 @@ def page_of_tables(found: Records) -> str:
     parts = [
         "# Tables of the tabular study\n",
         "What they are about, and what they show, is told on [another page](tabular_study.md). "
-        "`latentcal bench table` writes them as CSV, LaTeX and HTML, too.\n",
+        "`python -m studies.tabular table` writes them as CSV, LaTeX and HTML, too.\n",
     ]
     measures = ("nll", "l_ece", "hdr_ece", "energy_score")
     for cells in (Cells.of(found, name) for name in SUITES):

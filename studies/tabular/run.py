@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
-from ..data import load
+from latentcal import __version__
+
+from .datasets import load
 from .evaluate import NO_SAMPLES, SAMPLES, evaluate
 from .methods import calibrate
 from .runner import Outcome, Task, run_all

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..flow import ConditionalFlow
-from ..flows import FlowMatching
+from latentcal import ConditionalFlow
+from latentcal.flows import FlowMatching
+
 from .stepped import SteppedFlow
 from .training import TrainedRun
 

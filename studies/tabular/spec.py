@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .. import flows
-from ..data.registry import find
-from ..data.splits import FRACTIONS, check_fractions
-from ..flow import ConditionalFlow
+from latentcal import ConditionalFlow, flows
+
+from .datasets import find
 
 Weights = Literal["best", "last"]
 WEIGHTS: tuple[Weights, ...] = ("best", "last")
 Sizes = tuple[tuple[str, Any], ...]
 
+SPLIT = (0.65, 0.20, 0.15)  # train, validation and test, as published
 MAX_EPOCHS = 5000  # an epoch of a small set is one step
 PUBLISHED_PATIENCE = 30
 
@@ -79,7 +79,7 @@ class RunSpec:
     patience: int | None = None
     weights: Weights = "best"
     tuned: bool = False
-    split: tuple[float, float, float] = FRACTIONS
+    split: tuple[float, float, float] = SPLIT
     recalibrations: tuple[str, ...] = METHODS
 
     def __post_init__(self) -> None:
@@ -97,7 +97,8 @@ class RunSpec:
         options = _numbers_of(self.flow)
         if unknown := [name for name, _ in self.sizes if name not in (*options, "learning_rate")]:
             raise ValueError(f"{self.flow} has no {unknown}; it has {', '.join(options)} and learning_rate.")
-        check_fractions(self.split)
+        if len(self.split) != 3 or min(self.split) <= 0 or abs(sum(self.split) - 1) > 1e-6:
+            raise ValueError(f"split must be three positive shares that sum to 1, got {tuple(self.split)}.")
         set_once = object.__setattr__  # the way a frozen dataclass completes itself
         set_once(self, "dataset", _full_name(self.dataset))
         set_once(self, "split", tuple(self.split))
@@ -117,7 +118,7 @@ class RunSpec:
         """
         sizes = ["tuned"] if self.tuned else [f"{name}{value:g}" for name, value in self.sizes]
         ends = [f"epochs{self.max_epochs}", f"patience{self.patience}", f"seed{self.seed}"]
-        if self.split != FRACTIONS:
+        if self.split != SPLIT:
             ends.append("split" + "_".join(f"{share:g}" for share in self.split))
         return "-".join([self.dataset, self.flow, *sizes, *ends])
 

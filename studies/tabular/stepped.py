@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..flow import ConditionalFlow
-from ..flows import FlowMatching
+from latentcal import ConditionalFlow
+from latentcal.flows import FlowMatching
 
 STEPS = 12
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ..data import list_datasets
-from ..data.registry import FOLDER_VARIABLE, find
+from ..storage import FOLDER_VARIABLE
+from .datasets import find, list_datasets
 from .spec import RunSpec
 
 Suite = Callable[..., list[RunSpec]]
@@ -29,7 +29,7 @@ def study_sets() -> tuple[str, ...]:
     if not entries:
         raise FileNotFoundError(
             "None of the study's data sets is here. Set LATENTCAL_DATA to the folder that holds them; "
-            "latentcal.data.list() shows what is known."
+            "studies.tabular.list_datasets() shows what is known."
         )
     return tuple(entry.name for entry in sorted(entries, key=lambda entry: entry.shape[0]))
 

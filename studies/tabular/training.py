@@ -22,13 +22,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
-from .._version import __version__
-from ..data import Dataset, Split, load, split
-from ..data.remote import cache_folder
-from ..flow import ConditionalFlow
-from ..flows import TrainingLog, TrainingWarning, train_flow, tune_flow
-from ..flows.tuning import _seeded
-from .cache import write_entry
+from latentcal import ConditionalFlow, __version__
+from latentcal.data import Dataset, Split, split
+from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
+
+from ..storage import cache_folder, write_entry
+from .datasets import load
 from .spec import FLOWS, PUBLISHED_PATIENCE, WEIGHTS, RunSpec
 
 Load = Callable[[str], Dataset]
@@ -109,6 +108,14 @@ def trained(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> T
     if not folder.is_dir():
         _train(spec, parts, digest, folder)
     return _read(spec, parts, digest, folder)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Torch's own randomness from a seed inside the block, and as it was afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 @contextmanager

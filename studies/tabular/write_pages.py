@@ -1,10 +1,10 @@
 """The pages about the tabular study, from its records.
 
-    latentcal bench run misspecified convex-potential maf flow-matching --store FILE
-    latentcal bench run convex-potential --weights last --store FILE
-    python benchmarks/tabular_study.py --store FILE
+    python -m studies.tabular run misspecified convex-potential maf flow-matching --store FILE
+    python -m studies.tabular run convex-potential --weights last --store FILE
+    python -m studies.tabular.write_pages --store FILE
 
-The records are copied to results/tabular_study.jsonl.gz; without ``--store`` the
+The records are copied to studies/benchmarks/results/tabular_study.jsonl.gz; without ``--store`` the
 pages, docs/results/tabular_study.md and tabular_study_tables.md, and their figures are made from that copy.
 Figures that need trained flows are drawn anew where these lie in the cache, and stay as they are elsewhere.
 """
@@ -20,14 +20,14 @@ from typing import Any
 
 import matplotlib
 from PIL import Image
-from tabular_study_pages import IMAGES, SHOWN, SUITES, Records, main_page, page_of_tables
 
-from latentcal.experiments import Store
-from latentcal.experiments.cells import Cells
-from latentcal.experiments.figures import draw_figures
+from .cells import Cells
+from .figures import draw_figures
+from .pages import IMAGES, SHOWN, SUITES, Records, main_page, page_of_tables
+from .store import Store
 
-ROOT = Path(__file__).parent.parent
-COPY = ROOT / "benchmarks" / "results" / "tabular_study.jsonl.gz"
+ROOT = Path(__file__).parents[2]
+COPY = ROOT / "studies" / "benchmarks" / "results" / "tabular_study.jsonl.gz"
 PAGES = ROOT / "docs" / "results"
 COLOURS = 64  # of a picture; a third of the bytes
 

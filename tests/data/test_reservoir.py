@@ -7,8 +7,9 @@ import pytest
 
 import same
 from latentcal.data import load_csv
-from latentcal.data.household_table import TARGETS, household_table
 from latentcal.data.reservoir import Reservoir, sample_columns
+from latentcal.data.toy import HOUSEHOLD_TARGETS as TARGETS
+from latentcal.data.toy import household_table
 
 
 def kept(size, chunks, seed):

@@ -1,13 +1,9 @@
 """The user's own table: read with clear errors, and its rules learned on the training part of a split."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-import latentcal as lc
 import same
 from latentcal.data import Preprocessing, group_split, load_csv, split, time_split
 
@@ -251,18 +247,3 @@ def test_parquet_gives_what_csv_gives(data, tmp_path):
     assert same.copied(other.x, data.x)
     assert same.copied(other.y, data.y)
     assert other.preprocessing == data.preprocessing
-
-
-@pytest.mark.data
-@pytest.mark.skipif(
-    not os.environ.get("LATENTCAL_DATA"), reason="LATENTCAL_DATA names no folder with the real data"
-)
-@pytest.mark.parametrize("name", ["house", "bio", "households"])
-def test_a_real_set_as_ones_own_table_gives_what_load_gives(name):
-    entry = next(entry for entry in lc.data.list() if entry.name == name)
-    path = Path(os.environ["LATENTCAL_DATA"]) / entry.file
-    mine = load_csv(path, targets=entry.targets, drop=entry.drop)
-    paper = lc.data.load(name)
-    assert mine.feature_names == paper.feature_names
-    assert same.copied(mine.x, paper.x)
-    assert same.copied(mine.y, paper.y)

@@ -9,7 +9,7 @@ import latentcal as lc
 import same
 from latentcal.base import standard_normal
 from latentcal.flows import TarFlow
-from latentcal.flows.images_published import AFHQ_256, read_weights
+from latentcal.flows.tarflow import AFHQ_256, read_weights
 
 SMALL = {
     "image_shape": (2, 4, 6),

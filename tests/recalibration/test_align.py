@@ -231,3 +231,18 @@ def test_a_chain_of_no_maps_changes_nothing():
     x, y = wrong_data(10)
     flow = scaled_gaussian(2, 1.3)
     torch.testing.assert_close(Aligned(flow, Chain([]))(x).log_prob(y), flow(x).log_prob(y))
+
+
+def test_maps_and_law_are_learned_from_the_same_rows_and_hold_for_others():
+    flow, (x, y), other = scaled_gaussian(2, 1.0), wrong_data(), wrong_data(2000, seed=1)
+    model = Aligned.fit(flow, x, y)
+    assert isinstance(model.recalibration.law, StackedRadius)
+    assert str(model.recalibration) == "Aligned on 400 points: affine; law of the radius: StackedRadius"
+    radial = flow.with_base(
+        flow.base.with_radius(StackedRadius.fit(flow(x).latent_norm(y), reference=Chi(2)))
+    )
+    nll = [-each(other[0]).log_prob(other[1]).mean() for each in (flow, radial, model)]
+    assert nll[0] > nll[1] > nll[2] + 0.05
+    check_flow(model, x[:20], y[:20])
+    with pytest.raises(ValueError, match="maps must be among"):
+        Aligned.fit(flow, x, y, maps="round")

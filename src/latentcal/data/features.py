@@ -71,7 +71,7 @@ def choose(
 
 
 def reason_to_drop(column: Column) -> str:
-    """Why a column is no feature by the rules of ``load``; "" where it is one."""
+    """Why a column is no feature by the rules of ``Preprocessing``; "" where it is one."""
     if not len(column.values):
         return "no rows"
     missing, distinct = float(column.missing.mean()), len(column.levels)

@@ -40,8 +40,15 @@ class Encoded(NamedTuple):
 class Preprocessing:
     """Which columns of a table are features, and how each becomes numbers.
 
-    The rules are those of ``load``; one is added: columns that are constant where the rules are learned go,
-    since a model knows nothing about other values. The result does not depend on the order of the columns:
+    1. A feature is categorical if it holds text or booleans, is an integer column with at most 10 distinct
+       values, or has exactly 2 distinct values; else it is numerical.
+    2. Categorical features with more than 20 distinct values go.
+    3. Numerical features with fewer than 10 distinct values go.
+    4. Features with more than 20 % missing values go, then the rows that still miss a feature.
+    5. Columns that are constant where the rules are learned go: a model knows nothing about other values.
+    6. Text columns are one-hot encoded with all their levels; other categorical columns stay one column each.
+
+    The result does not depend on the order of the columns:
     features are sorted by name. Standardising is no part of it: ``split`` does that, and
     ``Standardized(flow, **split.flow_units)`` takes x as it comes from here.
 

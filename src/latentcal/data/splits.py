@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .dataset import MAX_ROWS, Dataset
 from .preprocessing import Preprocessing
-from .registry import MAX_ROWS
-from .tabular import Dataset
 from .user_table import TableDataset
 
 FRACTIONS = (0.65, 0.20, 0.15)  # of train, validation and test

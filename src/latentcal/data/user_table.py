@@ -1,4 +1,4 @@
-"""The user's own table: features by the rules of the paper's sets, learned anew for each split."""
+"""The user's own table: features by fixed rules, learned anew for each split."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .chunks import check_names, read_columns
 from .columns import Column, is_number
+from .dataset import FEWEST_ROWS, Dataset
 from .features import check_finite, complete_rows, matrix
 from .preprocessing import Preprocessing, missing_values, target_names
 from .reservoir import Sample, sample_columns
-from .tabular import FEWEST_ROWS, Dataset
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -65,7 +65,7 @@ def load_csv(
     max_rows: int | None = None,
     seed: int = 0,
 ) -> TableDataset:
-    """A csv or parquet file of your own as a data set, by the rules of ``load``.
+    """A csv or parquet file of your own as a data set, by the rules of :class:`Preprocessing`.
 
     Features are all other columns, sorted by name; which of them stay, and why another one goes, is in
     ``data.preprocessing``, which also makes features of new rows. Rows without all targets are left out, and

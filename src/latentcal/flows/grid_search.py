@@ -216,5 +216,5 @@ def import_optuna() -> Any:
         import optuna
         import pandas as pd  # noqa: F401  (for the table at the end: not only then should it be missed)
     except ImportError as error:
-        raise ImportError("Tuning needs optuna and pandas: pip install 'latentcal[tune]'.") from error
+        raise ImportError("Tuning needs optuna and pandas: pip install 'latentcal[studies]'.") from error
     return optuna

@@ -17,6 +17,7 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..numerics import outside_inference_mode
 from ..radius.folds import fold_numbers
+from ..radius.guarantee import guarantee
 from ..radius.law import as_float64, tied_share
 from ..radius.reference import Chi
 from .affine import cross_fit_affine
@@ -53,6 +54,50 @@ class Aligned(ConditionalFlow):
         super().__init__(flow.base)
         self.flow, self.map = flow, map
 
+    @classmethod
+    def fit(
+        cls,
+        flow: ConditionalFlow,
+        x: Any,
+        y: Any = None,
+        *,
+        maps: MapName | Sequence[MapName] = "affine",
+        batch_size: int | None = None,
+    ) -> ConditionalFlow:
+        """The flow with maps of its latent and a stacked law of the radius, both learned from the same rows.
+
+        The law learns from latents out of fold: each row is mapped by what the other rows taught. It is the
+        rung "aligned, radial" of ``autocalibrate``, without the comparison of rungs.
+
+        Args:
+            flow: the flow, with an unbounded base.
+            x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
+            y: (n, d) outputs.
+            maps: what to fit, one after the other, as in :func:`align`.
+            batch_size: points that the flow encodes at a time.
+        """
+        from .ladder import Rung, RungFitter  # which builds on this module
+
+        started = time.perf_counter()
+        names = (maps,) if isinstance(maps, str) else tuple(maps)
+        rows = _rows_for(flow, x, y, names, None, batch_size=batch_size)
+        fitted = RungFitter(rows, flow.base, None, contiguous=False).fit(Rung("aligned", names, "stacked"))
+        model = cls(flow, fitted.map).with_base(flow.base.with_radius(fitted.law))
+        with torch.no_grad():
+            bound = guarantee(fitted.law, flow.base.norm_of(fitted.map(rows.z, rows.x)[0]))
+        model.recalibration = Alignment(
+            law=fitted.law,
+            reference=flow.base,
+            n=len(rows),
+            lambda_=bound.lambda_,
+            epsilon=bound.epsilon,
+            fit_seconds=time.perf_counter() - started,
+            tied=tied_share(flow.base.norm_of(rows.z)),
+            fingerprint=rows.fingerprint,
+            maps=names,
+        )
+        return model
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(y, x)
         mapped, change = self.map(z, x)
@@ -77,7 +122,8 @@ class Alignment(Recalibration):
     maps: Sequence[str] = ()
 
     def __str__(self) -> str:
-        return f"Aligned on {self.n:,} points: {', '.join(self.maps)}; the law of the radius is unchanged"
+        law = "unchanged" if self.law is self.reference.radius else type(self.law).__name__
+        return f"Aligned on {self.n:,} points: {', '.join(self.maps)}; law of the radius: {law}"
 
 
 @outside_inference_mode
@@ -111,20 +157,7 @@ def align(
     """
     check_order(order)
     names = (maps,) if isinstance(maps, str) else tuple(maps)
-    if unknown := [name for name in names if name not in CROSS_FITS]:
-        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
-    gathered = gather(
-        flow,
-        x,
-        y,
-        statistic=FlowDistribution.latent,
-        jitter=None,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    rows = LatentRows.made(gathered, weights)
-    if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
-        raise ValueError(" ".join(reasons))
+    rows = _rows_for(flow, x, y, names, weights, batch_size=batch_size, progress=progress)
     fold = rows.folds(FOLDS, contiguous=order == "time")
     started = time.perf_counter()
     z, steps = rows.z, []
@@ -146,6 +179,27 @@ def align(
         maps=names,
     )
     return model
+
+
+def _rows_for(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any,
+    names: Sequence[str],
+    weights: Tensor | None,
+    *,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> LatentRows:
+    """The latents of rows, to which the named maps can be fitted."""
+    if unknown := [name for name in names if name not in CROSS_FITS]:
+        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
+    latent = FlowDistribution.latent
+    gathered = gather(flow, x, y, statistic=latent, jitter=None, batch_size=batch_size, progress=progress)
+    rows = LatentRows.made(gathered, weights)
+    if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
+        raise ValueError(" ".join(reasons))
+    return rows
 
 
 @dataclass(frozen=True)

@@ -159,5 +159,5 @@ def _import_dask() -> Any:
     try:
         import dask
     except ImportError as error:
-        raise ImportError("Partitions need dask: pip install 'latentcal[experiments]'.") from error
+        raise ImportError("Partitions need dask: pip install 'latentcal[dask]'.") from error
     return dask

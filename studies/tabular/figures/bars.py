@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...metrics import relative_score
-from ...plots.style import LINE, new_axes, tidy
+from latentcal.metrics import relative_score
+
 from ..bands import rows_of
 from ..cells import Cells, short_name
 from ..estimates import Estimate, paired
 from ..measures import measure
 from ..published import published
-from .canvas import METHOD_COLOURS
+from .canvas import LINE, METHOD_COLOURS, new_axes, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

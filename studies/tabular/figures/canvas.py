@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...plots.style import COLOURS, _pyplot
+import matplotlib.pyplot as plt
+
+from latentcal.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 _DOTS_PER_INCH = 150
+LINE = "#7A7A7A"
 _NARROWEST = 6.5  # inches, for a legend in one line
 
 METHOD_COLOURS = {
@@ -29,15 +32,24 @@ METHOD_COLOURS = {
 """One colour a method, the same in all figures."""
 
 
+def new_axes(ax: Axes | None) -> Axes:
+    """The given axes, or new ones."""
+    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1] if ax is None else ax
+
+
+def tidy(ax: Axes) -> None:
+    """Axes without a frame on top and right."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(length=3)
+
+
 def grid_of_axes(count: int, columns: int, width: float, height: float) -> list[Axes]:
     """New axes in rows of one figure, each of a size in inches, with room above for a legend."""
     if count < 1:
         raise ValueError("There is nothing to draw: no record fits.")
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = _pyplot().figure(
-        figsize=(max(columns * width, _NARROWEST), rows * height + 0.4), layout="constrained"
-    )
+    figure = plt.figure(figsize=(max(columns * width, _NARROWEST), rows * height + 0.4), layout="constrained")
     return [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
@@ -56,5 +68,5 @@ def save(axes: Axes | Sequence[Axes], folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{ending}" for ending in FORMATS]
     for path in paths:
         figure.savefig(path, dpi=_DOTS_PER_INCH)
-    _pyplot().close(figure)
+    plt.close(figure)
     return paths

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...plots import reliability_diagram
+from latentcal.plots import reliability_diagram
+
 from ..bands import curve_of, rows_of
 from ..cells import Cells, short_name
 from ..store import DONE, Record

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...plots.style import COLOURS, LINE, new_axes, tidy
-from ...radius.law import RadiusLaw
+from latentcal import RadiusLaw
+from latentcal.plots import COLOURS
+
 from ..cells import short_name
 from ..methods import calibrate
 from ..training import TrainedRun
-from .canvas import figure_of, grid_of_axes
+from .canvas import LINE, figure_of, grid_of_axes, new_axes, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

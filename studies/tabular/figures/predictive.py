@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, avg_pool2d
 
-from ...flow import ConditionalFlow
-from ...pit import latent_pit
-from ...plots import density_map
-from ...plots.style import COLOURS
+from latentcal import ConditionalFlow, latent_pit
+from latentcal.plots import COLOURS, density_map
+
 from ..cells import short_name
 from ..methods import attached, calibrate
 from ..sampling import sampler

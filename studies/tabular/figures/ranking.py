@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...plots.style import LINE, new_axes, tidy
 from ..cells import Cells
 from ..comparisons import ranks
 from ..measures import measure
-from .canvas import METHOD_COLOURS
+from .canvas import LINE, METHOD_COLOURS, new_axes, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

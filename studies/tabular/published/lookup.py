@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from ...data.registry import find
+from ..datasets import find
 
 BASE_MODELS = {
     "convex-potential": "convex_potential",

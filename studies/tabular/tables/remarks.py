@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...data.registry import find
 from ..cells import Cells, short_name
+from ..datasets import find
 from ..published import published_sets
 from ..spec import PUBLISHED_PATIENCE
 

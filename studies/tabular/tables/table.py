@@ -40,7 +40,7 @@ class Column:
 class Table:
     """Rows of cells under named columns, with what else has to be said.
 
-    ``str(table)`` is its text; :mod:`latentcal.experiments.tables` writes it as CSV, LaTeX and HTML.
+    ``str(table)`` is its text; :mod:`studies.tabular.tables` writes it as CSV, LaTeX and HTML.
     """
 
     title: str

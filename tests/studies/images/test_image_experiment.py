@@ -7,26 +7,26 @@ from PIL import Image
 
 import latentcal as lc
 import same
-from latentcal.data import Compose, GaussianNoise, ImageFolder, RandomFlip
-from latentcal.experiments.images import (
+from latentcal.flows import TarFlow
+from studies.images import (
     METHODS,
     EncodedImages,
-    denoised,
+    denoise,
     encode_images,
     image_records,
     paired_samples,
-    recalibrated,
+    recalibrate_encoded,
 )
-from latentcal.experiments.images import encoded as encoded_module
-from latentcal.experiments.images.tables import (
+from studies.images import encoded as encoded_module
+from studies.images.image_pages import (
     PUBLISHED,
     beside_published,
     classes_table,
     mean_of,
     scores_table,
 )
-from latentcal.flows import TarFlow
-from latentcal.flows.image_training.source import ImageSource
+from studies.images.pixels import Compose, GaussianNoise, ImageFolder, RandomFlip
+from studies.images.source import ImageSource
 
 SHAPE, NOISE = (1, 4, 4), GaussianNoise(0.1)
 
@@ -81,7 +81,7 @@ def test_encoded_images_are_the_norms_and_densities_of_the_flow(tmp_path):
 def test_images_are_encoded_once(tmp_path, fails_to_encode):
     flow, images = small_flow(), pictures(40, 1)
     first = encoding(flow, images, tmp_path)
-    model = recalibrated(flow, first)
+    model = recalibrate_encoded(flow, first)
     fails_to_encode()
     again = encoding(flow, images, tmp_path)
     assert same.copied(first.norms, again.norms)
@@ -236,7 +236,7 @@ def test_scores_are_those_of_the_plain_functions(tmp_path):
 
 def test_pairs_of_samples_share_the_direction_and_not_the_radius(tmp_path, generator):
     flow = small_flow()
-    model = recalibrated(flow, encoding(flow, pictures(300, 1), tmp_path))
+    model = recalibrate_encoded(flow, encoding(flow, pictures(300, 1), tmp_path))
     x = torch.arange(2).repeat(100)[:, None]
     pair = paired_samples(flow, model, x, 200, generator)
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_denoising_a_gaussian_gives_its_posterior_mean(generator):
         torch.zeros(50, 1, dtype=torch.float64),
         torch.randn(50, 2, generator=generator, dtype=torch.float64),
     )
-    torch.testing.assert_close(denoised(flow, y, x, std), y * (spread / total) ** 2)
+    torch.testing.assert_close(denoise(flow, y, x, std), y * (spread / total) ** 2)
 
 
 # --- tables -------------------------------------------------------------------------------------------------

@@ -8,16 +8,14 @@ import torch
 from PIL import Image
 
 import same
-from latentcal.data.image_folder import ImageFolder
-from latentcal.data.images import Compose, GaussianNoise, RandomFlip
 from latentcal.flows import TarFlow, TrainingWarning, mean_nll
-from latentcal.flows.image_training import CheckpointError, ImageRecipe, image_grid, train_images, write_png
-from latentcal.flows.image_training import state as state_module
-from latentcal.flows.image_training import training as training_module
-from latentcal.flows.image_training.checkpoint import read_checkpoint, write_checkpoint
-from latentcal.flows.image_training.ema import MovingAverage
-from latentcal.flows.image_training.source import ImageSource, rows_at
 from latentcal.metrics import bits_per_dim
+from studies.images import CheckpointError, ImageRecipe, image_grid, train_images, write_png
+from studies.images import state as state_module
+from studies.images import training_loop as training_module
+from studies.images.pixels import Compose, GaussianNoise, ImageFolder, RandomFlip
+from studies.images.source import ImageSource, rows_at
+from studies.images.state import MovingAverage, read_checkpoint, write_checkpoint
 
 NOISE = Compose(RandomFlip(), GaussianNoise(0.1))
 RECIPE = {
@@ -289,17 +287,15 @@ def test_an_interrupt_between_two_weights_falls_back_to_the_last_checkpoint(
 
 
 def test_a_crash_while_writing_leaves_the_earlier_checkpoint_in_force(tmp_path, monkeypatch):
-    from latentcal.flows.image_training import checkpoint
-
     write_checkpoint(tmp_path, 1, {"a": torch.ones(2)}, {"note": "first"})
-    replace = checkpoint._replace
+    replace = state_module._replace
 
     def crash(path, content):
         if path.suffix == ".json":
             raise OSError("power cut")
         replace(path, content)
 
-    monkeypatch.setattr(checkpoint, "_replace", crash)
+    monkeypatch.setattr(state_module, "_replace", crash)
     with pytest.raises(OSError, match="power cut"):
         write_checkpoint(tmp_path, 2, {"a": torch.zeros(2)}, {"note": "second"})
     tensors, facts = read_checkpoint(tmp_path)

@@ -7,14 +7,15 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import same
-from latentcal.data import images as module
-from latentcal.data.image_folder import ImageFolder, read_image
-from latentcal.data.images import (
+from studies.images import pixels as module
+from studies.images.pixels import (
     Compose,
     GaussianNoise,
+    ImageFolder,
     RandomFlip,
     UniformDequantization,
     load_images,
+    read_image,
     scale_pixels,
 )
 

@@ -7,9 +7,9 @@ from types import ModuleType
 
 
 def module_alone(name: str) -> ModuleType:
-    """A module of ``latentcal.experiments``, without importing torch."""
-    folder = Path(importlib.util.find_spec("latentcal").origin).parent / "experiments"
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    """A module of ``studies``, by its path without ending, without importing torch."""
+    folder = Path(__file__).parents[3] / "studies"
+    spec = importlib.util.spec_from_file_location(Path(name).name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -18,7 +18,7 @@ def module_alone(name: str) -> ModuleType:
 def append_many(path, worker, count, together):
     """Append records of a worker's own, and others that all workers have."""
 
-    class Dawdling(module_alone("store").Store):
+    class Dawdling(module_alone("tabular/store").Store):
         """Between looking and writing there is time for others to come in, if they could."""
 
         def _write(self, content):
@@ -34,6 +34,6 @@ def append_many(path, worker, count, together):
 
 def append_forever(path):
     """Append until the process is killed."""
-    store = module_alone("store").Store(path)
+    store = module_alone("tabular/store").Store(path)
     for i in range(10**6):
         store.append([{"id": str(i), "status": "done", "text": "x" * 5000}])

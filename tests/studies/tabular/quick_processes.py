@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from latentcal.experiments import runner
+from studies.tabular import runner
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +14,7 @@ def copies():
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     # Optimisers of torch import torch._dynamo when the first one is made, which takes seconds, too.
-    multiprocessing.set_forkserver_preload(["latentcal.experiments", "torch._dynamo", "distributed"])
+    multiprocessing.set_forkserver_preload(["studies.tabular", "torch._dynamo", "distributed"])
     return multiprocessing.get_context("forkserver")
 
 

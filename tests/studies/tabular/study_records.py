@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from latentcal.experiments import record_id, suite
-from latentcal.experiments.cells import Cells
-from latentcal.experiments.evaluate import CURVE
-from latentcal.experiments.store import DONE, FAILED, Record
+from studies.tabular import record_id, suite
+from studies.tabular.cells import Cells
+from studies.tabular.evaluate import CURVE
+from studies.tabular.store import DONE, FAILED, Record
 
 
 def record(

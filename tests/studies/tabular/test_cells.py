@@ -5,9 +5,9 @@ import math
 import pytest
 from study_records import cells_of, record, records_of
 
-from latentcal.experiments import Store
-from latentcal.experiments.cells import Cells, short_name
-from latentcal.experiments.measures import MEASURES, measure
+from studies.tabular import Store
+from studies.tabular.cells import Cells, short_name
+from studies.tabular.measures import MEASURES, measure
 
 
 def test_data_sets_are_sorted_by_size_and_methods_as_in_tables():

@@ -12,8 +12,8 @@ from quick_processes import copies  # noqa: F401 (a fixture)
 from toy_study import load, real_task, slow_load, spec, without_times
 
 from alike import alike
-from latentcal.experiments import Store, record_id, run_suite
-from latentcal.experiments.cluster import run_on_cluster
+from studies.tabular import Store, record_id, run_suite
+from studies.tabular.cluster import run_on_cluster
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")

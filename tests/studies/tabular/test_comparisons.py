@@ -5,10 +5,10 @@ import math
 import pytest
 from study_records import cells_of, full_record, record
 
-from latentcal.experiments import METHODS
-from latentcal.experiments.bands import curve_of, leaves_band, lower_where_base_leaves_band
-from latentcal.experiments.cells import Cells
-from latentcal.experiments.comparisons import (
+from studies.tabular import METHODS
+from studies.tabular.bands import curve_of, leaves_band, lower_where_base_leaves_band
+from studies.tabular.cells import Cells
+from studies.tabular.comparisons import (
     Verdict,
     against_published,
     lower_mean,
@@ -17,8 +17,8 @@ from latentcal.experiments.comparisons import (
     not_worse,
     ranks,
 )
-from latentcal.experiments.evaluate import CURVE
-from latentcal.experiments.tables import claims, claims_table
+from studies.tabular.evaluate import CURVE
+from studies.tabular.tables import claims, claims_table
 
 
 def test_a_mean_is_judged_against_the_published_one():

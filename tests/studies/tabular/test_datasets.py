@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import latentcal as lc
 import same
-from latentcal.data import registry, tabular
-from latentcal.data.registry import DatasetEntry
+from latentcal.data import load_csv
+from studies.storage import data_folder
+from studies.tabular import DatasetEntry, datasets
 
 ROWS = 120
 GOOD = [f"{i}.5" for i in range(ROWS)]  # a numerical feature that stays
@@ -31,7 +31,7 @@ def dataset(tmp_path, columns, shape, targets=1, **rules):
     with gzip.open(tmp_path / "tiny.csv.gz", "wt") as file:
         file.write("\n".join(lines))
     entry = DatasetEntry("tiny", "TIN", "tiny.csv.gz", shape, targets, "none", "this test", **rules)
-    return tabular.load_entry(entry, tmp_path)
+    return datasets.load_entry(entry, tmp_path)
 
 
 def features(tmp_path, p, rows=ROWS, **columns):
@@ -164,7 +164,7 @@ def test_nominal_numbers_of_an_arff_file_are_text(tmp_path):
     text += "".join(f"{1 + i % 2}, {i}, {i}\n" for i in range(ROWS))
     (tmp_path / "tiny.arff.gz").write_bytes(gzip.compress(text.encode()))
     entry = DatasetEntry("tiny", "", "tiny.arff.gz", (ROWS, 3, 1), 1, "none", "this test")
-    assert tabular.load_entry(entry, tmp_path).feature_names == ("a=1", "a=2", "b")
+    assert datasets.load_entry(entry, tmp_path).feature_names == ("a=1", "a=2", "b")
 
 
 @pytest.mark.parametrize(
@@ -217,19 +217,19 @@ TARGETS = {
 
 
 def test_all_but_four_of_the_papers_sets_must_be_in_the_folder():
-    comparable = {entry.name for entry in registry.ENTRIES if entry.comparable}
+    comparable = {entry.name for entry in datasets.ENTRIES if entry.comparable}
     assert len(comparable - MAY_BE_ABSENT) == 25
 
 
 @pytest.mark.data
 @needs_data
-@pytest.mark.parametrize("name", [entry.name for entry in registry.ENTRIES])
+@pytest.mark.parametrize("name", [entry.name for entry in datasets.ENTRIES])
 def test_a_real_set_has_the_size_of_the_papers_table(name):
-    entry = registry.find(name)
-    path = registry.data_folder() / entry.file
+    entry = datasets.find(name)
+    path = data_folder() / entry.file
     if name in MAY_BE_ABSENT and not path.is_file():
         pytest.skip(f"{path} is not there")
-    data = lc.data.load(name)
+    data = datasets.load(name)
     (n, p), d = data.x.shape, data.y.shape[1]
     assert (min(n, 50_000), p, d) == entry.shape
     assert len(data.y) == n
@@ -246,16 +246,29 @@ def test_a_real_set_has_the_size_of_the_papers_table(name):
 def test_real_values_equal_those_of_a_second_reader():
     """numpy and scipy read the same files; the rules are undone by hand."""
     arff = pytest.importorskip("scipy.io.arff")
-    folder = registry.data_folder()
+    folder = data_folder()
 
-    bio, raw = lc.data.load("bio"), np.loadtxt(folder / "feldman/bio.csv.gz", delimiter=",", skiprows=1)
+    bio, raw = datasets.load("bio"), np.loadtxt(folder / "feldman/bio.csv.gz", delimiter=",", skiprows=1)
     assert bio.feature_names == ("F1", "F2", "F3", "F4", "F5", "F6", "F8", "RMSD")
     assert same.copied(bio.x.numpy(), raw[:, [1, 2, 3, 4, 5, 6, 8, 0]].astype(np.float32))
     assert same.copied(bio.y.numpy(), raw[:, [7, 9]].astype(np.float32))
 
-    rf1 = lc.data.load("rf1")
+    rf1 = datasets.load("rf1")
     with gzip.open(folder / "mulan/rf1.arff.gz", "rt") as file:
         table, meta = arff.loadarff(file)
     raw = np.stack([table[name] for name in meta.names()], axis=1)
     raw = raw[~np.isnan(raw).any(1)].astype(np.float32)
     assert same.copied(torch.cat([rf1.x, rf1.y], dim=1).numpy(), raw)
+
+
+@pytest.mark.data
+@needs_data
+@pytest.mark.parametrize("name", ["house", "bio", "households"])
+def test_a_real_set_as_ones_own_table_gives_the_same_numbers(name):
+    entry = datasets.find(name)
+    path = data_folder() / entry.file
+    mine = load_csv(path, targets=entry.targets, drop=entry.drop)
+    paper = datasets.load(name)
+    assert mine.feature_names == paper.feature_names
+    assert same.copied(mine.x, paper.x)
+    assert same.copied(mine.y, paper.y)

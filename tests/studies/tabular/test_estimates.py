@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from latentcal.experiments.estimates import Estimate, as_good_as_best, estimate, joint_errors, paired
+from studies.tabular.estimates import Estimate, as_good_as_best, estimate, joint_errors, paired
 
 
 def test_the_standard_error_is_the_deviation_over_the_root_of_n():

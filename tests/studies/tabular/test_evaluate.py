@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from latentcal.data import split
-from latentcal.experiments import METHODS, RunSpec, TrainedRun, calibrate, evaluate
-from latentcal.experiments.evaluate import CURVE, LEVELS, pooled_energy_score
-from latentcal.experiments.methods import Calibrated, latent_flow
-from latentcal.experiments.sampling import draws
-from latentcal.experiments.training import Latents
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import TrainingLog
 from latentcal.metrics import energy_score
+from studies.tabular import METHODS, RunSpec, TrainedRun, calibrate, evaluate
+from studies.tabular.evaluate import CURVE, LEVELS, pooled_energy_score
+from studies.tabular.methods import Calibrated, latent_flow
+from studies.tabular.sampling import draws
+from studies.tabular.training import Latents
 from toys import scaled_gaussian
 
 ROWS, DIM = 2400, 2
@@ -208,7 +208,7 @@ def test_a_figure_that_is_not_a_number_is_an_error(wide, monkeypatch):
 def test_figures_of_samples_rest_on_the_first_rows_and_the_nll_on_all(wide, monkeypatch):
     """60 of 360 rows: the NLL of HDR-R is the base's on all rows, and only the step from it on the first."""
     run, whole = wide
-    monkeypatch.setattr("latentcal.experiments.sampling.SAMPLED_ROWS", 60)
+    monkeypatch.setattr("studies.tabular.sampling.SAMPLED_ROWS", 60)
     for name in ("BASE", "LR-stacked", "HDR-R"):
         figures = evaluate(run, calibrate(name, run))
         assert figures["sampled_rows"] == 60 < whole[name]["sampled_rows"] == 360

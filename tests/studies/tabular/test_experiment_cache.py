@@ -4,8 +4,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from latentcal.data.remote import cache_folder
-from latentcal.experiments.cache import write_entry
+from studies.storage import cache_folder, write_entry
 
 FILES = {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
 
@@ -53,7 +52,7 @@ def test_killed_at_any_moment_an_entry_is_whole_or_not_there(tmp_path):
         from pathlib import Path
         sys.path.append(sys.argv[2])
         from alone import module_alone
-        cache = module_alone("cache")
+        cache = module_alone("storage")
 
         root, files = Path(sys.argv[1]), {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
         moment = 0

@@ -3,8 +3,8 @@ import torch
 from toy_study import load, spec
 
 import latentcal as lc
-from latentcal.experiments import METHODS, calibrate, trained
-from latentcal.experiments.methods import attached, latent_flow
+from studies.tabular import METHODS, calibrate, trained
+from studies.tabular.methods import attached, latent_flow
 
 LATENT = [name for name in METHODS if name != "HDR-R"]
 

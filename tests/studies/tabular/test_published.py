@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from latentcal.experiments import METHODS, SUITES
-from latentcal.experiments.estimates import Estimate, as_good_as_best
-from latentcal.experiments.published import (
+from studies.tabular import METHODS, SUITES
+from studies.tabular.estimates import Estimate, as_good_as_best
+from studies.tabular.published import (
     BASE_MODELS,
     PUBLISHED_AS,
     PublishedFigure,

@@ -7,8 +7,8 @@ import pytest
 from toy_study import load, real_task, spec, without_times
 
 from alike import alike
-from latentcal.experiments import METHODS, Store, record_id, run, run_into, run_suite, waiting
-from latentcal.experiments.run import failures_of
+from studies.tabular import METHODS, Store, record_id, run, run_into, run_suite, waiting
+from studies.tabular.run import failures_of
 
 module = sys.modules[run.__module__]  # the package has a function of the same name
 

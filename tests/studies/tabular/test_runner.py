@@ -13,7 +13,7 @@ from quick_processes import copies, quick_workers  # noqa: F401 (fixtures)
 from toy_study import failing_task, quick_task, real_task, spec
 
 from alike import alike
-from latentcal.experiments import Store, record_id, run_all, run_suite
+from studies.tabular import Store, record_id, run_all, run_suite
 
 HERE = Path(__file__).parent
 
@@ -101,9 +101,9 @@ def runner_script(folder: Path, task: str, seeds: int) -> subprocess.Popen:
         import sys
         from functools import partial
         from pathlib import Path
-        sys.path.insert(0, {str(HERE)!r})
+        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[2])!r}]
         from toy_study import quick_task, real_task, spec
-        from latentcal.experiments import run_suite
+        from studies.tabular import run_suite
 
         if __name__ == "__main__":
             folder = Path({str(folder)!r})

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from latentcal.experiments import METHODS, RunSpec
+from studies.tabular import METHODS, RunSpec
 
 
 @pytest.mark.parametrize(

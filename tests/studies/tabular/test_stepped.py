@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from latentcal.checks import check_flow
-from latentcal.experiments.sampling import sampler
-from latentcal.experiments.stepped import SteppedFlow
 from latentcal.flows import FlowMatching, LinearGaussianFlow, train_flow
+from studies.tabular.sampling import sampler
+from studies.tabular.stepped import SteppedFlow
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import time
 import pytest
 from alone import append_forever, append_many
 
-from latentcal.experiments import Store, StoreWarning
-from latentcal.experiments.store import DONE, FAILED
+from studies.tabular import Store, StoreWarning
+from studies.tabular.store import DONE, FAILED
 
 
 def record(name, status="done", **fields):

@@ -1,28 +1,26 @@
-"""``latentcal bench`` from the words of the command line to the files that it writes."""
+"""``python -m studies.tabular`` from the words of the command line to the files that it writes."""
 
 import subprocess
 import sys
 
 import pytest
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
-import click
-
-from latentcal.cli import main
-from latentcal.cli.lists import Datasets, Methods, Seeds, gathered
-from latentcal.experiments import METHODS, RunSpec, Store, record_id
-from latentcal.experiments.store import DONE, FAILED
+from studies.tabular import METHODS, RunSpec, Store, __main__, cluster, record_id
+from studies.tabular.__main__ import main, parse_seeds
+from studies.tabular.store import DONE, FAILED
 
 
-def latentcal(capsys, *words: str) -> tuple[int, str, str]:
+def study(capsys, *words: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a command."""
-    with pytest.raises(SystemExit) as end:
+    code = 0
+    try:
         main(list(words))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, str):  # which Python prints, and ends with 1
+            print(end.code, file=sys.stderr)
     printed = capsys.readouterr()
-    code = end.value.code
-    return (code if isinstance(code, int) else 1), printed.out, printed.err
+    return code, printed.out, printed.err
 
 
 @pytest.fixture(autouse=True)
@@ -59,70 +57,44 @@ def store(tmp_path):
 
 
 def test_seeds_are_a_number_a_list_or_a_range():
-    read = lambda text: Seeds().convert(text, None, None)  # noqa: E731
-    assert read("3") == (0, 1, 2)
-    assert read("0") == (0,)
-    assert read("0,1,5") == (0, 1, 5)
-    assert read("5-7") == (5, 6, 7)
-    assert read("3,") == (3,)
-    assert read("1,1,0-1") == (1, 0)
+    assert parse_seeds(["3"]) == (0, 1, 2)
+    assert parse_seeds(["0"]) == (0,)
+    assert parse_seeds(["0", "1", "5"]) == parse_seeds(["0,1,5"]) == (0, 1, 5)
+    assert parse_seeds(["5-7"]) == (5, 6, 7)
+    assert parse_seeds(["3,"]) == (3,)
+    assert parse_seeds(["1", "1", "0-1"]) == (1, 0)
     for wrong in ("a", "7-5", "1-2-3", ","):
-        with pytest.raises(click.BadParameter):
-            read(wrong)
-
-
-def test_data_sets_have_their_full_names():
-    assert Datasets().convert("SLU,enb,slump", None, None) == ("slump", "enb")
-    with pytest.raises(click.BadParameter, match="Did you mean 'slump'"):
-        Datasets().convert("slmp", None, None)
-
-
-def test_methods_are_named_in_any_case():
-    assert Methods().convert("base,LR-STACKED,base", None, None) == ("BASE", "LR-stacked")
-    with pytest.raises(click.BadParameter, match="There is no method 'LR'; choose of BASE, LR-KDE"):
-        Methods().convert("BASE,LR", None, None)
-    with pytest.raises(click.BadParameter, match="There is no method ','"):
-        Methods().convert(",", None, None)
-
-
-def test_words_of_a_list_are_gathered_wherever_they_stand():
-    kinds = {"--seeds": Seeds(), "--datasets": Datasets()}
-    line = ["maf", "--seeds", "0", "1", "--datasets", "slump", "ENB", "quick", "--store", "a b"]
-    expected = ["maf", "--seeds", "0,1", "--datasets", "slump,ENB", "quick", "--store", "a b"]
-    assert gathered(line, kinds) == expected
-    assert gathered(["--seeds=0", "1", "--out=x=y"], kinds) == ["--seeds", "0,1", "--out=x=y"]
-    assert gathered(["--seeds"], kinds) == ["--seeds"]
+        with pytest.raises(ValueError, match="no seed"):
+            parse_seeds([wrong])
 
 
 def test_a_table_is_printed_or_written(capsys, store, tmp_path):
-    code, out, _ = latentcal(capsys, "bench", "table", "convex-potential", "--store", str(store))
+    code, out, _ = study(capsys, "table", "convex-potential", "--store", str(store))
     assert code == 0
     assert "SLU slump" in out
     assert "3.00 ± 0.58" in out  # BASE: 2, 3, 4
     assert "ValueError: it went wrong (SLU HDR-R seed 0)" in " ".join(out.split())
     file = tmp_path / "new" / "t.tex"
     words = ("--metric", "paired", "--method", "auto", "--format", "latex", "--out", str(file))
-    code, out, _ = latentcal(capsys, "bench", "table", "convex-potential", "--store", str(store), *words)
+    code, out, _ = study(capsys, "table", "convex-potential", "--store", str(store), *words)
     assert (code, str(file) in out) == (0, True)
     assert file.read_text().startswith(r"\begin{table}")
 
 
 def test_only_some_data_sets_are_shown_where_asked_for(capsys, store):
-    words = ("bench", "table", "quick", "--store", str(store), "--datasets", "SLU", "edm")
-    code, out, _ = latentcal(capsys, *words)
+    words = ("table", "quick", "--store", str(store), "--datasets", "SLU", "edm")
+    code, out, _ = study(capsys, *words)
     assert code == 0
     assert "Without any record" not in out
 
 
 def test_status_counts_and_says_why_it_failed(capsys, store):
-    code, out, _ = latentcal(capsys, "bench", "status", "--store", str(store))
+    code, out, _ = study(capsys, "status", "--store", str(store))
     assert code == 0
     row = next(line for line in out.splitlines() if "quick" in line)  # six sets, three seeds, eight methods
     assert [word for word in row.split() if word.isdigit()] == ["3", "1", "23", "0", "1", "120"]
     assert "SLU HDR-R seed 0: ValueError: it went wrong" in out
-    assert (
-        "There is no record of maf" in latentcal(capsys, "bench", "status", "maf", "--store", str(store))[1]
-    )
+    assert "There is no record of maf" in study(capsys, "status", "maf", "--store", str(store))[1]
 
 
 def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_path):
@@ -131,31 +103,31 @@ def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_p
     Store(path).append(
         [record(spec, "BASE", version="1.0"), record(spec, "auto", version="1.0", partial=True)]
     )
-    words = ("bench", "status", "--store", str(path))
-    _, out, _ = latentcal(capsys, *words)
+    words = ("status", "--store", str(path))
+    _, out, _ = study(capsys, *words)
     row = next(line for line in out.splitlines() if "convex-potential" in line)
     assert [word for word in row.split() if word.isdigit()][:5] == ["1", "1", "2", "1", "0"]
     assert "side by side" not in out
     Store(path).append([record(spec, "LR-KDE", version="1.1")])
-    assert "latentcal 1.0 and 1.1 stand side by side" in latentcal(capsys, *words)[1]
+    assert "latentcal 1.0 and 1.1 stand side by side" in study(capsys, *words)[1]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["bench", "table", "quick", "--store", "nowhere.jsonl"], 1, "There is no file nowhere.jsonl"),
-        (["bench", "table", "nope"], 2, "'nope' is not one of"),
-        (["bench", "table", "quick", "--metric", "nil"], 2, "'nil' is not one of"),
-        (["bench", "run", "quick", "--seeds", "x"], 2, "'x' are no seeds; write 3"),
-        (["bench", "run", "quick", "--datasets", "slmp"], 2, "Did you mean 'slump'"),
-        (["bench", "run", "quick", "--datasets", ","], 2, "',' names no data set"),
-        (["bench", "run"], 2, "Missing argument 'SUITE...'"),
-        (["bench", "run", "quick", "--processes", "0"], 2, "0 is not in the range"),
-        (["bnech"], 2, "No such command 'bnech'"),
+        (["table", "quick", "--store", "nowhere.jsonl"], 1, "There is no file nowhere.jsonl"),
+        (["table", "nope"], 2, "'nope' is not one of"),
+        (["table", "quick", "--metric", "nil"], 2, "invalid choice: 'nil'"),
+        (["run", "quick", "--seeds", "x"], 2, "'x' are no seeds; write 3"),
+        (["run", "quick", "--datasets", "slmp"], 2, "Did you mean 'slump'"),
+        (["run", "quick", "--datasets", ","], 2, "There is no data set ','"),
+        (["run"], 2, "arguments are required: SUITE"),
+        (["run", "quick", "--processes", "0"], 2, "'0' is no number of at least 1"),
+        (["rnu", "quick"], 2, "invalid choice: 'rnu'"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(capsys, words, code, says):
-    found, _, error = latentcal(capsys, *words)
+    found, _, error = study(capsys, *words)
     assert found == code
     assert says in error
     assert error.startswith("Error: ")
@@ -163,23 +135,23 @@ def test_an_error_is_one_line_and_a_code(capsys, words, code, says):
 
 
 def test_a_suite_without_records_and_a_wrong_method_are_named(capsys, store):
-    code, _, error = latentcal(capsys, "bench", "table", "maf", "--store", str(store))
+    code, _, error = study(capsys, "table", "maf", "--store", str(store))
     assert (code, error.count("\n")) == (1, 1)
     assert "no record of the suite maf with best weights" in error
-    words = ("bench", "table", "convex-potential", "--method", "auto", "--store", str(store))
-    assert "about all methods" in latentcal(capsys, *words)[2]
+    words = ("table", "convex-potential", "--method", "auto", "--store", str(store))
+    assert "about all methods" in study(capsys, *words)[2]
     for name, method in (("decomposition", "BASE"), ("times", "HDR-R")):
-        words = ("bench", "table", "quick", "--metric", name, "--method", method, "--store", str(store))
-        assert "stand in this table anyway" in latentcal(capsys, *words)[2].replace("stands", "stand")
-    words = ("bench", "table", "quick", "--weights", "last", "--store", str(store))
-    assert "with last weights" in latentcal(capsys, *words)[2]
+        words = ("table", "quick", "--metric", name, "--method", method, "--store", str(store))
+        assert "stand in this table anyway" in study(capsys, *words)[2].replace("stands", "stand")
+    words = ("table", "quick", "--weights", "last", "--store", str(store))
+    assert "with last weights" in study(capsys, *words)[2]
 
 
 @pytest.mark.parametrize("command", [["status"], ["table", "quick"]])
 def test_a_file_that_is_no_store_is_left_alone(capsys, tmp_path, command):
     notes = tmp_path / "notes.txt"
     notes.write_text("not to be lost")
-    code, _, error = latentcal(capsys, "bench", *command, "--store", str(notes))
+    code, _, error = study(capsys, *command, "--store", str(notes))
     assert (code, error.count("\n")) == (1, 1)
     assert "is not a file of records" in error
     assert notes.read_text() == "not to be lost"
@@ -187,32 +159,30 @@ def test_a_file_that_is_no_store_is_left_alone(capsys, tmp_path, command):
 
 def test_records_of_something_else_belong_to_no_suite(capsys, store):
     Store(store).append([{"id": "x", "status": "done"}])
-    out = latentcal(capsys, "bench", "status", "--store", str(store))[1]
+    out = study(capsys, "status", "--store", str(store))[1]
     assert "1 records belong to no suite" in out
 
 
 def test_the_traceback_is_shown_only_where_asked_for(capsys, store):
-    words = ["bench", "table", "maf", "--store", str(store)]
-    assert "Traceback" not in latentcal(capsys, *words)[2]
-    assert "Traceback" in latentcal(capsys, *words, "--debug")[2]
-    assert "Traceback" in latentcal(capsys, "--debug", *words)[2]
+    words = ["table", "maf", "--store", str(store)]
+    assert "Traceback" not in study(capsys, *words)[2]
+    with pytest.raises(__main__.CommandError):
+        main([*words, "--debug"])
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["bench"], *(["bench", part] for part in ("run", "status", "table", "figures"))]
-)
+@pytest.mark.parametrize("command", [[], ["run"], ["status"], ["table"], ["figures"]])
 def test_help_has_examples(capsys, command):
-    code, out, _ = latentcal(capsys, *command, "--help")
+    code, out, _ = study(capsys, *command, "--help")
     assert code == 0
-    assert "Usage: latentcal" in out
-    if len(command) > 1:
-        assert f"latentcal {' '.join(command)} " in out.split("Examples:")[1]
+    assert "usage: python -m studies.tabular" in out
+    if command:
+        assert f"python -m studies.tabular {command[0]} " in out.split("Examples:")[1]
 
 
 def test_figures_are_drawn(capsys, store, tmp_path):
     pytest.importorskip("matplotlib")
     words = ("--store", str(store), "--out", str(tmp_path / "f"), "--no-flows")
-    code, _, error = latentcal(capsys, "bench", "figures", "convex-potential", *words)
+    code, _, error = study(capsys, "figures", "convex-potential", *words)
     assert code == 0
     assert (tmp_path / "f" / "ranks.svg").exists()
     assert "latent_reliability is left out" in error
@@ -236,18 +206,15 @@ class _Runner:
 
 @pytest.fixture
 def runner(monkeypatch):
-    from latentcal.cli.commands.bench import run
-
     stand_in = _Runner()
-    monkeypatch.setattr(sys.modules["latentcal.cli.commands.bench.run"], "run_suite", stand_in)
-    assert run is not None
+    monkeypatch.setattr(__main__, "run_suite", stand_in)
     return stand_in
 
 
 def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, tmp_path):
     path = tmp_path / "records.jsonl"
     words = ("quick", "misspecified", "--seeds", "0", "4", "--datasets", "SLU", "edm", "--processes", "2")
-    code, out, error = latentcal(capsys, "bench", "run", *words, "--store", str(path))
+    code, out, error = study(capsys, "run", *words, "--store", str(path))
     assert code == 0, error
     (call,) = runner.calls
     assert (call["processes"], call["retry_failed"]) == (2, False)
@@ -258,15 +225,15 @@ def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, 
     assert (report / "quick-best" / "nll.html").exists()
     assert (report / "misspecified-best" / "ranks.png").exists()
     assert (report / "claims.txt").exists()
-    code, out, _ = latentcal(capsys, "bench", "run", *words, "--store", str(path), "--no-report")
+    code, out, _ = study(capsys, "run", *words, "--store", str(path), "--no-report")
     assert (code, len(runner.calls)) == (0, 1)
     assert "0 of 8 runs are to be done" in out
 
 
 def test_run_measures_some_methods_without_samples_where_asked_for(capsys, runner, tmp_path):
-    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
+    words = ("run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
     chosen = ("--methods", "base", "auto", "--no-samples")
-    code, _, error = latentcal(capsys, *words, *chosen, "--store", str(tmp_path / "r.jsonl"))
+    code, _, error = study(capsys, *words, *chosen, "--store", str(tmp_path / "r.jsonl"))
     assert code == 0, error
     assert runner.calls[0]["samples"] is False
     assert runner.calls[0]["specs"][0].recalibrations == ("BASE", "auto")
@@ -275,7 +242,6 @@ def test_run_measures_some_methods_without_samples_where_asked_for(capsys, runne
 def test_run_fails_where_records_failed(capsys, runner, tmp_path):
     runner.failing = "auto"
     words = (
-        "bench",
         "run",
         "quick",
         "--seeds",
@@ -286,22 +252,21 @@ def test_run_fails_where_records_failed(capsys, runner, tmp_path):
         "--weights",
         "last",
     )
-    code, _, error = latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"))
+    code, _, error = study(capsys, *words, "--store", str(tmp_path / "r.jsonl"))
     assert code == 1
     assert "1 of 8 records failed" in error
     assert runner.calls[0]["specs"][0].weights == "last"
-    assert "0 of 1 runs" in latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"))[1]
-    again = latentcal(capsys, *words, "--store", str(tmp_path / "r.jsonl"), "--retry-failed")
+    assert "0 of 1 runs" in study(capsys, *words, "--store", str(tmp_path / "r.jsonl"))[1]
+    again = study(capsys, *words, "--store", str(tmp_path / "r.jsonl"), "--retry-failed")
     assert "1 of 1 runs" in again[1]
 
 
 def test_run_gives_a_cluster_the_address_of_its_scheduler(capsys, runner, tmp_path, monkeypatch):
-    cluster = pytest.importorskip("latentcal.experiments.cluster")
     stand_in = _Runner()
     monkeypatch.setattr(cluster, "run_on_cluster", stand_in)
-    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
+    words = ("run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
     path = str(tmp_path / "r.jsonl")
-    assert latentcal(capsys, *words, "--store", path, "--scheduler", "tcp://10.0.0.1:8786")[0] == 0
+    assert study(capsys, *words, "--store", path, "--scheduler", "tcp://10.0.0.1:8786")[0] == 0
     assert stand_in.calls[0]["scheduler"] == "tcp://10.0.0.1:8786"
     assert runner.calls == []
 
@@ -310,24 +275,14 @@ def test_an_interrupt_says_that_nothing_is_lost(capsys, runner, tmp_path, monkey
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["latentcal.cli.commands.bench.run"], "run_suite", interrupted)
-    words = ("bench", "run", "quick", "--seeds", "1", "--datasets", "slump", "--store", str(tmp_path / "r"))
-    code, _, error = latentcal(capsys, *words)
+    monkeypatch.setattr(__main__, "run_suite", interrupted)
+    words = ("run", "quick", "--seeds", "1", "--datasets", "slump", "--store", str(tmp_path / "r"))
+    code, _, error = study(capsys, *words)
     assert code == 130
     assert "goes on from there" in error
 
 
-def test_without_click_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "click", None)
-    for name in [name for name in sys.modules if name.startswith("latentcal.cli.")]:
-        monkeypatch.delitem(sys.modules, name)  # so that click is asked for again
-    with pytest.raises(SystemExit) as end:
-        main(["bench"])
-    # Python prints the text that a program ends with, and the code is then 1.
-    assert end.value.code == "The command line needs click: pip install 'latentcal[cli]'."
-
-
-def test_the_package_loads_neither_click_nor_rich():
-    script = "import sys, latentcal.experiments, latentcal.cli\nprint({'click', 'rich'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+def test_the_program_runs_as_a_module(store):
+    command = [sys.executable, "-m", "studies.tabular", "status", "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "convex-potential" in done.stdout

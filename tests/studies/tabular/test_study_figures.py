@@ -13,10 +13,11 @@ import matplotlib.pyplot as plt  # noqa: E402
 import toy_study  # noqa: E402
 from study_records import cells_of, full_record, record, records_of  # noqa: E402
 
-from latentcal.experiments import METHODS, RunSpec, calibrate, run, trained  # noqa: E402
-from latentcal.experiments.cells import Cells  # noqa: E402
-from latentcal.experiments.evaluate import CURVE  # noqa: E402
-from latentcal.experiments.figures import (  # noqa: E402
+from latentcal.radius import Chi, GammaKDE  # noqa: E402
+from studies.tabular import METHODS, RunSpec, calibrate, run, trained  # noqa: E402
+from studies.tabular.cells import Cells  # noqa: E402
+from studies.tabular.evaluate import CURVE  # noqa: E402
+from studies.tabular.figures import (  # noqa: E402
     METHOD_COLOURS,
     cached_runs,
     draw_figures,
@@ -30,8 +31,7 @@ from latentcal.experiments.figures import (  # noqa: E402
     reliability_panels,
     save,
 )
-from latentcal.experiments.methods import attached  # noqa: E402
-from latentcal.radius import Chi, GammaKDE  # noqa: E402
+from studies.tabular.methods import attached  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

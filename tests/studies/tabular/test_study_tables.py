@@ -5,9 +5,9 @@ import math
 import pytest
 from study_records import cells_of, full_record, record, records_of
 
-from latentcal.experiments import METHODS
-from latentcal.experiments.cells import Cells
-from latentcal.experiments.tables import (
+from studies.tabular import METHODS
+from studies.tabular.cells import Cells
+from studies.tabular.tables import (
     decomposition_table,
     metric_table,
     paired_table,

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from latentcal.experiments import SUITES, suite, suites
+from studies.tabular import SUITES, suite, suites
 
 
 def entry(name, rows, available=True, comparable=True, remote=None):

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from study_records import cells_of, full_record, record, records_of
 
-from latentcal.experiments import METHODS
-from latentcal.experiments.cells import Cells
-from latentcal.experiments.report import write_tables
-from latentcal.experiments.tables import (
+from studies.tabular import METHODS
+from studies.tabular.cells import Cells
+from studies.tabular.report import write_tables
+from studies.tabular.tables import (
     FORMATS,
     TABLES,
     Cell,
@@ -26,7 +26,7 @@ from latentcal.experiments.tables import (
     tables_of,
     written,
 )
-from latentcal.experiments.tables.numbers import figures, signed
+from studies.tabular.tables.numbers import figures, signed
 
 TABLE = Table(
     "A title with 90 % & more",

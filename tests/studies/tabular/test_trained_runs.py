@@ -6,10 +6,10 @@ from toy_study import load, spec
 
 import same
 from latentcal.data import Dataset, split
-from latentcal.experiments import is_trained, trained, training
-from latentcal.experiments.training import entry_of
 from latentcal.flows import ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TrainingLog, train_flow
 from latentcal.flows.training import mean_nll
+from studies.tabular import is_trained, trained, training
+from studies.tabular.training import entry_of
 
 LONG = {"sizes": (("hidden", 8), ("learning_rate", 0.05)), "max_epochs": 400}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from latentcal.data import Dataset
-from latentcal.experiments.run import record_id, run_into
-from latentcal.experiments.spec import RunSpec
-from latentcal.experiments.store import Store, stamp
+from studies.tabular.run import record_id, run_into
+from studies.tabular.spec import RunSpec
+from studies.tabular.store import Store, stamp
 
 
 def load(name: str) -> Dataset:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...data.household_table import TARGETS, household_table
+from ...data.toy import HOUSEHOLD_TARGETS, household_table
 from .. import options
 from ..model import check_overwriting, write_model
 from ..output import json_text, table_writer
@@ -43,10 +43,12 @@ def command(out: Path, rows: int, as_json: bool) -> None:
     for name, count, seed in (("households.csv", rows, 0), ("new.csv", _NEW, 1)):
         with table_writer(out / name) as write:
             table = household_table(count, seed)
-            write({key: column for key, column in table.items() if count > _NEW or key not in TARGETS})
+            write(
+                {key: column for key, column in table.items() if count > _NEW or key not in HOUSEHOLD_TARGETS}
+            )
     settings = Settings("linear-gaussian")
     with writable_folder(folder):
-        model, report = fit_table(Source(out / "households.csv"), TARGETS, ["household"], settings)
+        model, report = fit_table(Source(out / "households.csv"), HOUSEHOLD_TARGETS, ["household"], settings)
         write_model(model, folder)
     assert report is not None
     options.draw_without_windows()

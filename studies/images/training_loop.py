@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from ...flow import evaluation_mode, tensor_options
-from ...metrics import bits_per_dim
-from ...progress_bar import ProgressBar
-from ..tarflow import TarFlow
-from ..training import TrainingWarning, _nll
-from .grid import image_grid, write_png
+from latentcal.flows import TarFlow, TrainingWarning
+from latentcal.metrics import bits_per_dim
+
+from .pixels import image_grid, write_png
 from .recipe import ImageRecipe
-from .source import ImageSource, generator_for, rows_at
+from .source import ImageSource, evaluation_mode, generator_for, rows_at, tensor_options
 from .state import ImageTrainingLog, TrainingState
 
 _NOISE, _VALIDATION, _SAMPLES = 1, 2, 3  # purposes of a generator; 0 is the order of the images
@@ -84,8 +83,8 @@ def train_images(
     log, before, start = state.log, state.log.seconds, time.perf_counter()
     updating = False
     flow.train()
-    with ProgressBar(
-        total=recipe.steps, initial=state.step, desc="training", unit=" steps", progress=progress
+    with tqdm(
+        total=recipe.steps, initial=state.step, desc="training", unit=" steps", disable=not progress
     ) as bar:
         try:
             while True:
@@ -152,12 +151,17 @@ def _gradient(state: TrainingState, source: ImageSource) -> tuple[float, float]:
     total, micro = 0.0, recipe.micro_batch or size
     for start in range(0, size, micro):
         part_x = None if x is None else x[start : start + micro]
-        nll = _nll(flow, part_x, y[start : start + micro]).sum()  # type: ignore[arg-type]
+        nll = _nll(flow, part_x, y[start : start + micro]).sum()
         (nll / (size * y.shape[1])).backward()
         total += float(nll.detach())
     limit = math.inf if recipe.clip is None else recipe.clip
     norm = torch.nn.utils.clip_grad_norm_(flow.parameters(), limit)
     return bits_per_dim(total / size, y.shape[1]), float(norm)
+
+
+def _nll(flow: Any, x: Tensor | None, y: Tensor) -> Tensor:
+    z, log_abs_det = flow.encode(y, x)
+    return -(flow.base.given(x).log_prob(z) + log_abs_det)
 
 
 def _update(state: TrainingState, bpd: float) -> None:
@@ -200,7 +204,7 @@ def _validate(state: TrainingState, source: ImageSource) -> float:
     with state.ema.applied(), evaluation_mode(state.flow):
         for rows in torch.arange(len(source)).split(state.recipe.micro_batch or _EVALUATION_BATCH):
             y, x = _prepare(state, *source.take(rows), generator)
-            total += float(_nll(state.flow, x, y).sum())  # type: ignore[arg-type]
+            total += float(_nll(state.flow, x, y).sum())
     return bits_per_dim(total / len(source), dim)
 
 

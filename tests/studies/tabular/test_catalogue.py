@@ -4,8 +4,7 @@ import hashlib
 
 import pytest
 
-import latentcal as lc
-from latentcal.data import registry
+from studies.tabular import datasets
 
 # Name, abbreviation, rows, features, targets: the paper's table of data sets.
 PAPER = """
@@ -33,20 +32,20 @@ def folder(tmp_path, monkeypatch):
 
 
 def put(folder, name, content=b"something"):
-    path = folder / registry.find(name).file
+    path = folder / datasets.find(name).file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     return path
 
 
 def test_the_comparable_sets_are_those_of_the_papers_table():
-    comparable = [entry for entry in registry.ENTRIES if entry.comparable]
+    comparable = [entry for entry in datasets.ENTRIES if entry.comparable]
     assert len(TABLE) == 29
     assert [(entry.name, entry.abbreviation, entry.shape) for entry in comparable] == TABLE
 
 
 def test_the_part_of_scm1d_is_a_set_of_its_own_that_says_it_is_not_comparable():
-    partial, complete = registry.find("scm1d_partial"), registry.find("SC1")
+    partial, complete = datasets.find("scm1d_partial"), datasets.find("SC1")
     assert complete.name == "scm1d"
     assert not partial.comparable
     assert partial.shape == (5756, 256, 16)
@@ -56,30 +55,30 @@ def test_the_part_of_scm1d_is_a_set_of_its_own_that_says_it_is_not_comparable():
 @pytest.mark.parametrize(("name", "abbreviation"), [row[:2] for row in TABLE])
 def test_a_set_is_found_by_name_and_by_abbreviation_in_any_case(name, abbreviation):
     for key in (name, name.upper(), abbreviation, abbreviation.lower()):
-        assert registry.find(key).name == name
+        assert datasets.find(key).name == name
 
 
 def test_every_entry_says_licence_and_source_and_has_a_file_of_its_own():
-    assert all(entry.licence and entry.source for entry in registry.ENTRIES)
-    assert len({entry.file for entry in registry.ENTRIES}) == len(registry.ENTRIES)
+    assert all(entry.licence and entry.source for entry in datasets.ENTRIES)
+    assert len({entry.file for entry in datasets.ENTRIES}) == len(datasets.ENTRIES)
 
 
 @pytest.mark.parametrize("name", ["", "nothing like it"])
 def test_an_unknown_name_is_an_error(name):
-    with pytest.raises(ValueError, match=r"There is no data set .*latentcal\.data\.list\(\)"):
-        registry.find(name)
+    with pytest.raises(ValueError, match=r"There is no data set .*list_datasets\(\)"):
+        datasets.find(name)
 
 
 def test_a_misspelt_name_is_an_error_that_guesses_the_right_one():
     with pytest.raises(ValueError, match="Did you mean 'households'"):
-        registry.find("household")
+        datasets.find("household")
 
 
 def test_the_listing_shows_which_files_are_there(folder):
     put(folder, "bio")
-    assert [entry.name for entry in lc.data.list() if entry.available] == ["bio"]
-    lines = str(lc.data.list()).splitlines()
-    assert len(lines) == 1 + len(registry.ENTRIES)
+    assert [entry.name for entry in datasets.list_datasets() if entry.available] == ["bio"]
+    lines = str(datasets.list_datasets()).splitlines()
+    assert len(lines) == 1 + len(datasets.ENTRIES)
     (bio,) = [line.split() for line in lines if line.startswith("bio ")]
     assert bio[:7] == ["bio", "BIO", "45730", "8", "2", "yes", "yes"]
     (partial,) = [line for line in lines if line.startswith("scm1d_partial ")]
@@ -89,43 +88,43 @@ def test_the_listing_shows_which_files_are_there(folder):
 
 def test_a_file_may_lie_in_the_folder_uncompressed(folder):
     path = put(folder, "bio").rename(folder / "feldman/bio.csv")
-    assert registry.locate(registry.find("bio")) == path
-    assert [entry.name for entry in lc.data.list() if entry.available] == ["bio"]
+    assert datasets.locate(datasets.find("bio")) == path
+    assert [entry.name for entry in datasets.list_datasets() if entry.available] == ["bio"]
 
 
 def test_the_listing_needs_no_folder(monkeypatch):
     monkeypatch.delenv("LATENTCAL_DATA", raising=False)
-    assert len(lc.data.list()) == 30
-    assert not any(entry.available for entry in lc.data.list())
+    assert len(datasets.list_datasets()) == 30
+    assert not any(entry.available for entry in datasets.list_datasets())
 
 
 def test_the_argument_goes_before_the_variable(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     path = put(other, "bio")
-    assert registry.locate(registry.find("bio"), other) == path
+    assert datasets.locate(datasets.find("bio"), other) == path
     with pytest.raises(FileNotFoundError):
-        registry.locate(registry.find("bio"))
+        datasets.locate(datasets.find("bio"))
 
 
 def test_without_a_folder_the_error_names_the_variable_and_the_file(monkeypatch):
     monkeypatch.delenv("LATENTCAL_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match=r"LATENTCAL_DATA.*folder=.*wang/taxi\.csv\.gz"):
-        lc.data.load("taxi")
+        datasets.load("taxi")
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"nowhere, named by folder=, does not exist"):
-        lc.data.load("bio", tmp_path / "nowhere")
+        datasets.load("bio", tmp_path / "nowhere")
     monkeypatch.setenv("LATENTCAL_DATA", str(tmp_path / "lost"))
     with pytest.raises(
         FileNotFoundError, match=r"lost, named by the variable LATENTCAL_DATA, does not exist"
     ):
-        lc.data.list()
+        datasets.list_datasets()
 
 
 def test_a_missing_file_is_named_with_its_source(folder):
     with pytest.raises(FileNotFoundError, match="which is not there") as error:
-        lc.data.load("HO1")
+        datasets.load("HO1")
     assert str(folder / "feldman/house.csv.gz") in str(error.value)
     assert "King County" in str(error.value)
 
@@ -133,7 +132,7 @@ def test_a_missing_file_is_named_with_its_source(folder):
 @pytest.mark.parametrize(("panel", "survey"), [(19, "h181"), (20, "h181"), (21, "h192")])
 def test_a_missing_meps_file_is_an_error_that_tells_the_whole_way(folder, panel, survey):
     with pytest.raises(FileNotFoundError) as error:
-        lc.data.load(f"meps_{panel}")
+        datasets.load(f"meps_{panel}")
     message = str(error.value)
     for word in (
         str(folder / f"feldman/meps_{panel}.csv.gz"),
@@ -150,7 +149,7 @@ def test_a_missing_meps_file_is_an_error_that_tells_the_whole_way(folder, panel,
 
 def test_the_missing_complete_scm1d_is_an_error_that_tells_where_it_comes_from(folder):
     with pytest.raises(FileNotFoundError, match=r"tsoumakas/mulan.*scm1d_partial.*not comparable") as error:
-        lc.data.load("scm1d")
+        datasets.load("scm1d")
     assert str(folder / "mulan/scm1d.arff.gz") in str(error.value)
 
 
@@ -158,16 +157,16 @@ def test_a_file_that_differs_from_its_checksum_is_an_error(folder):
     path = put(folder, "bio")
     digest = hashlib.sha256(b"something").hexdigest()
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  other.csv.gz\n{digest}  feldman/bio.csv.gz\n\n")
-    assert registry.locate(registry.find("bio")) == path
+    assert datasets.locate(datasets.find("bio")) == path
     path.write_bytes(b"something else")
     with pytest.raises(
         ValueError, match=r"damaged or another version.*SHA256SUMS says.*Fetch the file again"
     ):
-        registry.locate(registry.find("bio"))
+        datasets.locate(datasets.find("bio"))
 
 
 def test_a_file_without_a_checksum_is_not_checked(folder):
     path = put(folder, "bio")
-    assert registry.locate(registry.find("bio")) == path
+    assert datasets.locate(datasets.find("bio")) == path
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  other.csv.gz\n")
-    assert registry.locate(registry.find("bio")) == path
+    assert datasets.locate(datasets.find("bio")) == path

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import latentcal as lc
-from latentcal.data import registry, remote, tabular
-from latentcal.data.registry import DatasetEntry
-from latentcal.data.remote import RemoteFile, fetch
+from studies import storage
+from studies.storage import RemoteFile, fetch
+from studies.tabular import DatasetEntry, datasets
 
 pytest.importorskip("pooch")
 
@@ -76,7 +75,7 @@ def server():
 def waits(monkeypatch):
     """The waits between rounds, which take no time here."""
     waits = []
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(storage.time, "sleep", waits.append)
     return waits
 
 
@@ -176,11 +175,11 @@ def test_a_process_killed_in_mid_transfer_leaves_nothing_that_is_taken_for_whole
     # The module is loaded by its path: it needs nothing of the package, and torch takes seconds to import.
     script = f"""
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("remote", {remote.__file__!r})
-remote = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(remote)
-file = remote.RemoteFile("folder/tiny.csv", {SHA256!r}, ({address(server, "stalled")!r},))
-remote.fetch(file, {str(tmp_path)!r})
+spec = importlib.util.spec_from_file_location("storage", {storage.__file__!r})
+storage = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(storage)
+file = storage.RemoteFile("folder/tiny.csv", {SHA256!r}, ({address(server, "stalled")!r},))
+storage.fetch(file, {str(tmp_path)!r})
 """
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     try:
@@ -201,7 +200,7 @@ remote.fetch(file, {str(tmp_path)!r})
 
 def test_without_pooch_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"pip install 'latentcal\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'latentcal\[studies\]'"):
         fetch(RemoteFile("tiny.csv", SHA256, ("http://127.0.0.1:9/",)), tmp_path)
 
 
@@ -216,7 +215,7 @@ def entry(server, monkeypatch):
 
 def test_a_set_is_downloaded_where_no_folder_is_set(entry, server):
     for _ in range(2):
-        data = tabular.load_entry(entry)
+        data = datasets.load_entry(entry)
     assert data.x[:2, 0].tolist() == [0.5, 1.5]
     assert server.hits == {"good": 1}
 
@@ -224,11 +223,11 @@ def test_a_set_is_downloaded_where_no_folder_is_set(entry, server):
 def test_a_folder_goes_before_the_web(entry, server, tmp_path, monkeypatch):
     monkeypatch.setenv("LATENTCAL_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"download\('tiny', '.*'\) fetches it") as error:
-        tabular.load_entry(entry)
+        datasets.load_entry(entry)
     assert str(tmp_path / "folder/tiny.csv.gz") in str(error.value)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/tiny.csv.gz").write_bytes(gzip.compress(CONTENT))
-    assert len(tabular.load_entry(entry)) == 20_000
+    assert len(datasets.load_entry(entry)) == 20_000
     assert server.hits == {}
 
 
@@ -237,21 +236,21 @@ def test_a_failed_download_names_the_set_and_the_variable(entry, server, waits):
     with pytest.raises(
         FileNotFoundError, match=r"The data set tiny: .*answered 404.*LATENTCAL_DATA.*folder="
     ):
-        tabular.load_entry(broken)
+        datasets.load_entry(broken)
 
 
 def test_a_download_into_the_data_folder_is_found_there(entry, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry._BY_NAME, "tiny", entry)
-    assert lc.data.download("tiny", tmp_path) == tmp_path / "folder/tiny.csv"
-    assert len(lc.data.load("tiny", tmp_path)) == 20_000
+    monkeypatch.setitem(datasets._BY_NAME, "tiny", entry)
+    assert datasets.download("tiny", tmp_path) == tmp_path / "folder/tiny.csv"
+    assert len(datasets.load("tiny", tmp_path)) == 20_000
 
 
 def test_no_set_is_on_the_web_against_its_licence_or_without_a_checksum():
-    on_the_web = {entry.name: entry.remote for entry in registry.ENTRIES if entry.remote}
+    on_the_web = {entry.name: entry.remote for entry in datasets.ENTRIES if entry.remote}
     without = {"scm1d", "scm1d_partial", "meps_19", "meps_20", "meps_21", "calcofi", "taxi"}
-    assert {entry.name for entry in registry.ENTRIES} - {*on_the_web} == without
+    assert {entry.name for entry in datasets.ENTRIES} - {*on_the_web} == without
     for name, file in on_the_web.items():
-        assert f"{file.file}.gz" == registry.find(name).file
+        assert f"{file.file}.gz" == datasets.find(name).file
         assert len(file.sha256) == 64
         assert file.urls
         assert all(url.startswith("https://") for url in file.urls)
@@ -260,8 +259,8 @@ def test_no_set_is_on_the_web_against_its_licence_or_without_a_checksum():
 @pytest.mark.parametrize("name", ["scm1d", "meps_20", "taxi"])
 def test_a_set_that_is_not_on_the_web_says_what_to_put_where(name, monkeypatch):
     monkeypatch.delenv("LATENTCAL_DATA", raising=False)
-    entry = registry.find(name)
-    for load in (lc.data.load, lc.data.download):
+    entry = datasets.find(name)
+    for load in (datasets.load, datasets.download):
         with pytest.raises(FileNotFoundError, match=r"cannot be downloaded.*LATENTCAL_DATA") as error:
             load(name)
         assert entry.file in str(error.value)
@@ -274,7 +273,7 @@ def test_a_set_that_is_not_on_the_web_says_what_to_put_where(name, monkeypatch):
 )
 def test_the_checksums_are_those_of_the_real_files():
     folder = Path(os.environ["LATENTCAL_DATA"])
-    for entry in registry.ENTRIES:
+    for entry in datasets.ENTRIES:
         if entry.remote:
             content = gzip.decompress((folder / entry.file).read_bytes())
             assert hashlib.sha256(content).hexdigest() == entry.remote.sha256, entry.name

@@ -1,12 +1,17 @@
-"""Files from the web: mirrors in turn, growing waits, checksums, and nothing half-finished in the cache."""
+"""Where files lie: the data folder, the cache with whole entries only, and downloads with checksums."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+FOLDER_VARIABLE = "LATENTCAL_DATA"
+_ABANDONED = 3600.0  # seconds; an entry of the cache is written in a few
 _MAY_PASS = frozenset([408, 425, 429])  # client errors that another attempt can mend
 _TIMEOUT = 30.0  # seconds without an answer
 
@@ -25,6 +30,21 @@ class RemoteFile(NamedTuple):
     urls: tuple[str, ...]
 
 
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that holds the data files: the argument, else the variable LATENTCAL_DATA."""
+    named = os.environ.get(FOLDER_VARIABLE) if folder is None else folder
+    if not named:
+        raise FileNotFoundError(
+            "Where the data lie is not known. "
+            f"Set the environment variable {FOLDER_VARIABLE} to the folder that holds them, or pass folder=."
+        )
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        origin = f"the variable {FOLDER_VARIABLE}" if folder is None else "folder="
+        raise FileNotFoundError(f"The data folder {root}, named by {origin}, does not exist.")
+    return root
+
+
 def cache_folder() -> Path:
     """Of what is downloaded or trained: ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
 
@@ -32,6 +52,56 @@ def cache_folder() -> Path:
     """
     general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LATENTCAL_CACHE") or Path(general) / "latentcal").expanduser()
+
+
+def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Write a folder of files that appears complete or not at all; False where it was there already.
+
+    The files are written under a temporary name beside the folder and forced to disk before it is renamed.
+    What earlier processes left unfinished is swept away.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    try:
+        fresh.chmod(0o755)
+        for name, content in files.items():
+            with (fresh / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync(fresh)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            return False  # another process was faster: its entry is as good
+        _sync(folder.parent)
+        return True
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Force the names in a folder to disk, where the system can (Windows cannot open a folder)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(".unfinished-*"):
+        try:
+            age = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+        if age > _ABANDONED:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def fetch(
@@ -64,7 +134,7 @@ def fetch(
         import pooch
         from requests import RequestException
     except ImportError as error:
-        raise ImportError("Downloading data needs pooch: pip install 'latentcal[experiments]'.") from error
+        raise ImportError("Downloading data needs pooch: pip install 'latentcal[studies]'.") from error
     path = (cache_folder() / "data" if cache is None else Path(cache).expanduser()) / remote.file
     downloader = pooch.HTTPDownloader(timeout=timeout)
     failures: dict[str, str] = {}

@@ -1,0 +1,405 @@
+"""The paper's study on tables, from the command line: run, status, table, figures.
+
+The data lie in the folder that the variable LATENTCAL_DATA names. For a first look:
+
+    python -m studies.tabular run quick
+    python -m studies.tabular table quick --metric nll
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import matplotlib
+import pandas as pd
+
+from . import cluster
+from .cells import Cells, short_name
+from .datasets import find
+from .figures import draw_figures
+from .report import write_report
+from .run import record_id, run_suite, waiting
+from .spec import METHODS, WEIGHTS, RunSpec, Weights
+from .store import FAILED, Store
+from .suites import SUITES, cost_of, suite
+from .tables import FORMATS, TABLES, tables_of, written
+
+PROGRAM = "python -m studies.tabular"
+STORE = Path("bench") / "records.jsonl"
+_EXAMPLES = {
+    "run": """
+        {0} quick
+        {0} convex-potential maf --seeds 3 --processes 2
+        {0} maf --seeds 5-9 --datasets slump ENB --weights last
+        {0} maf --methods BASE LR-stacked --no-samples
+        {0} flow-matching --scheduler tcp://10.0.0.1:8786""",
+    "status": """
+        {0}
+        {0} maf --store results/records.jsonl""",
+    "table": """
+        {0} convex-potential
+        {0} maf --metric l_ece --format latex --out l_ece.tex
+        {0} convex-potential maf flow-matching misspecified --metric claims
+        {0} misspecified --metric paired --method auto""",
+    "figures": """
+        {0} convex-potential --out figures
+        {0} maf misspecified --out figures --weights last --no-flows""",
+}
+
+
+class CommandError(Exception):
+    """What ends a command with one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"Error: {message[0].upper()}{message[1:]}. See {self.prog} --help.\n")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Do what the words of a command line say; errors are one line, with --debug a traceback."""
+    given = _parser().parse_args(words)
+    options = vars(given)
+    command, debug = options.pop("command"), options.pop("debug")
+    try:
+        command(**options)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if debug or not isinstance(error, (CommandError, ValueError, OSError, ImportError)):
+            raise
+        sys.exit(f"Error: {' '.join(str(error).split())}")
+
+
+def run(
+    suites: Sequence[str],
+    seeds: Sequence[int] | None,
+    datasets: Sequence[str] | None,
+    processes: int,
+    store: Path,
+    weights: Weights,
+    methods: Sequence[str],
+    samples: bool,
+    retry_failed: bool,
+    scheduler: str | None,
+    report: bool,
+) -> None:
+    """Do the runs of suites that are not yet recorded, then write tables and figures beside the records.
+
+    Stop it at any time (Ctrl-C): the same command goes on where it was. What fails is recorded and does not
+    stop the rest.
+    """
+    specs = _specs(suites, seeds, datasets, weights, methods)
+    how: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
+    todo = waiting(specs, Store(store), **how)
+    print(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.", flush=True)
+    try:
+        if todo and scheduler is not None:
+            address = None if scheduler == "local" else scheduler
+            cluster.run_on_cluster(specs, store, scheduler=address, workers=processes, **how)
+        elif todo:
+            run_suite(specs, store, processes=processes, cost=cost_of, **how)
+    except KeyboardInterrupt:
+        print("What is recorded stays; the same command goes on from there.", file=sys.stderr)
+        raise
+    if report:
+        folder = store.parent / "report"
+        paths = write_report(_studies(store, suites, weights, datasets), folder, report=_complain)
+        print(f"{len(paths)} files with tables and figures are in {folder}.")
+    _check(specs, Store(store))
+
+
+def show_status(suites: Sequence[str], store: Path) -> None:
+    """Show what is recorded, what failed and why, and what is missing; of all suites if none is named.
+
+    What was done without samples is part of what is done.
+    """
+    known = _records(store)
+    every = [Cells.read(known, name, weights) for name in suites or SUITES for weights in WEIGHTS]
+    found = [cells for cells in every if cells.records]
+    print(f"Records in {store}")
+    if found:
+        print(pd.DataFrame([_counts(cells) for cells in found]).to_string(index=False))
+    for cells in found:
+        for record in cells.failures():
+            place = f"{cells.suite}, {cells.weights}: {short_name(record['dataset'])} {record['method']}"
+            print(f"failed: {place} seed {record['seed']}: {record['error']}")
+    for name in (name for name in suites if all(cells.suite != name for cells in found)):
+        print(f"There is no record of {name}.")
+    for cells in found:
+        if len(versions := _versions(cells)) > 1:
+            print(
+                f"{cells.suite}, {cells.weights}: records of latentcal {' and '.join(versions)} stand side "
+                "by side, and what changed in between is taken for noise. Another --store begins anew."
+            )
+    if not suites and (lost := _of_no_suite(known, found)):
+        print(f"{lost} records belong to no suite: they are of other sizes, splits or data.")
+
+
+def show_table(
+    suites: Sequence[str],
+    metric: str,
+    method: str | None,
+    form: str,
+    out: Path | None,
+    datasets: Sequence[str] | None,
+    store: Path,
+    weights: Weights,
+) -> None:
+    """Show a table of suites beside the published figures.
+
+    Besides the measures there are the terms of the NLL (decomposition), calibration times (times), paired
+    differences (paired), ranks, and what the study shows (claims); the last two are about all suites that are
+    named.
+    """
+    text = written(tables_of(metric, _studies(store, suites, weights, datasets), method), form)
+    if out is None:
+        print(text, end="")
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+        print(f"{out} is written.")
+
+
+def show_figures(
+    suites: Sequence[str],
+    out: Path,
+    flows: bool,
+    datasets: Sequence[str] | None,
+    store: Path,
+    weights: Weights,
+) -> None:
+    """Draw the figures of suites as PNG and SVG.
+
+    Laws of the latent norm and predictive densities need the trained flows of the cache; without those, or
+    with --no-flows, they are left out.
+    """
+    found = _studies(store, suites, weights, datasets)
+    for cells in found:
+        folder = out / f"{cells.suite}-{cells.weights}" if len(found) > 1 else out
+        paths = draw_figures(cells, folder, from_flows=flows, report=_complain)
+        print(f"{len(paths)} files are in {folder}.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def part(name: str, command: Any) -> argparse.ArgumentParser:
+        about = "\n\n".join(" ".join(text.split()) for text in str(command.__doc__).split("\n\n"))
+        examples = re.sub(r"\n +", "\n    ", _EXAMPLES[name].format(f"{PROGRAM} {name}"))
+        own = parts.add_parser(
+            name,
+            help=about.splitlines()[0],
+            description=about,
+            epilog=f"Examples:{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        own.set_defaults(command=command)
+        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        own.add_argument("--store", type=Path, default=STORE, help="file of the records (%(default)s)")
+        some = "*" if name == "status" else "+"
+        own.add_argument("suites", metavar="SUITE", nargs=some, type=_suite, help=", ".join(SUITES))
+        if name != "status":
+            own.add_argument("--datasets", nargs="+", type=_dataset, help="only these, by any name")
+            own.add_argument(
+                "--weights",
+                choices=WEIGHTS,
+                default="best",
+                help="those of the best epoch, or of the one at which published training stops (%(default)s)",
+            )
+        return own
+
+    running = part("run", run)
+    running.add_argument("--seeds", nargs="+", action=_Seeds, help="how many (3), or which (0 1 2, or 5-9)")
+    running.add_argument(
+        "--processes",
+        type=_count,
+        default=os.cpu_count() or 1,
+        help="runs at a time, with one thread each (one a core)",
+    )
+    running.add_argument(
+        "--methods", nargs="+", type=_method, default=METHODS, help=f"of {', '.join(METHODS)} (all)"
+    )
+    running.add_argument(
+        "--samples",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draw samples at the test rows; without them there is no energy score and no HDR-ECE. HDR-R "
+        "draws its own all the same",
+    )
+    running.add_argument("--retry-failed", action="store_true", help="try again what failed before")
+    running.add_argument("--scheduler", metavar="ADDRESS", help="of a dask cluster, tcp://...")
+    running.add_argument(
+        "--report",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write tables and figures at the end",
+    )
+    part("status", show_status)
+    table = part("table", show_table)
+    table.add_argument("--metric", choices=TABLES, default="nll", help="which table (%(default)s)")
+    table.add_argument("--method", choices=METHODS, help="of tables about one method")
+    table.add_argument("--format", dest="form", choices=FORMATS, default="text")
+    table.add_argument("--out", type=Path, help="file; by default it is printed")
+    figures = part("figures", show_figures)
+    figures.add_argument("--out", type=Path, required=True, help="folder of the files")
+    figures.add_argument(
+        "--flows", action=argparse.BooleanOptionalAction, default=True, help="also what needs trained flows"
+    )
+    return parser
+
+
+def _suite(word: str) -> str:
+    if word not in SUITES:
+        raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(SUITES)}")
+    return word
+
+
+def _dataset(word: str) -> str:
+    try:
+        return find(word).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _method(word: str) -> str:
+    known = {name.lower(): name for name in METHODS}
+    if word.lower() not in known:
+        raise argparse.ArgumentTypeError(f"there is no method {word!r}; choose of {', '.join(METHODS)}")
+    return known[word.lower()]
+
+
+def _count(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of at least 1")
+    return int(word)
+
+
+class _Seeds(argparse.Action):
+    """Seeds: ``3`` for 0, 1, 2, or several of them, ``0 1 2`` or ``0,4`` or ``5-9``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        try:
+            setattr(namespace, self.dest, parse_seeds(values))
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+
+
+def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
+    """Seeds that words name: a number of them, a list, or ranges.
+
+    Examples:
+        >>> parse_seeds(["3"]), parse_seeds(["0", "4"]), parse_seeds(["5-7"]), parse_seeds(["3,"])
+        ((0, 1, 2), (0, 4), (5, 6, 7), (3,))
+    """
+    parts = [part for word in words for part in word.split(",") if part]
+    if not parts or not all(re.fullmatch(r"\d+(-\d+)?", part) for part in parts):
+        raise ValueError(f"{' '.join(words)!r} are no seeds; write 3, or 0 1 2, or 5-9")
+    ranges = [[int(end) for end in part.split("-")] for part in parts]
+    if len(words) == 1 and words[0].isdigit() and ranges[0][0] > 0:
+        return tuple(range(ranges[0][0]))
+    seeds = dict.fromkeys(seed for ends in ranges for seed in range(ends[0], ends[-1] + 1))
+    if not seeds:
+        raise ValueError(f"{' '.join(words)!r} is no seed at all; the smaller one comes first, 5-9")
+    return tuple(seeds)
+
+
+def _specs(
+    suites: Sequence[str],
+    seeds: Sequence[int] | None,
+    datasets: Sequence[str] | None,
+    weights: Weights,
+    methods: Sequence[str],
+) -> list[RunSpec]:
+    """Seed by seed, so that what is done first is about all suites and data sets."""
+    chosen: dict[str, Any] = {"weights": weights, "recalibrations": tuple(dict.fromkeys(methods))}
+    if datasets is not None:
+        chosen["datasets"] = list(dict.fromkeys(datasets))
+    found = [spec for name in suites for spec in suite(name, seeds, **chosen)]
+    places = {seed: place for place, seed in enumerate(dict.fromkeys(spec.seed for spec in found))}
+    return list(dict.fromkeys(sorted(found, key=lambda spec: places[spec.seed])))
+
+
+def _records(path: Path) -> Store:
+    """The store of a file that must be there."""
+    if not path.is_file():
+        raise CommandError(f"There is no file {path}. `{PROGRAM} run` makes it; --store names another one.")
+    return Store(path)
+
+
+def _studies(
+    path: Path, names: Sequence[str], weights: Weights, datasets: Sequence[str] | None
+) -> list[Cells]:
+    """The records of suites, of each at least one."""
+    store = _records(path)
+    found = [Cells.read(store, name, weights, datasets) for name in dict.fromkeys(names)]
+    for cells in found:
+        if not cells.records:
+            raise CommandError(
+                f"{path} has no record of the suite {cells.suite} with {weights} weights. "
+                f"`{PROGRAM} run {cells.suite} --weights {weights} --store {path}` makes them."
+            )
+    return found
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _check(specs: Sequence[RunSpec], store: Store) -> None:
+    """Fail where records failed or are missing."""
+    status = store.status()
+    ids = [record_id(spec, method) for spec in specs for method in spec.recalibrations]
+    failed, missing = sum(status.get(i) == FAILED for i in ids), sum(i not in status for i in ids)
+    if failed or missing:
+        raise CommandError(
+            f"{failed} of {len(ids)} records failed and {missing} are missing. `{PROGRAM} status "
+            f"--store {store.path}` says why, --retry-failed tries again."
+        )
+
+
+def _counts(cells: Cells) -> dict[str, Any]:
+    names = set(cells.datasets) | set(_sets(cells.suite))
+    expected = len(names) * len(cells.seeds) * len(METHODS)
+    failed = len(cells.failures())
+    done = len(cells.records) - failed
+    return {
+        "suite": cells.suite,
+        "weights": cells.weights,
+        "seeds": len(cells.seeds),
+        "data sets": len(cells.datasets),
+        "done": done,
+        "without samples": sum(bool(record.get("partial")) for record in cells.records.values()),
+        "failed": failed,
+        "missing": expected - done - failed,
+    }
+
+
+def _versions(cells: Cells) -> list[str]:
+    """Of latentcal that wrote records, in the order of the alphabet."""
+    return sorted({record["version"] for record in cells.records.values() if "version" in record})
+
+
+def _sets(name: str) -> tuple[str, ...]:
+    """Data sets that a suite should have, as far as they can be had."""
+    try:
+        return tuple(spec.dataset for spec in suite(name, [0]))
+    except FileNotFoundError:
+        return ()
+
+
+def _of_no_suite(store: Store, found: Sequence[Cells]) -> int:
+    ids = {record["id"] for cells in found for record in cells.records.values()}
+    return sum(name not in ids for name in store.status())
+
+
+if __name__ == "__main__":
+    matplotlib.use("Agg")  # no windows
+    main()

@@ -1,0 +1,64 @@
+"""The studies use the library as anybody could: public names of public namespaces, and nothing else."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+STUDIES = Path(__file__).parents[2] / "studies"
+NAMESPACES = ("adapters", "data", "data.toy", "diagnostics", "flows", "metrics", "plots")
+PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in NAMESPACES))
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether a public namespace has this among its public names."""
+    if module not in PUBLIC:
+        return False
+    names = getattr(importlib.import_module(module), "__all__", None)
+    return not name.startswith("_") if names is None else name in names or f"{module}.{name}" in PUBLIC
+
+
+def private_uses(source: str) -> list[str]:
+    """What a file takes from latentcal beside public names."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names if alias.name.split(".")[0] == "latentcal"]
+            found += [module for module in modules if module not in PUBLIC]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "latentcal":
+            names = [(str(node.module), alias.name) for alias in node.names]
+            found += [f"{module}.{name}" for module, name in names if not is_public(module, name)]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "lc":
+            found += [f"lc.{node.attr}"] if not is_public("latentcal", node.attr) else []
+    return found
+
+
+@pytest.mark.parametrize("part", ["tabular", "images", "benchmarks"])
+def test_a_study_imports_only_public_names_of_the_library(part):
+    files = sorted((STUDIES / part).rglob("*.py"))
+    assert files
+    uses = {path.relative_to(STUDIES).as_posix(): private_uses(path.read_text("utf-8")) for path in files}
+    assert {path: names for path, names in uses.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from latentcal.flows.tuning import _seeded",
+        "from latentcal.numerics import log1mexp",
+        "from latentcal import _version",
+        "from latentcal.flows import grid_search",
+        "import latentcal.radius.law",
+        "import latentcal as lc\nlc._version",
+    ],
+)
+def test_the_check_sees_a_private_name(line):
+    assert len(private_uses(line)) == 1
+    assert private_uses("import latentcal as lc\nfrom latentcal.flows import TarFlow\nlc.data.split") == []
+
+
+def test_the_library_knows_nothing_of_the_studies():
+    library = STUDIES.parent / "src" / "latentcal"
+    assert [path for path in library.rglob("*.py") if "import studies" in path.read_text("utf-8")] == []
+    assert [path for path in library.rglob("*.py") if "from studies" in path.read_text("utf-8")] == []
