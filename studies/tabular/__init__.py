@@ -2,9 +2,8 @@
 
 from .datasets import DatasetEntry, download, find, list_datasets, load
 from .evaluate import evaluate
+from .execution import Outcome, record_id, run, run_suite, waiting
 from .methods import Calibrated, calibrate
-from .run import record_id, run, run_into, run_suite, waiting
-from .runner import Outcome, run_all
 from .spec import METHODS, RunSpec
 from .store import Store, StoreWarning
 from .suites import SUITES, suite
@@ -29,8 +28,6 @@ __all__ = [
     "load",
     "record_id",
     "run",
-    "run_all",
-    "run_into",
     "run_suite",
     "suite",
     "trained",

@@ -1,4 +1,4 @@
-"""The paper's study on tables, from the command line: run, status, table, figures.
+"""The paper's study on tables, from the command line: run, status, table, figures, import, export.
 
 The data lie in the folder that the variable LATENTCAL_DATA names. For a first look:
 
@@ -19,19 +19,18 @@ from typing import Any, NoReturn
 import matplotlib
 import pandas as pd
 
-from . import cluster
 from .cells import Cells, short_name
 from .datasets import find
+from .execution import record_id, run_suite, waiting
 from .figures import draw_figures
 from .report import write_report
-from .run import record_id, run_suite, waiting
 from .spec import METHODS, WEIGHTS, RunSpec, Weights
 from .store import FAILED, Store
-from .suites import SUITES, cost_of, suite
+from .suites import SUITES, suite
 from .tables import FORMATS, TABLES, tables_of, written
 
 PROGRAM = "python -m studies.tabular"
-STORE = Path("bench") / "records.jsonl"
+STORE = Path("bench") / "records.sqlite"
 _EXAMPLES = {
     "run": """
         {0} quick
@@ -41,7 +40,7 @@ _EXAMPLES = {
         {0} flow-matching --scheduler tcp://10.0.0.1:8786""",
     "status": """
         {0}
-        {0} maf --store results/records.jsonl""",
+        {0} maf --store results/records.sqlite""",
     "table": """
         {0} convex-potential
         {0} maf --metric l_ece --format latex --out l_ece.tex
@@ -50,6 +49,10 @@ _EXAMPLES = {
     "figures": """
         {0} convex-potential --out figures
         {0} maf misspecified --out figures --weights last --no-flows""",
+    "import": """
+        {0} studies/benchmarks/results/tabular_study.jsonl.gz --store study.sqlite""",
+    "export": """
+        {0} records.jsonl.gz --store study.sqlite""",
 }
 
 
@@ -100,11 +103,8 @@ def run(
     todo = waiting(specs, Store(store), **how)
     print(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.", flush=True)
     try:
-        if todo and scheduler is not None:
-            address = None if scheduler == "local" else scheduler
-            cluster.run_on_cluster(specs, store, scheduler=address, workers=processes, **how)
-        elif todo:
-            run_suite(specs, store, processes=processes, cost=cost_of, **how)
+        if todo:
+            run_suite(specs, store, scheduler=scheduler, workers=processes, **how)
     except KeyboardInterrupt:
         print("What is recorded stays; the same command goes on from there.", file=sys.stderr)
         raise
@@ -187,6 +187,19 @@ def show_figures(
         print(f"{len(paths)} files are in {folder}.")
 
 
+def import_records(file: Path, store: Path) -> None:
+    """Add the records of a file of JSON lines, or of another store, to a store."""
+    other = _records(file)
+    count = Store(store).append([*other.records(), *other.failures()])
+    print(f"{count} records are new in {store}.")
+
+
+def export_records(file: Path, store: Path) -> None:
+    """Write the records of a store as JSON lines, compressed where the name ends in .gz."""
+    _records(store).export(file)
+    print(f"{file} is written.")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -204,6 +217,9 @@ def _parser() -> argparse.ArgumentParser:
         own.set_defaults(command=command)
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         own.add_argument("--store", type=Path, default=STORE, help="file of the records (%(default)s)")
+        if name in ("import", "export"):
+            own.add_argument("file", metavar="FILE", type=Path, help="of JSON lines, .jsonl or .jsonl.gz")
+            return own
         some = "*" if name == "status" else "+"
         own.add_argument("suites", metavar="SUITE", nargs=some, type=_suite, help=", ".join(SUITES))
         if name != "status":
@@ -253,6 +269,8 @@ def _parser() -> argparse.ArgumentParser:
     figures.add_argument(
         "--flows", action=argparse.BooleanOptionalAction, default=True, help="also what needs trained flows"
     )
+    part("import", import_records)
+    part("export", export_records)
     return parser
 
 

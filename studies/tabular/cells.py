@@ -9,9 +9,9 @@ from typing import Any
 
 from .datasets import find
 from .estimates import Estimate, estimate
+from .execution import record_id
 from .measures import measure
 from .methods import HDR
-from .run import record_id
 from .spec import METHODS, Weights
 from .store import DONE, FAILED, Record, Store
 from .suites import suite

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..benchmarks import resumable
 from ..benchmarks.resumable import read, run_all
-from .run import run
+from .execution import run
 from .spec import RunSpec
 from .suites import suite
 

@@ -12,37 +12,21 @@ Figures that need trained flows are drawn anew where these lie in the cache, and
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from PIL import Image
 
 from .cells import Cells
 from .figures import draw_figures
-from .pages import IMAGES, SHOWN, SUITES, Records, main_page, page_of_tables
+from .pages import IMAGES, SHOWN, SUITES, main_page, page_of_tables
 from .store import Store
 
 ROOT = Path(__file__).parents[2]
 COPY = ROOT / "studies" / "benchmarks" / "results" / "tabular_study.jsonl.gz"
 PAGES = ROOT / "docs" / "results"
 COLOURS = 64  # of a picture; a third of the bytes
-
-
-def records(store: Path | None) -> list[dict[str, Any]]:
-    """Records of a store, or of the copy."""
-    found = Store(COPY if store is None else store)
-    return [*found.failures(), *found.records()]
-
-
-def keep(found: Records) -> None:
-    """Copy records; the same records give the same bytes."""
-    lines = sorted(json.dumps(record) + "\n" for record in found)
-    with COPY.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
-        file.write("".join(lines).encode())
 
 
 def draw(cells: Cells) -> None:
@@ -61,9 +45,10 @@ def main() -> None:
     parser.add_argument("--no-figures", action="store_true")
     arguments = parser.parse_args()
     matplotlib.use("Agg")
-    found = records(arguments.store)
     if arguments.store is not None:
-        keep(found)
+        Store(arguments.store).export(COPY)
+    store = Store(COPY)
+    found = [*store.failures(), *store.records()]
     (PAGES / "tabular_study.md").write_text(main_page(found))
     (PAGES / "tabular_study_tables.md").write_text(page_of_tables(found))
     for name in () if arguments.no_figures else SUITES:

@@ -1,7 +1,6 @@
 """Modules that need nothing but Python, loaded without their package: processes of theirs start at once."""
 
 import importlib.util
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -17,15 +16,7 @@ def module_alone(name: str) -> ModuleType:
 
 def append_many(path, worker, count, together):
     """Append records of a worker's own, and others that all workers have."""
-
-    class Dawdling(module_alone("tabular/store").Store):
-        """Between looking and writing there is time for others to come in, if they could."""
-
-        def _write(self, content):
-            time.sleep(0.002)
-            super()._write(content)
-
-    store = Dawdling(path)
+    store = module_alone("tabular/store").Store(path)
     together.wait()
     for i in range(count):
         own = {"id": f"{worker}-{i}", "status": "done", "text": "x" * 500}

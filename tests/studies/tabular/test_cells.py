@@ -54,7 +54,7 @@ def test_every_missing_figure_has_its_reason():
 
 
 def test_a_store_gives_what_is_done_and_what_failed(tmp_path):
-    store = Store(tmp_path / "records.jsonl")
+    store = Store(tmp_path / "records.sqlite")
     store.append([record("slump", "BASE", 0, nll=math.inf), record("slump", "auto", 0, error="no")])
     cells = Cells.read(Store(store.path), "convex-potential")
     assert cells.values("slump", "BASE", "nll") == {0: math.inf}
@@ -81,7 +81,7 @@ def test_coverage_is_that_of_the_region_and_an_unknown_measure_is_refused():
 
 def test_a_part_that_could_not_be_completed_keeps_its_figures(tmp_path):
     part = record("slump", "BASE", 0, nll=1.0, sampling_error="no samples were asked for", partial=True)
-    store = Store(tmp_path / "records.jsonl")
+    store = Store(tmp_path / "records.sqlite")
     store.append([part])
     store.append([record("slump", "BASE", 0, error="RuntimeError: no memory")])
     assert len(store.failures()) == 1

@@ -1,8 +1,8 @@
-import gzip
 import json
 import multiprocessing
-import os
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 from alone import append_forever, append_many
@@ -15,20 +15,15 @@ def record(name, status="done", **fields):
     return {"id": name, "status": status, **fields}
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "results" / "records.jsonl"
+    return tmp_path / "results" / "records.sqlite"
 
 
 def test_records_come_back_as_they_were_given(path):
     first = record("a", nll=1.25, curve=[0.1, 0.2], worst=float("inf"), missing=None)
     Store(path).append([first, record("b")])
     assert Store(path).records() == [first, record("b")]
-    assert len(path.read_text().splitlines()) == 2
 
 
 def test_a_store_that_is_not_there_is_empty(path):
@@ -37,12 +32,20 @@ def test_a_store_that_is_not_there_is_empty(path):
     assert not path.exists()
 
 
+def test_an_empty_file_is_an_empty_store(path):
+    path.parent.mkdir()
+    path.touch()
+    assert (Store(path).records(), Store(path).status(), Store(path).partial()) == ([], {}, set())
+    assert path.stat().st_size == 0
+    assert Store(path).append([record("a")]) == 1
+    assert Store(path).records() == [record("a")]
+
+
 def test_what_is_done_is_never_doubled(path):
     one, other = Store(path), Store(path)
     assert one.append([record("a", by=1)]) == 1
     assert other.append([record("a", by=2), record("b", by=2), record("b", by=3)]) == 1
     assert one.records() == [record("a", by=1), record("b", by=2)]
-    assert len(lines_of(path)) == 2
 
 
 def test_only_the_whole_takes_the_place_of_a_part(path):
@@ -74,62 +77,57 @@ def test_a_failure_can_be_followed_by_another_attempt(path):
     assert Store(path).records() == [record("a", nll=1.0)]
 
 
-@pytest.mark.parametrize("cut", [2, 7, 20])
-def test_a_truncated_last_line_is_moved_aside_and_the_rest_stays(path, cut):
-    Store(path).append([record("a", nll=1.0), record("b", nll=2.0)])
-    os.truncate(path, path.stat().st_size - cut)
-    before = path.read_bytes()
-    store = Store(path)
-    with pytest.warns(StoreWarning, match="cannot be read"):
-        assert store.records() == [record("a", nll=1.0)]
-    assert store.records() == [record("a", nll=1.0)]  # warned once
-    assert path.read_bytes() == before  # reading changes nothing
-    assert store.append([record("b", nll=2.0)]) == 1
-    aside = path.with_name(path.name + ".damaged")
-    assert aside.read_text().startswith('{"id": "b"')
-    assert [line["id"] for line in lines_of(path)] == ["a", "b"]
-
-
-def test_a_record_that_lacks_the_end_of_its_line_counts(path):
-    Store(path).append([record("a"), record("b")])
-    os.truncate(path, path.stat().st_size - 1)
-    assert Store(path).append([record("b"), record("c")]) == 1
-    assert [line["id"] for line in lines_of(path)] == ["a", "b", "c"]
-    assert not path.with_name(path.name + ".damaged").exists()
-
-
-def test_a_single_line_that_was_cut_short_is_repaired(path):
-    Store(path).append([record("a")])
-    os.truncate(path, 8)
-    with pytest.warns(StoreWarning):
-        assert Store(path).append([record("a")]) == 1
-    assert lines_of(path) == [record("a")]
-
-
-@pytest.mark.parametrize(
-    "content", [b"my notes", b"my notes\nof today\n", b"\x1f\x8b\x08\x00 packed", b'{"a": 1}', b'{"a": 1}\n']
-)
-def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path, content):
-    path = tmp_path / "notes.txt"
+@pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])
+@pytest.mark.parametrize("content", [b"my notes of today", b"\x1f\x8b\x08\x00 packed", b'{"a": 1}\n'])
+def test_a_file_of_something_else_is_refused_and_stays_as_it_is(tmp_path, content, name):
+    path = tmp_path / name
     path.write_bytes(content)
-    for use in (Store(path).records, Store(path).status, lambda: Store(path).append([record("a")])):
+    for use in (Store(path).records, Store(path).status):
         with pytest.raises(ValueError, match="is not a file of records"):
             use()
+    with pytest.raises(ValueError, match=r"is not a file of records|can only be read"):
+        Store(path).append([record("a")])
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_compressed_file_can_be_read_only(path):
-    Store(path).append([record("a"), record("b", "failed")])
-    packed = path.with_name("records.jsonl.gz")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    store = Store(packed)
-    assert (store.records(), store.status()) == ([record("a")], {"a": "done", "b": "failed"})
-    with pytest.raises(ValueError, match="Unpack it first"):
-        store.append([record("c")])
-    packed.write_bytes(packed.read_bytes()[:20])
+def test_a_database_of_something_else_is_refused(path):
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (title TEXT)")
+    for use in (Store(path).records, lambda: Store(path).append([record("a")])):
+        with pytest.raises(ValueError, match="is not a file of records"):
+            use()
+
+
+def test_records_are_exchanged_as_lines_that_can_be_read_only(path):
+    part, failed = record("b", partial=True), record("b", "failed", error="no samples")
+    Store(path).append([record("a", worst=float("inf")), part, failed])
+    for name in ("records.jsonl", "records.jsonl.gz"):
+        packed = path.with_name(name)
+        Store(path).export(packed)
+        store = Store(packed)
+        assert store.records() == [record("a", worst=float("inf")), part]
+        assert (store.failures(), store.status()) == ([failed], {"a": "done", "b": "failed"})
+        with pytest.raises(ValueError, match="can only be read"):
+            store.append([record("c")])
+        other = Store(path.with_name(f"{name}.sqlite"))
+        assert other.append([*store.records(), *store.failures()]) == 3
+        assert (other.records(), other.failures()) == (store.records(), store.failures())
+    content = packed.read_bytes()
+    Store(path).export(packed)
+    assert packed.read_bytes() == content  # the same records give the same bytes
+    packed.write_bytes(content[:20])
     with pytest.raises(ValueError, match=r"records.jsonl.gz is damaged"):
         Store(packed).records()
+
+
+def test_lines_that_are_no_records_are_reported_and_left_out(tmp_path):
+    path = tmp_path / "records.jsonl"
+    lines = [json.dumps(record("a")), "not json", "[1]", json.dumps(record("b")), '{"id": "c", "sta']
+    path.write_text("\n".join(lines))
+    with pytest.warns(StoreWarning, match="3 of 5 lines"):
+        assert [r["id"] for r in Store(path).records()] == ["a", "b"]
 
 
 def test_reading_needs_no_right_to_write(path):
@@ -141,43 +139,6 @@ def test_reading_needs_no_right_to_write(path):
     finally:
         path.parent.chmod(0o755)
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_file_that_is_emptied_forgets_what_was_cut_short_in_it(path):
-    path.parent.mkdir()
-    path.write_text('{"id": "a", "sta')
-    store = Store(path)
-    with pytest.warns(StoreWarning):
-        store.records()
-    path.write_text("")
-    store.append([record("b")])
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_appending_after_a_crash_repairs_first(path):
-    Store(path).append([record("a")])
-    with path.open("a") as file:
-        file.write('{"id": "b", "sta')
-    with pytest.warns(StoreWarning):
-        Store(path).append([record("c")])
-    assert [line["id"] for line in lines_of(path)] == ["a", "c"]
-
-
-def test_a_damaged_line_in_the_middle_is_reported_and_left_out(path):
-    Store(path).append([record("a")])
-    with path.open("a") as file:
-        file.write("not json\n[1]\n" + json.dumps(record("b")) + "\n")
-    with pytest.warns(StoreWarning) as caught:
-        assert [r["id"] for r in Store(path).records()] == ["a", "b"]
-    (warning,) = caught
-    assert "2 lines" in str(warning.message)
-
-
-def test_a_store_notices_that_its_file_was_replaced(path):
-    store = Store(path)
-    store.append([record("a"), record("b")])
-    path.write_text(json.dumps(record("c")) + "\n")
-    assert store.status() == {"c": "done"}
 
 
 def test_a_record_without_identity_is_refused(path):
@@ -197,7 +158,7 @@ def test_several_processes_append_without_loss_or_doubling(path):
         process.start()
     for process in processes:
         process.join()
-    names = [line["id"] for line in lines_of(path)]
+    names = [each["id"] for each in Store(path).records()]
     own = {f"{worker}-{i}" for worker in range(3) for i in range(40)}
     assert len(names) == len(set(names))
     assert set(names) == own | {f"common-{i}" for i in range(40)}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from studies.tabular import METHODS, RunSpec, Store, __main__, cluster, record_id
+from studies.tabular import METHODS, RunSpec, Store, __main__, record_id
 from studies.tabular.__main__ import main, parse_seeds
 from studies.tabular.store import DONE, FAILED
 
@@ -47,7 +47,7 @@ def record(spec: RunSpec, method: str, status: str = DONE, **figures) -> dict:
 @pytest.fixture
 def store(tmp_path):
     """Records of slump with three seeds, one of which failed in part."""
-    path = tmp_path / "records.jsonl"
+    path = tmp_path / "records.sqlite"
     known = Store(path)
     for seed in range(3):
         spec = RunSpec("slump", "convex-potential", seed)
@@ -98,7 +98,7 @@ def test_status_counts_and_says_why_it_failed(capsys, store):
 
 
 def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_path):
-    path = tmp_path / "records.jsonl"
+    path = tmp_path / "records.sqlite"
     spec = RunSpec("slump", "convex-potential", 0)
     Store(path).append(
         [record(spec, "BASE", version="1.0"), record(spec, "auto", version="1.0", partial=True)]
@@ -115,7 +115,7 @@ def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_p
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["table", "quick", "--store", "nowhere.jsonl"], 1, "There is no file nowhere.jsonl"),
+        (["table", "quick", "--store", "nowhere.sqlite"], 1, "There is no file nowhere.sqlite"),
         (["table", "nope"], 2, "'nope' is not one of"),
         (["table", "quick", "--metric", "nil"], 2, "invalid choice: 'nil'"),
         (["run", "quick", "--seeds", "x"], 2, "'x' are no seeds; write 3"),
@@ -212,12 +212,12 @@ def runner(monkeypatch):
 
 
 def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, tmp_path):
-    path = tmp_path / "records.jsonl"
+    path = tmp_path / "records.sqlite"
     words = ("quick", "misspecified", "--seeds", "0", "4", "--datasets", "SLU", "edm", "--processes", "2")
     code, out, error = study(capsys, "run", *words, "--store", str(path))
     assert code == 0, error
     (call,) = runner.calls
-    assert (call["processes"], call["retry_failed"]) == (2, False)
+    assert (call["workers"], call["retry_failed"]) == (2, False)
     order = [(spec.seed, spec.max_epochs == 2, spec.dataset) for spec in call["specs"]]
     assert order[:4] == [(0, False, "slump"), (0, False, "edm"), (0, True, "slump"), (0, True, "edm")]
     assert len(order) == 8
@@ -233,7 +233,7 @@ def test_run_does_what_is_waiting_and_writes_tables_and_figures(capsys, runner, 
 def test_run_measures_some_methods_without_samples_where_asked_for(capsys, runner, tmp_path):
     words = ("run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
     chosen = ("--methods", "base", "auto", "--no-samples")
-    code, _, error = study(capsys, *words, *chosen, "--store", str(tmp_path / "r.jsonl"))
+    code, _, error = study(capsys, *words, *chosen, "--store", str(tmp_path / "r.sqlite"))
     assert code == 0, error
     assert runner.calls[0]["samples"] is False
     assert runner.calls[0]["specs"][0].recalibrations == ("BASE", "auto")
@@ -252,23 +252,28 @@ def test_run_fails_where_records_failed(capsys, runner, tmp_path):
         "--weights",
         "last",
     )
-    code, _, error = study(capsys, *words, "--store", str(tmp_path / "r.jsonl"))
+    code, _, error = study(capsys, *words, "--store", str(tmp_path / "r.sqlite"))
     assert code == 1
     assert "1 of 8 records failed" in error
     assert runner.calls[0]["specs"][0].weights == "last"
-    assert "0 of 1 runs" in study(capsys, *words, "--store", str(tmp_path / "r.jsonl"))[1]
-    again = study(capsys, *words, "--store", str(tmp_path / "r.jsonl"), "--retry-failed")
+    assert "0 of 1 runs" in study(capsys, *words, "--store", str(tmp_path / "r.sqlite"))[1]
+    again = study(capsys, *words, "--store", str(tmp_path / "r.sqlite"), "--retry-failed")
     assert "1 of 1 runs" in again[1]
 
 
-def test_run_gives_a_cluster_the_address_of_its_scheduler(capsys, runner, tmp_path, monkeypatch):
-    stand_in = _Runner()
-    monkeypatch.setattr(cluster, "run_on_cluster", stand_in)
+def test_run_gives_a_cluster_the_address_of_its_scheduler(capsys, runner, tmp_path):
     words = ("run", "quick", "--seeds", "1", "--datasets", "slump", "--no-report")
-    path = str(tmp_path / "r.jsonl")
+    path = str(tmp_path / "r.sqlite")
     assert study(capsys, *words, "--store", path, "--scheduler", "tcp://10.0.0.1:8786")[0] == 0
-    assert stand_in.calls[0]["scheduler"] == "tcp://10.0.0.1:8786"
-    assert runner.calls == []
+    assert runner.calls[0]["scheduler"] == "tcp://10.0.0.1:8786"
+
+
+def test_records_go_from_store_to_store_as_lines(capsys, store, tmp_path):
+    lines, other = tmp_path / "r.jsonl.gz", tmp_path / "other.sqlite"
+    assert study(capsys, "export", str(lines), "--store", str(store))[0] == 0
+    assert "24 records are new" in study(capsys, "import", str(lines), "--store", str(other))[1]
+    assert "0 records are new" in study(capsys, "import", str(lines), "--store", str(other))[1]
+    assert Store(other).status() == Store(store).status()
 
 
 def test_an_interrupt_says_that_nothing_is_lost(capsys, runner, tmp_path, monkeypatch):
