@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks.resumable import RESULTS, read
-from ..tabular.estimates import Estimate, estimate, paired
+from ..tabular.estimates import Estimate, estimate, paired_difference
 from .__main__ import STUDIES
 from .scores import ALL, BASE
 
@@ -282,7 +282,7 @@ def _change(records: Sequence[Record], own: Sequence[Record]) -> str:
         return ""
     before = {record["evaluation"]: record["bpd"] for record in _select(records, "", BASE, ALL)}
     after = {record["evaluation"]: record["bpd"] for record in own}
-    return _shown(paired(after, before), 5, sign="+")
+    return _shown(paired_difference(after, before), 5, sign="+")
 
 
 def _shown(found: Estimate | None, digits: int, sign: str = "") -> str:

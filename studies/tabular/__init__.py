@@ -2,12 +2,11 @@
 
 from .datasets import DatasetEntry, download, find, list_datasets, load
 from .evaluate import evaluate
-from .execution import Outcome, record_id, run, run_suite, waiting
+from .execution import Outcome, record_id, run, run_suite, runs_left
 from .methods import Calibrated, calibrate
-from .spec import METHODS, RunSpec
+from .spec import METHODS, SUITES, RunSpec, suite
 from .store import Store, StoreWarning
-from .suites import SUITES, suite
-from .training import TrainedRun, is_trained, trained
+from .trainings import TrainedRun, is_trained, train_or_load
 
 __all__ = [
     "METHODS",
@@ -29,7 +28,7 @@ __all__ = [
     "record_id",
     "run",
     "run_suite",
+    "runs_left",
     "suite",
-    "trained",
-    "waiting",
+    "train_or_load",
 ]

@@ -21,13 +21,12 @@ import pandas as pd
 
 from .cells import Cells, short_name
 from .datasets import find
-from .execution import record_id, run_suite, waiting
-from .figures import draw_figures
-from .report import write_report
-from .spec import METHODS, WEIGHTS, RunSpec, Weights
+from .execution import record_id, run_suite, runs_left
+from .formats import FORMATS, format_tables
+from .report import draw_figures, write_report
+from .spec import METHODS, SUITES, WEIGHTS, RunSpec, Weights, suite
 from .store import FAILED, Store
-from .suites import SUITES, suite
-from .tables import FORMATS, TABLES, tables_of, written
+from .tables import TABLES, tables_of
 
 PROGRAM = "python -m studies.tabular"
 STORE = Path("bench") / "records.sqlite"
@@ -100,7 +99,7 @@ def run(
     """
     specs = _specs(suites, seeds, datasets, weights, methods)
     how: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
-    todo = waiting(specs, Store(store), **how)
+    todo = runs_left(specs, Store(store), **how)
     print(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.", flush=True)
     try:
         if todo:
@@ -158,7 +157,7 @@ def show_table(
     differences (paired), ranks, and what the study shows (claims); the last two are about all suites that are
     named.
     """
-    text = written(tables_of(metric, _studies(store, suites, weights, datasets), method), form)
+    text = format_tables(tables_of(metric, _studies(store, suites, weights, datasets), method), form)
     if out is None:
         print(text, end="")
     else:

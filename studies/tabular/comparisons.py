@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from latentcal.metrics import ReliabilityCurve, reliability_curve
 
 from .cells import Cells
-from .estimates import Estimate, estimate, joint_errors, paired
-from .published import published
+from .estimates import Estimate, estimate, joint_errors, paired_difference
+from .evaluate import CURVE
+from .published import published_figure
+from .store import DONE, Record
 
 SMALL = 1100  # rows
 TOLERANCE = 0.01  # of a negative log-likelihood
@@ -54,7 +62,7 @@ def against_published(cells: Cells, metric: str, method: str, limit: float = 2.0
     for dataset in cells.datasets:
         ours, theirs = (
             cells.estimate(dataset, method, metric),
-            published(cells.suite, dataset, metric, method),
+            published_figure(cells.suite, dataset, metric, method),
         )
         z = joint_errors(ours, theirs)
         if z is not None:
@@ -81,7 +89,9 @@ def not_above(cells: Cells, metric: str, method: str, other: str, limit: float =
 def differences(cells: Cells, method: str, other: str, metric: str = "nll") -> dict[str, Estimate]:
     """Mean difference to another method with its paired standard error, over seeds, by data set."""
     found = {
-        dataset: paired(cells.values(dataset, method, metric), cells.values(dataset, other, metric))
+        dataset: paired_difference(
+            cells.values(dataset, method, metric), cells.values(dataset, other, metric)
+        )
         for dataset in cells.datasets
     }
     return {dataset: difference for dataset, difference in found.items() if difference is not None}
@@ -179,7 +189,7 @@ def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] 
             values = {name: cells.values(dataset, name, metric) for name in names}
             common = set.intersection(*(set(found) for found in values.values()))
             if common:
-                by_case[cells.suite, dataset] = _ranked({name: _mean(values[name], common) for name in names})
+                by_case[cells.suite, dataset] = _rank({name: _mean(values[name], common) for name in names})
             else:
                 lacking = tuple(name for name, found in values.items() if len(found) < len(cells.seeds))
                 left_out[cells.suite, dataset] = lacking
@@ -205,7 +215,7 @@ def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
     return found.mean
 
 
-def _ranked(means: dict[str, float]) -> dict[str, float]:
+def _rank(means: dict[str, float]) -> dict[str, float]:
     """Rank of each mean; equal ones share the mean of their places."""
     ordered = sorted(means.values())
     return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}
@@ -224,3 +234,73 @@ def _why(cells: Cells, dataset: str, method: str, metric: str, found: Estimate |
     if found is None:
         return next(iter(cells.why_missing(dataset, method, metric).values()), "not run")
     return "infinite" if found.infinite else "one seed"
+
+
+CONFIDENCE = 0.9
+
+
+def curve_of(record: Record, name: str = "latent_curve", confidence: float = CONFIDENCE) -> ReliabilityCurve:
+    """Reliability curve of a record, with the bands of as many test rows; it has no p-values.
+
+    Args:
+        record: one that is done.
+        name: ``"latent_curve"`` or ``"hdr_curve"``.
+        confidence: probability with which the curve of a calibrated model lies in a band.
+    """
+    if record.get(name) is None:
+        why = record.get("sampling_error") or "its method has none"
+        raise ValueError(f"The record {record['id']} has no {name}: {why}.")
+    frequency = torch.tensor(record[name], dtype=torch.float64)
+    return dataclasses.replace(_bands(rows_of(record, name), confidence), frequency=frequency, p_values={})
+
+
+def rows_of(record: Record, name: str) -> int:
+    """Test rows that a curve or an error rests on."""
+    sampled = record.get("sampled_rows") if name in ("hdr_curve", "hdr_ece") else None
+    return int(sampled or record["n_test"])
+
+
+def leaves_band(record: Record, name: str = "latent_curve", confidence: float = CONFIDENCE) -> bool:
+    """Whether the curve of a record leaves the simultaneous band somewhere, as far as its levels show."""
+    curve = curve_of(record, name, confidence)
+    inside = (curve.simultaneous_lower <= curve.frequency) & (curve.frequency <= curve.simultaneous_upper)
+    return not bool(inside.all())
+
+
+def lower_where_base_leaves_band(cells: Cells, method: str) -> Verdict:
+    """Where a method lowers the mean L-ECE of BASE, over the seeds in which BASE leaves its 90 % band.
+
+    The misses are the mean differences; data sets in which BASE stays in its band are no cases.
+    """
+    holds, misses, unjudged = [], {}, {}
+    for dataset in cells.datasets:
+        curves = _curves_of_base(cells, dataset)
+        seeds = [seed for seed, record in curves.items() if leaves_band(record)]
+        if not curves:
+            unjudged[dataset] = "no curve of BASE"
+        if not seeds:
+            continue
+        ours, base = (
+            {s: v for s, v in cells.values(dataset, name, "l_ece").items() if s in seeds}
+            for name in (method, "BASE")
+        )
+        difference = paired_difference(ours, base)
+        if difference is None:
+            unjudged[dataset] = "no seed that both have"
+        elif difference.mean < 0:
+            holds.append(dataset)
+        else:
+            misses[dataset] = difference.mean
+    return Verdict(tuple(holds), misses, unjudged)
+
+
+def _curves_of_base(cells: Cells, dataset: str) -> dict[int, Record]:
+    """Records of BASE that have a latent curve, by seed."""
+    found = {seed: cells.records.get((dataset, "BASE", seed), {}) for seed in cells.seeds}
+    return {s: r for s, r in found.items() if r.get("status") == DONE and r.get("latent_curve") is not None}
+
+
+@cache
+def _bands(n: int, confidence: float) -> ReliabilityCurve:
+    uniform = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+    return reliability_curve(uniform, CURVE, confidence)

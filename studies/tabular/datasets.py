@@ -90,7 +90,7 @@ def locate(entry: DatasetEntry, folder: str | os.PathLike[str] | None = None) ->
         ValueError: the file is not the one listed in ``SHA256SUMS``.
     """
     if folder is None and not os.environ.get(FOLDER_VARIABLE):
-        return _downloaded(entry)
+        return _download(entry)
     root = data_folder(folder)
     path = _path(entry, root)
     if path is None:
@@ -123,7 +123,7 @@ def download(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     Raises:
         FileNotFoundError: the set has no public address, or no mirror gave the file.
     """
-    return _downloaded(find(name), cache)
+    return _download(find(name), cache)
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
@@ -297,7 +297,7 @@ def _as_float32(frame: pd.DataFrame, names: list[str]) -> np.ndarray:
     return values
 
 
-def _downloaded(entry: DatasetEntry, cache: str | os.PathLike[str] | None = None) -> Path:
+def _download(entry: DatasetEntry, cache: str | os.PathLike[str] | None = None) -> Path:
     where = (
         f"Set the environment variable {FOLDER_VARIABLE} to the folder that holds the data, or pass folder="
     )

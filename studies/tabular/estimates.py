@@ -58,7 +58,7 @@ def estimate(values: Iterable[float]) -> Estimate | None:
     return Estimate(statistics.fmean(data), error, len(data))
 
 
-def paired(ours: Mapping[Key, float], others: Mapping[Key, float]) -> Estimate | None:
+def paired_difference(ours: Mapping[Key, float], others: Mapping[Key, float]) -> Estimate | None:
     """Mean difference, ours minus the others', over the keys that both have, with its paired standard error.
 
     Pairs of which both are infinite tell nothing and are left out of n.

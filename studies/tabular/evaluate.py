@@ -14,8 +14,8 @@ from latentcal import PrerankRecalibrated, latent_pit, nll_decomposition
 from latentcal.metrics import calibration_error, empirical_coverage, energy_score
 
 from .methods import Calibrated
-from .sampling import Draws, draws
-from .training import TrainedRun
+from .sampling import Draws, draw_samples
+from .trainings import TrainedRun
 
 SAMPLES = 100
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -58,10 +58,10 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
         if calibrated.prerank is None:
             figures = _of_latents(run, calibrated)
             figures |= (
-                _guarded(_of_samples, run, calibrated, samples) if samples else {"sampling_error": NO_SAMPLES}
+                _guard(_of_samples, run, calibrated, samples) if samples else {"sampling_error": NO_SAMPLES}
             )
         else:
-            figures = _guarded(_of_prerank, run, calibrated, samples)
+            figures = _guard(_of_prerank, run, calibrated, samples)
     figures["evaluate_seconds"] = time.process_time() - start
     if wrong := [name for name, value in figures.items() if _has_nan(value)]:
         raise FloatingPointError(f"{calibrated.method} has figures that are not numbers: {', '.join(wrong)}.")
@@ -91,7 +91,7 @@ def _of_samples(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
     model, z = calibrated.model, run.latents.test_z.double()
     log_prob = model(x).log_prob(z) + run.latents.test_log_det.double()
     scores, pits, log_volumes = [], [], []
-    for part in draws(run, model, samples):
+    for part in draw_samples(run, model, samples):
         scores.append(energy_score(part.y, y[part.rows].to(part.y.dtype)).double())
         pits.append((part.log_prob >= log_prob[part.rows]).double().mean(0))
         inside = (-part.log_prob).masked_fill(part.u > REGION, -math.inf)
@@ -114,8 +114,8 @@ def _of_prerank(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
     z = run.latents.test_z.double()
     base = calibrated.model(x).log_prob(z) + run.latents.test_log_det.double()
     parts = [
-        _resampled(prerank, part, y[part.rows], base[part.rows])
-        for part in draws(run, calibrated.model, prerank.samples)
+        _resample(prerank, part, y[part.rows], base[part.rows])
+        for part in draw_samples(run, calibrated.model, prerank.samples)
     ]
     scores, u, rank = (torch.cat(column) for column in zip(*parts, strict=True))
     tilt = prerank.recalibration.law.log_rank_ratio(prerank.samples)[rank]
@@ -135,7 +135,7 @@ class _Resampled(NamedTuple):
     rank: Tensor
 
 
-def _resampled(prerank: PrerankRecalibrated, part: Draws, y: Tensor, log_prob: Tensor) -> _Resampled:
+def _resample(prerank: PrerankRecalibrated, part: Draws, y: Tensor, log_prob: Tensor) -> _Resampled:
     """Energy score, HDR PIT and rank of rows (m,), in the mean over the resampling of their candidates."""
     order = part.log_prob.argsort(0, descending=True)
     shares = torch.tensor(prerank.quotas, dtype=torch.float64) / sum(prerank.quotas)
@@ -178,7 +178,7 @@ def pooled_energy_score(samples: Tensor, y: Tensor, sizes: Tensor, shares: Tenso
     return misfit - (distances * pairs).sum((1, 2)) / 2
 
 
-def _guarded(figures_of: Any, run: TrainedRun, calibrated: Calibrated, samples: int) -> Figures:
+def _guard(figures_of: Any, run: TrainedRun, calibrated: Calibrated, samples: int) -> Figures:
     try:
         return {"sampling_error": None, **figures_of(run, calibrated, samples)}
     except FloatingPointError as error:

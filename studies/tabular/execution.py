@@ -22,10 +22,9 @@ from latentcal import __version__
 from .datasets import load
 from .evaluate import NO_SAMPLES, SAMPLES, evaluate
 from .methods import calibrate
-from .spec import RunSpec
+from .spec import RunSpec, cost_of
 from .store import DONE, FAILED, Record, Store, stamp
-from .suites import cost_of
-from .training import Load, TrainedRun, one_thread, trained
+from .trainings import Load, TrainedRun, one_thread, train_or_load
 
 _ALONE = threading.RLock()  # random numbers and threads of torch belong to the whole process
 
@@ -69,7 +68,7 @@ def records_of(
     wanted = spec.recalibrations if methods is None else tuple(methods)
     with _ALONE, one_thread():
         try:
-            base = trained(spec, load=load, cache=cache)
+            base = train_or_load(spec, load=load, cache=cache)
         except Exception as error:
             yield from failures_of(spec, "training", error, wanted)
             return
@@ -109,7 +108,7 @@ def failures_of(
     return [stamp({**_head(spec, name, FAILED), **fields}) for name in names]
 
 
-def waiting(
+def runs_left(
     specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, samples: bool = True
 ) -> list[RunSpec]:
     """Runs that are not all done yet, with what is missing as their recalibrations; failures if asked for.
@@ -179,7 +178,7 @@ def run_suite(
         raise ValueError(f"workers must be at least 1, got {workers}.")
     store = Store(store_path)
     store.check_writable()
-    todo = waiting(specs, store, retry_failed=retry_failed, samples=samples)
+    todo = runs_left(specs, store, retry_failed=retry_failed, samples=samples)
     if not todo:
         return []
     progress, outcomes = Progress([cost_of(spec) for spec in todo]), []

@@ -30,7 +30,7 @@ from latentcal import (
 from latentcal.flows import LinearGaussianFlow
 
 from .sampling import sampler
-from .training import TrainedRun
+from .trainings import TrainedRun
 
 HDR = "HDR-R"
 _ENCODED_AT_A_TIME = 4096
@@ -108,7 +108,7 @@ def latent_flow(flow: ConditionalFlow) -> ConditionalFlow:
     return LinearGaussianFlow(None, eye.new_zeros(dim), eye, base=flow.base).eval()
 
 
-def attached(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
+def attach(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
     """A model of latents put on top of the flow that they come from: a flow from y."""
     whole = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
     whole = whole.with_base(model.base)

@@ -21,8 +21,7 @@ from typing import Any
 from ..benchmarks import resumable
 from ..benchmarks.resumable import read, run_all
 from .execution import run
-from .spec import RunSpec
-from .suites import suite
+from .spec import RunSpec, suite
 
 RESULTS = resumable.RESULTS / "other_settings.csv"
 DEPTH = {"convex-potential": {"layers": 5}, "maf": {"flows": 8}, "flow-matching": {"layers": 5}}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks.resumable import read
-from .bands import lower_where_base_leaves_band
 from .cells import Cells, short_name
 from .comparisons import (
     SMALL,
@@ -17,17 +16,18 @@ from .comparisons import (
     against_published,
     differences,
     lower_mean,
+    lower_where_base_leaves_band,
     median_differences,
     not_above,
     not_worse,
     ranks,
 )
+from .formats import format_tables
 from .other_settings import RESULTS as OTHER_SETTINGS
 from .other_settings import SETTINGS
-from .published import published
+from .published import published_figure
 from .spec import WEIGHTS
-from .tables import tables_of, written
-from .tables.times import times_table
+from .tables import tables_of, times_table
 
 Records = Sequence[dict[str, Any]]
 
@@ -166,7 +166,7 @@ def main_page(found: Records) -> str:
     for cells in studies:
         parts += [f"## {cells.suite}\n", f"{ABOUT[cells.suite]}\n"]
         if cells.suite == "convex-potential":
-            parts += [console(written([times_table(cells, at_least=LARGE)], "text"))]
+            parts += [console(format_tables([times_table(cells, at_least=LARGE)], "text"))]
         folder = IMAGES / cells.suite
         parts += [f"![{title}](../{folder}/{name}.png)\n" for name, title in SHOWN[cells.suite].items()]
     return "\n".join(parts)
@@ -218,7 +218,7 @@ def console(text: str) -> str:
 
 
 def fenced(name: str, studies: Sequence[Cells], method: str | None = None) -> str:
-    return console(written(tables_of(name, studies, method), "text"))
+    return console(format_tables(tables_of(name, studies, method), "text"))
 
 
 def costs(found: Records) -> str:
@@ -312,7 +312,7 @@ def with_other_settings(studies: Sequence[Cells]) -> str:
     for cells in studies:
         for dataset in against_published(cells, "nll", "BASE").misses:
             theirs, ours = (
-                published(cells.suite, dataset, "nll", "BASE"),
+                published_figure(cells.suite, dataset, "nll", "BASE"),
                 cells.estimate(dataset, "BASE", "nll"),
             )
             if theirs is None or ours is None or (cells.suite, dataset) not in tried:

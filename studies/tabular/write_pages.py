@@ -19,8 +19,8 @@ import matplotlib
 from PIL import Image
 
 from .cells import Cells
-from .figures import draw_figures
 from .pages import IMAGES, SHOWN, SUITES, main_page, page_of_tables
+from .report import draw_figures
 from .store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -6,19 +6,21 @@ import pytest
 from study_records import cells_of, full_record, record
 
 from studies.tabular import METHODS
-from studies.tabular.bands import curve_of, leaves_band, lower_where_base_leaves_band
 from studies.tabular.cells import Cells
+from studies.tabular.claims import claims, claims_table
 from studies.tabular.comparisons import (
     Verdict,
     against_published,
+    curve_of,
+    leaves_band,
     lower_mean,
+    lower_where_base_leaves_band,
     median_differences,
     not_above,
     not_worse,
     ranks,
 )
 from studies.tabular.evaluate import CURVE
-from studies.tabular.tables import claims, claims_table
 
 
 def test_a_mean_is_judged_against_the_published_one():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from studies.tabular.estimates import Estimate, as_good_as_best, estimate, joint_errors, paired
+from studies.tabular.estimates import Estimate, as_good_as_best, estimate, joint_errors, paired_difference
 
 
 def test_the_standard_error_is_the_deviation_over_the_root_of_n():
@@ -47,7 +47,7 @@ def test_a_difference_without_standard_error_is_not_judged_unless_it_is_infinite
 def test_paired_errors_are_those_of_the_differences():
     # The values vary by 10, the differences are 1, 2, 3.
     ours, base = {0: 11.0, 1: 2.0, 2: 23.0}, {0: 10.0, 1: 0.0, 2: 20.0}
-    assert paired(ours, base) == Estimate(2.0, pytest.approx(1 / math.sqrt(3)), 3)
+    assert paired_difference(ours, base) == Estimate(2.0, pytest.approx(1 / math.sqrt(3)), 3)
     # A control: unpaired, these values are not told apart by more than half an error.
     unpaired = joint_errors(estimate(ours.values()), estimate(base.values()))
     assert unpaired is not None
@@ -55,10 +55,10 @@ def test_paired_errors_are_those_of_the_differences():
 
 
 def test_only_seeds_that_both_have_are_paired():
-    assert paired({0: 1.0, 1: 5.0}, {1: 3.0, 2: 9.0}) == Estimate(2.0, None, 1)
-    assert paired({0: 1.0}, {1: 1.0}) is None
-    assert paired({0: math.inf, 1: 2.0}, {0: math.inf, 1: 1.0}) == Estimate(1.0, None, 1)
-    assert paired({0: math.inf}, {0: 1.0}) == Estimate(math.inf, None, 1, infinite=1)
+    assert paired_difference({0: 1.0, 1: 5.0}, {1: 3.0, 2: 9.0}) == Estimate(2.0, None, 1)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    assert paired_difference({0: math.inf, 1: 2.0}, {0: math.inf, 1: 1.0}) == Estimate(1.0, None, 1)
+    assert paired_difference({0: math.inf}, {0: 1.0}) == Estimate(math.inf, None, 1, infinite=1)
 
 
 def test_bold_are_those_within_1_64_joint_errors_of_the_lowest():

@@ -12,8 +12,8 @@ from latentcal.metrics import energy_score
 from studies.tabular import METHODS, RunSpec, TrainedRun, calibrate, evaluate
 from studies.tabular.evaluate import CURVE, LEVELS, pooled_energy_score
 from studies.tabular.methods import Calibrated, latent_flow
-from studies.tabular.sampling import draws
-from studies.tabular.training import Latents
+from studies.tabular.sampling import draw_samples
+from studies.tabular.trainings import Latents
 from toys import scaled_gaussian
 
 ROWS, DIM = 2400, 2
@@ -161,7 +161,7 @@ def test_hdr_figures_are_those_of_the_algorithm_on_average(wide):
 def test_two_models_share_their_random_numbers(wide):
     run, _ = wide
     base, lr = (calibrate(name, run).model for name in ("BASE", "LR-stacked"))
-    first, second = (torch.cat([part.y for part in draws(run, model)], 1) for model in (base, lr))
+    first, second = (torch.cat([part.y for part in draw_samples(run, model)], 1) for model in (base, lr))
     along = torch.nn.functional.cosine_similarity(first, second, dim=-1)
     assert float(along.min()) > 0.999
     assert first.shape == (100, len(run.split.test.y), DIM)
@@ -169,7 +169,7 @@ def test_two_models_share_their_random_numbers(wide):
 
 def test_densities_of_samples_are_those_of_the_model(wide):
     run, _ = wide
-    for part in draws(run, latent_flow(run.flow), samples=7):
+    for part in draw_samples(run, latent_flow(run.flow), samples=7):
         expected = run.flow(run.split.test.x[part.rows]).log_prob(part.y)
         torch.testing.assert_close(part.log_prob, expected)
 

@@ -3,15 +3,15 @@ import torch
 from toy_study import load, spec
 
 import latentcal as lc
-from studies.tabular import METHODS, calibrate, trained
-from studies.tabular.methods import attached, latent_flow
+from studies.tabular import METHODS, calibrate, train_or_load
+from studies.tabular.methods import attach, latent_flow
 
 LATENT = [name for name in METHODS if name != "HDR-R"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return trained(spec(max_epochs=40), load=load, cache=tmp_path_factory.mktemp("cache"))
+    return train_or_load(spec(max_epochs=40), load=load, cache=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_the_model_of_latents_and_the_one_of_y_are_the_same(name, run, calibrate
     x, y = run.split.test
     with torch.no_grad():
         from_latents = model(x).log_prob(run.latents.test_z.double()) + run.latents.test_log_det
-        from_y = attached(model, run.flow)(x).log_prob(y)
+        from_y = attach(model, run.flow)(x).log_prob(y)
     torch.testing.assert_close(from_y.double(), from_latents, atol=1e-4, rtol=1e-4)
 
 
@@ -43,7 +43,7 @@ def test_cached_latents_give_what_recalibrate_gives(name, fit, run, calibrated):
     x, y = run.split.test
     with torch.no_grad():
         expected = direct(x).log_prob(y)
-        own = attached(calibrated[name].model, run.flow)(x).log_prob(y)
+        own = attach(calibrated[name].model, run.flow)(x).log_prob(y)
     torch.testing.assert_close(own, expected, atol=2e-3, rtol=2e-3)
 
 

@@ -10,7 +10,7 @@ from studies.tabular.published import (
     BASE_MODELS,
     PUBLISHED_AS,
     PublishedFigure,
-    published,
+    published_figure,
     published_seconds,
     published_sets,
     published_terms,
@@ -23,20 +23,24 @@ MAIN = ("convex-potential", "maf", "flow-matching", "misspecified")
 
 
 def test_a_figure_is_found_by_suite_data_set_metric_and_method():
-    assert published("maf", "slump", "hdr_ece", "HDR-R") == PublishedFigure(0.11, 0.014, True)
-    assert published("flow-matching", "SLU", "nll", "BASE") == PublishedFigure(2.16, 0.2, True)
-    assert published("quick", "slump", "nll", "BASE") == published("convex-potential", "slump", "nll", "BASE")
-    assert published("maf", "slump", "nll", "BASE") != published("misspecified", "slump", "nll", "BASE")
+    assert published_figure("maf", "slump", "hdr_ece", "HDR-R") == PublishedFigure(0.11, 0.014, True)
+    assert published_figure("flow-matching", "SLU", "nll", "BASE") == PublishedFigure(2.16, 0.2, True)
+    assert published_figure("quick", "slump", "nll", "BASE") == published_figure(
+        "convex-potential", "slump", "nll", "BASE"
+    )
+    assert published_figure("maf", "slump", "nll", "BASE") != published_figure(
+        "misspecified", "slump", "nll", "BASE"
+    )
 
 
 def test_what_was_not_published_is_none():
-    assert published("maf", "slump", "nll", "LR-stacked") is None
-    assert published("maf", "slump", "nll", "HDR-R") is None
-    assert published("maf", "slump", "coverage", "BASE") is None
-    assert published("maf", "my_own_table", "nll", "BASE") is None
-    assert published("maf", "scm1d_partial", "nll", "BASE") is None
+    assert published_figure("maf", "slump", "nll", "LR-stacked") is None
+    assert published_figure("maf", "slump", "nll", "HDR-R") is None
+    assert published_figure("maf", "slump", "coverage", "BASE") is None
+    assert published_figure("maf", "my_own_table", "nll", "BASE") is None
+    assert published_figure("maf", "scm1d_partial", "nll", "BASE") is None
     with pytest.raises(ValueError, match="no suite 'mfa'"):
-        published("mfa", "slump", "nll", "BASE")
+        published_figure("mfa", "slump", "nll", "BASE")
 
 
 def test_every_suite_and_method_has_its_published_name():
@@ -48,7 +52,7 @@ def test_all_1160_figures_are_there():
     assert len(published_sets()) == 29
     assert published_sets()[0] == "slump"
     found = [
-        published(suite, name, metric, method)
+        published_figure(suite, name, metric, method)
         for suite in MAIN
         for name in published_sets()
         for metric, methods in METRICS.items()
@@ -63,7 +67,8 @@ def test_latent_recalibration_is_published_as_worse_in_10_of_116_cells():
         (suite, name)
         for suite in MAIN
         for name in published_sets()
-        if published(suite, name, "nll", "LR-KDE").mean > published(suite, name, "nll", "BASE").mean
+        if published_figure(suite, name, "nll", "LR-KDE").mean
+        > published_figure(suite, name, "nll", "BASE").mean
     ]
     assert len(worse) == 10
 
@@ -74,7 +79,7 @@ def disagreements(significance: float) -> int:
     for suite in MAIN:
         for name in published_sets():
             for metric, methods in METRICS.items():
-                figures = {method: published(suite, name, metric, method) for method in methods}
+                figures = {method: published_figure(suite, name, metric, method) for method in methods}
                 estimates = {m: Estimate(f.mean, f.standard_error, 10) for m, f in figures.items()}
                 bold = as_good_as_best(estimates, significance)
                 count += sum((m in bold) != f.bold for m, f in figures.items())

@@ -6,7 +6,7 @@ import pytest
 from toy_study import load, spec, without_times
 
 from alike import alike
-from studies.tabular import METHODS, Store, record_id, run, run_suite, waiting
+from studies.tabular import METHODS, Store, record_id, run, run_suite, runs_left
 from studies.tabular import execution as module
 from studies.tabular.execution import failures_of
 
@@ -108,19 +108,19 @@ def test_what_is_done_is_not_waited_for(tmp_path):
     store.append([{"id": record_id(done, name), "status": "done"} for name in names])
     store.append([{"id": record_id(failed, names[0]), "status": "done"}])
     store.append(failures_of(failed, "worker", RuntimeError("gone"), [names[1]]))
-    assert waiting([done, failed, fresh], store) == [fresh]
-    again = waiting([done, failed, fresh], store, retry_failed=True)
+    assert runs_left([done, failed, fresh], store) == [fresh]
+    again = runs_left([done, failed, fresh], store, retry_failed=True)
     assert [(left.seed, left.recalibrations) for left in again] == [(1, (names[1],)), (2, names)]
 
 
 def test_a_run_without_samples_is_completed_once_they_are_asked_for(tmp_path):
     store, options = Store(tmp_path / "records.sqlite"), {"load": load, "cache": tmp_path / "cache"}
     assert store.append(run(spec(), samples=False, **options)) == 2
-    assert waiting([spec()], store, samples=False) == []
-    assert waiting([spec()], store) == [spec()]
+    assert runs_left([spec()], store, samples=False) == []
+    assert runs_left([spec()], store) == [spec()]
     assert [record["sampling_error"] for record in store.records()] == ["no samples were asked for"] * 2
     assert store.append(run(spec(), **options)) == 2
-    assert waiting([spec()], store) == []
+    assert runs_left([spec()], store) == []
     assert all(record["energy_score"] > 0 for record in store.records())
     assert store.append(run(spec(), samples=False, **options)) == 0
 

@@ -3,8 +3,7 @@ import torch
 
 from latentcal.checks import check_flow
 from latentcal.flows import FlowMatching, LinearGaussianFlow, train_flow
-from studies.tabular.sampling import sampler
-from studies.tabular.stepped import SteppedFlow
+from studies.tabular.sampling import SteppedFlow, sampler
 
 
 @pytest.fixture(scope="module")

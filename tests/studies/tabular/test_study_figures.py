@@ -14,24 +14,19 @@ import toy_study  # noqa: E402
 from study_records import cells_of, full_record, record, records_of  # noqa: E402
 
 from latentcal.radius import Chi, GammaKDE  # noqa: E402
-from studies.tabular import METHODS, RunSpec, calibrate, run, trained  # noqa: E402
+from studies.tabular import METHODS, RunSpec, calibrate, report, run, train_or_load  # noqa: E402
+from studies.tabular.bars import METHOD_COLOURS, error_bars, relative_bars, save  # noqa: E402
 from studies.tabular.cells import Cells  # noqa: E402
 from studies.tabular.evaluate import CURVE  # noqa: E402
-from studies.tabular.figures import (  # noqa: E402
-    METHOD_COLOURS,
-    cached_runs,
-    draw_figures,
-    error_bars,
-    gallery,
+from studies.tabular.methods import attach  # noqa: E402
+from studies.tabular.panels import (  # noqa: E402
     law_panel,
     law_panels,
     predictive_panels,
     rank_plot,
-    relative_bars,
     reliability_panels,
-    save,
 )
-from studies.tabular.methods import attached  # noqa: E402
+from studies.tabular.report import cached_runs, draw_figures  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +154,7 @@ def toy(tmp_path_factory):
 
 def test_panels_of_a_trained_flow_use_its_latents_and_its_densities(toy):
     spec, _, cache = toy
-    base = trained(spec, load=toy_study.load, cache=cache)
+    base = train_or_load(spec, load=toy_study.load, cache=cache)
     (ax,) = law_panels({"toy": base})
     norms = base.flow.base.norm_of(base.latents.calibration_z.double())
     assert lines(ax, "ecdf")[0].get_xdata() == pytest.approx(norms.sort().values.numpy())
@@ -168,7 +163,7 @@ def test_panels_of_a_trained_flow_use_its_latents_and_its_densities(toy):
     panels = predictive_panels({"toy": wide}, examples=1)
     row = int(torch.randperm(len(base.split.test.y), generator=torch.Generator().manual_seed(0))[0])
     x, y = base.split.test.x[row], base.split.test.y[row]
-    models = base.flow, attached(calibrate("LR-stacked", wide).model, base.flow)
+    models = base.flow, attach(calibrate("LR-stacked", wide).model, base.flow)
     with torch.no_grad():
         before, after = (-float(model(x).log_prob(y)) for model in models)
     assert [shown_nll(ax) for ax in panels] == pytest.approx([before, after], abs=0.006)  # two decimals
@@ -179,7 +174,7 @@ def test_panels_of_a_trained_flow_use_its_latents_and_its_densities(toy):
 
 def test_all_figures_of_a_suite_are_written(toy, tmp_path, monkeypatch):
     _, cells, cache = toy
-    monkeypatch.setattr(gallery, "_LAWS", ("LR-KDE",))  # the others take their time
+    monkeypatch.setattr(report, "_LAWS", ("LR-KDE",))  # the others take their time
     said: list[str] = []
     paths = draw_figures(cells, tmp_path / "new", load=toy_study.load, cache=cache, report=said.append)
     names = {path.stem for path in paths}

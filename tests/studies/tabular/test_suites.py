@@ -3,7 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from studies.tabular import SUITES, suite, suites
+from studies.tabular import SUITES, suite
+from studies.tabular import spec as suites
 
 
 def entry(name, rows, available=True, comparable=True, remote=None):

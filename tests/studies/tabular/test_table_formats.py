@@ -11,10 +11,8 @@ from study_records import cells_of, full_record, record, records_of
 
 from studies.tabular import METHODS
 from studies.tabular.cells import Cells
-from studies.tabular.report import write_tables
-from studies.tabular.tables import (
+from studies.tabular.formats import (
     FORMATS,
-    TABLES,
     Cell,
     Column,
     Table,
@@ -22,11 +20,12 @@ from studies.tabular.tables import (
     as_html,
     as_latex,
     as_text,
-    metric_table,
-    tables_of,
-    written,
+    figures,
+    format_tables,
+    signed,
 )
-from studies.tabular.tables.numbers import figures, signed
+from studies.tabular.report import write_tables
+from studies.tabular.tables import TABLES, metric_table, tables_of
 
 TABLE = Table(
     "A title with 90 % & more",
@@ -187,14 +186,14 @@ def study() -> Cells:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_of_a_patchy_study_can_be_written(name):
     (table,) = tables_of(name, [study()])
-    check_latex(written([table], "latex"))
+    check_latex(format_tables([table], "latex"))
     reader = _Reader()
-    reader.feed(written([table], "html"))
+    reader.feed(format_tables([table], "html"))
     assert reader.open == []
-    rows = list(csv.reader(io.StringIO(written([table], "csv"))))
+    rows = list(csv.reader(io.StringIO(format_tables([table], "csv"))))
     assert len(rows) == len(table.rows) + 1
     assert len({len(row) for row in rows}) == 1
-    text = written([table], "text")
+    text = format_tables([table], "text")
     assert "nan" not in text.lower().replace("names", "")
     assert all(line == line.rstrip() for line in text.splitlines())
 
@@ -213,14 +212,14 @@ def test_a_table_about_all_methods_takes_none_and_unknown_names_are_refused():
     with pytest.raises(ValueError, match="no table 'nil'"):
         tables_of("nil", cells)
     with pytest.raises(ValueError, match="no format 'pdf'"):
-        written([TABLE], "pdf")
+        format_tables([TABLE], "pdf")
 
 
 def test_one_table_a_suite_but_one_for_all_of_claims():
     other = Cells.of([full_record("slump", name, 0, suite_name="maf") for name in METHODS], "maf")
     assert len(tables_of("nll", [study(), other])) == 2
     assert len(tables_of("claims", [study(), other])) == 1
-    assert written(tables_of("nll", [study(), other]), "html").count("<table>") == 2
+    assert format_tables(tables_of("nll", [study(), other]), "html").count("<table>") == 2
 
 
 def test_a_folder_of_tables_has_every_format(tmp_path):

@@ -8,8 +8,8 @@ import same
 from latentcal.data import Dataset, split
 from latentcal.flows import ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TrainingLog, train_flow
 from latentcal.flows.training import mean_nll
-from studies.tabular import is_trained, trained, training
-from studies.tabular.training import entry_of
+from studies.tabular import is_trained, train_or_load, trainings
+from studies.tabular.trainings import entry_of
 
 LONG = {"sizes": (("hidden", 8), ("learning_rate", 0.05)), "max_epochs": 400}
 
@@ -22,14 +22,14 @@ def weights_of(run):
 def long_cache(tmp_path_factory):
     """A training that overfits and stops by itself, both choices of weights."""
     folder = tmp_path_factory.mktemp("cache")
-    run = trained(spec(**LONG), load=load, cache=folder)
-    return folder, run, trained(spec(**LONG, weights="last"), load=load, cache=folder)
+    run = train_or_load(spec(**LONG), load=load, cache=folder)
+    return folder, run, train_or_load(spec(**LONG, weights="last"), load=load, cache=folder)
 
 
 def test_the_second_time_nothing_is_trained(tmp_path, monkeypatch):
-    first = trained(spec(), load=load, cache=tmp_path)
-    monkeypatch.setattr(training, "train_flow", None)
-    again = trained(spec(), load=load, cache=tmp_path)
+    first = train_or_load(spec(), load=load, cache=tmp_path)
+    monkeypatch.setattr(trainings, "train_flow", None)
+    again = train_or_load(spec(), load=load, cache=tmp_path)
     assert is_trained(spec(), tmp_path)
     assert same.copied(weights_of(first), weights_of(again))
     assert again.log == first.log
@@ -38,7 +38,7 @@ def test_the_second_time_nothing_is_trained(tmp_path, monkeypatch):
 
 def test_training_is_the_same_in_every_cache_and_leaves_random_numbers_alone(tmp_path):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    runs = [trained(spec(), load=load, cache=tmp_path / name) for name in "ab"]
+    runs = [train_or_load(spec(), load=load, cache=tmp_path / name) for name in "ab"]
     assert same.repeated(weights_of(runs[0]), weights_of(runs[1]))
     assert same.drawn(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
@@ -88,7 +88,7 @@ STOPS = {
 def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losses, best, last):
     """Whether the best epoch of the longer training comes before or after it; weights are their epoch's."""
     flow = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1))
-    snapshots, log = training._Snapshots(flow), TrainingLog()
+    snapshots, log = trainings._Snapshots(flow), TrainingLog()
     for epoch, loss in enumerate(losses):
         if loss < log.best_loss:
             log.best_epoch = epoch
@@ -102,14 +102,16 @@ def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losse
 
 
 def test_where_training_ends_first_the_last_weights_are_those_of_its_end(tmp_path):
-    last = trained(spec(weights="last"), load=load, cache=tmp_path)
+    last = train_or_load(spec(weights="last"), load=load, cache=tmp_path)
     assert last.epoch == 4
     assert last.log.stopped == "reached max_epochs = 5"
 
 
 def test_a_diverged_training_keeps_its_best_weights_for_both(tmp_path):
     fields = {"sizes": (("hidden", 8), ("learning_rate", 1e30)), "max_epochs": 50}
-    best, last = (trained(spec(**fields, weights=w), load=load, cache=tmp_path) for w in ("best", "last"))
+    best, last = (
+        train_or_load(spec(**fields, weights=w), load=load, cache=tmp_path) for w in ("best", "last")
+    )
     assert best.log.stopped.startswith("diverged")
     assert same.copied(weights_of(best), weights_of(last))
 
@@ -127,7 +129,7 @@ def test_cached_latents_are_those_of_the_flow(long_cache):
 
 
 def test_a_changed_data_set_is_noticed(tmp_path):
-    trained(spec(), load=load, cache=tmp_path)
+    train_or_load(spec(), load=load, cache=tmp_path)
 
     def changed(name):
         data = load(name)
@@ -136,18 +138,18 @@ def test_a_changed_data_set_is_noticed(tmp_path):
         return Dataset(name, "", data.x, y, ("a", "b"), ("c", "d"), "none", "toy")
 
     with pytest.raises(ValueError, match="Remove that folder"):
-        trained(spec(), load=changed, cache=tmp_path)
+        train_or_load(spec(), load=changed, cache=tmp_path)
 
 
 def test_a_changed_split_is_noticed(tmp_path, monkeypatch):
-    trained(spec(), load=load, cache=tmp_path)
-    monkeypatch.setattr(training, "split", lambda data, seed, shares: split(data, seed + 1, shares))
+    train_or_load(spec(), load=load, cache=tmp_path)
+    monkeypatch.setattr(trainings, "split", lambda data, seed, shares: split(data, seed + 1, shares))
     with pytest.raises(ValueError, match="another split"):
-        trained(spec(), load=load, cache=tmp_path)
+        train_or_load(spec(), load=load, cache=tmp_path)
 
 
 def test_an_entry_without_latents_of_one_choice_keeps_the_other(tmp_path, monkeypatch):
-    encoded, calls = training._encoded, []
+    encoded, calls = trainings._encode, []
 
     def failing_second(flow, parts):
         calls.append(1)
@@ -155,14 +157,14 @@ def test_an_entry_without_latents_of_one_choice_keeps_the_other(tmp_path, monkey
             raise ArithmeticError("too steep")
         return encoded(flow, parts)
 
-    monkeypatch.setattr(training, "_encoded", failing_second)
-    assert trained(spec(), load=load, cache=tmp_path).epoch == 4
+    monkeypatch.setattr(trainings, "_encode", failing_second)
+    assert train_or_load(spec(), load=load, cache=tmp_path).epoch == 4
     with pytest.raises(RuntimeError, match="too steep"):
-        trained(spec(weights="last"), load=load, cache=tmp_path)
+        train_or_load(spec(weights="last"), load=load, cache=tmp_path)
 
 
 def test_latents_that_are_not_finite_are_not_kept(tmp_path, monkeypatch):
-    fit = training._fit
+    fit = trainings._fit
 
     def overflowing(*arguments):
         flow, snapshots, log = fit(*arguments)
@@ -170,9 +172,9 @@ def test_latents_that_are_not_finite_are_not_kept(tmp_path, monkeypatch):
             state["last_shift"].fill_(torch.inf)
         return flow, snapshots, log
 
-    monkeypatch.setattr(training, "_fit", overflowing)
+    monkeypatch.setattr(trainings, "_fit", overflowing)
     with pytest.raises(RuntimeError, match="not finite"):
-        trained(spec(), load=load, cache=tmp_path)
+        train_or_load(spec(), load=load, cache=tmp_path)
 
 
 def test_an_interrupt_leaves_no_entry(tmp_path, monkeypatch):
@@ -181,16 +183,16 @@ def test_an_interrupt_leaves_no_entry(tmp_path, monkeypatch):
         log.stopped = "interrupted in epoch 3"
         return log
 
-    monkeypatch.setattr(training, "train_flow", interrupted)
+    monkeypatch.setattr(trainings, "train_flow", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        trained(spec(), load=load, cache=tmp_path)
+        train_or_load(spec(), load=load, cache=tmp_path)
     assert not is_trained(spec(), tmp_path)
 
 
 def test_flow_matching_and_splines_are_trained_too(tmp_path):
     for flow in ("maf", "flow-matching"):
-        run = trained(
-            training.RunSpec("toy", flow, 0, (("hidden", 8),), max_epochs=2), load=load, cache=tmp_path
+        run = train_or_load(
+            trainings.RunSpec("toy", flow, 0, (("hidden", 8),), max_epochs=2), load=load, cache=tmp_path
         )
         assert run.latents.test_z.shape == run.split.test.y.shape
     assert isinstance(run.flow, FlowMatching)
@@ -199,9 +201,9 @@ def test_flow_matching_and_splines_are_trained_too(tmp_path):
 def test_a_tuned_run_keeps_the_grid_and_its_choice(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     grid = {"hidden": [4, 8], "layers": [2], "learning_rate": [0.01]}
-    monkeypatch.setitem(training.tune_flow.__globals__["GRIDS"], ConvexPotentialFlow, grid)
+    monkeypatch.setitem(trainings.tune_flow.__globals__["GRIDS"], ConvexPotentialFlow, grid)
     tuned = spec(tuned=True, sizes=(), max_epochs=3)
-    run = trained(tuned, load=load, cache=tmp_path)
+    run = train_or_load(tuned, load=load, cache=tmp_path)
     assert run.sizes["hidden"] in (4, 8)
     report = json.loads((entry_of(tuned, tmp_path) / "log.json").read_text())
     assert len(report["tuning"]) == 2

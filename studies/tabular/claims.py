@@ -6,20 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..bands import lower_where_base_leaves_band
-from ..cells import Cells, short_name
-from ..comparisons import (
+from .cells import Cells, short_name
+from .comparisons import (
     SMALL,
     TOLERANCE,
     Verdict,
     against_published,
     lower_mean,
+    lower_where_base_leaves_band,
     not_above,
     not_worse,
 )
-from .numbers import figures
-from .remarks import absent, heading, where_from
-from .table import Cell, Column, Table
+from .formats import Cell, Column, Table, figures
+from .rows import absent, heading, where_from
 
 _RADIAL = ("LR-KDE", "LR-spline", "LR-stacked")
 _RECALIBRATED = (*_RADIAL, "LR-aligned", "LR-conditional", "auto")

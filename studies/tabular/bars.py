@@ -1,22 +1,84 @@
-"""Bars over data sets: scores relative to BASE, and errors of calibration."""
+"""Bars over data sets: scores relative to BASE, and errors of calibration; sizes and colours."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcal.metrics import relative_score
+import matplotlib.pyplot as plt
 
-from ..bands import rows_of
-from ..cells import Cells, short_name
-from ..estimates import Estimate, paired
-from ..measures import measure
-from ..published import published
-from .canvas import LINE, METHOD_COLOURS, new_axes, tidy
+from latentcal.metrics import relative_score
+from latentcal.plots import COLOURS
+
+from .cells import Cells, measure, short_name
+from .comparisons import rows_of
+from .estimates import Estimate, paired_difference
+from .published import published_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+FORMATS = ("png", "svg")
+_DOTS_PER_INCH = 150
+LINE = "#7A7A7A"
+_NARROWEST = 6.5  # inches, for a legend in one line
+
+METHOD_COLOURS = {
+    "BASE": COLOURS[0],
+    "LR-KDE": COLOURS[1],
+    "LR-spline": COLOURS[5],
+    "LR-stacked": COLOURS[2],
+    "LR-aligned": COLOURS[6],
+    "LR-conditional": "#8C6D31",
+    "auto": COLOURS[4],
+    "HDR-R": COLOURS[3],
+}
+"""One colour a method, the same in all figures."""
+
+
+def new_axes(ax: Axes | None) -> Axes:
+    """The given axes, or new ones."""
+    return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1] if ax is None else ax
+
+
+def tidy(ax: Axes) -> None:
+    """Axes without a frame on top and right."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(length=3)
+
+
+def grid_of_axes(count: int, columns: int, width: float, height: float) -> list[Axes]:
+    """New axes in rows of one figure, each of a size in inches, with room above for a legend."""
+    if count < 1:
+        raise ValueError("There is nothing to draw: no record fits.")
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = plt.figure(figsize=(max(columns * width, _NARROWEST), rows * height + 0.4), layout="constrained")
+    return [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+
+
+def figure_of(axes: Axes | Sequence[Axes]) -> Figure:
+    """The figure that axes belong to."""
+    first = axes[0] if isinstance(axes, Sequence) else axes
+    figure = first.figure
+    assert figure is not None
+    return figure.get_figure(root=True)
+
+
+def save(axes: Axes | Sequence[Axes], folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG and close it; the paths."""
+    figure = figure_of(axes)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{ending}" for ending in FORMATS]
+    for path in paths:
+        figure.savefig(path, dpi=_DOTS_PER_INCH)
+    plt.close(figure)
+    return paths
+
 
 SHOWN = ("BASE", "LR-KDE", "LR-stacked", "auto", "HDR-R")
 _DIAMOND: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.8, "markersize": 4.5}
@@ -47,7 +109,7 @@ def relative_bars(
     Returns:
         The axes.
     """
-    shown = _having(cells, metric, [name for name in methods if name != "BASE"])
+    shown = _methods_with(cells, metric, [name for name in methods if name != "BASE"])
     series = {name: {d: _relative(cells, d, name, metric) for d in cells.datasets} for name in shown}
     marks = {name: {d: _published_change(cells, d, name, metric) for d in cells.datasets} for name in shown}
     ax = _bars(cells, series, marks, ax)
@@ -76,12 +138,12 @@ def error_bars(
     Returns:
         The axes.
     """
-    shown = _having(cells, metric, methods)
+    shown = _methods_with(cells, metric, methods)
     series = {name: {d: cells.estimate(d, name, metric) for d in cells.datasets} for name in shown}
     marks: dict[str, dict[str, float | None]] = {name: {} for name in shown}
     for name in shown:
         for dataset in cells.datasets:
-            figure = published(cells.suite, dataset, metric, name)
+            figure = published_figure(cells.suite, dataset, metric, name)
             marks[name][dataset] = None if figure is None else figure.mean
     ax = _bars(cells, series, marks, ax)
     label = "calibrated, on average"
@@ -165,14 +227,14 @@ def _legend(ax: Axes) -> None:
     )
 
 
-def _having(cells: Cells, metric: str, methods: Sequence[str]) -> list[str]:
+def _methods_with(cells: Cells, metric: str, methods: Sequence[str]) -> list[str]:
     without = measure(metric).without
     return [name for name in methods if name in cells.methods and name not in without]
 
 
 def _relative(cells: Cells, dataset: str, method: str, metric: str) -> Estimate | None:
     ours, base = (cells.values(dataset, name, metric) for name in (method, "BASE"))
-    difference, level = paired(ours, base), cells.estimate(dataset, "BASE", metric)
+    difference, level = paired_difference(ours, base), cells.estimate(dataset, "BASE", metric)
     if difference is None or level is None or level.mean == 0 or math.isinf(level.mean):
         return None
     error = difference.standard_error
@@ -181,7 +243,7 @@ def _relative(cells: Cells, dataset: str, method: str, metric: str) -> Estimate 
 
 
 def _published_change(cells: Cells, dataset: str, method: str, metric: str) -> float | None:
-    theirs, base = (published(cells.suite, dataset, metric, name) for name in (method, "BASE"))
+    theirs, base = (published_figure(cells.suite, dataset, metric, name) for name in (method, "BASE"))
     return None if theirs is None or base is None else relative_score(theirs.mean, base.mean)
 
 

@@ -86,7 +86,7 @@ def is_trained(spec: RunSpec, cache: Path | None = None) -> bool:
     return entry_of(spec, cache).is_dir()
 
 
-def trained(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> TrainedRun:
+def train_or_load(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> TrainedRun:
     """The trained flow of a run, from the cache or trained now, on one thread.
 
     The same spec gives the same weights to the last bit on one machine. An entry of the cache holds the
@@ -111,7 +111,7 @@ def trained(spec: RunSpec, *, load: Load = load, cache: Path | None = None) -> T
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed_torch(seed: int) -> Iterator[None]:
     """Torch's own randomness from a seed inside the block, and as it was afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -134,7 +134,7 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
     start, cpu_start = time.perf_counter(), time.process_time()
     search = folder.parent.parent / "tuning" / spec.key
     with one_thread():
-        sizes, table = _tuned(spec, parts, search) if spec.tuned else (dict(spec.sizes), [])
+        sizes, table = _tune(spec, parts, search) if spec.tuned else (dict(spec.sizes), [])
         flow, snapshots, log = _fit(spec, sizes, parts)
         files: dict[str, bytes] = {}
         latents: dict[str, np.ndarray] = {}
@@ -144,7 +144,7 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
             files[f"{choice}.safetensors"] = as_safetensors(snapshots.state[choice])
             flow.load_state_dict(snapshots.state[choice])
             try:
-                latents |= {f"{choice}_{name}": values for name, values in _encoded(flow, parts).items()}
+                latents |= {f"{choice}_{name}": values for name, values in _encode(flow, parts).items()}
             except Exception:  # hours of training are not lost because one of two encodings fails
                 failures[choice] = traceback.format_exc()
     searched = sum(row["seconds"] for row in table)  # over all processes and interruptions, not only this one
@@ -203,7 +203,7 @@ def _fit(
 ) -> tuple[ConditionalFlow, _Snapshots, TrainingLog]:
     options = dict(sizes)
     learning_rate = options.pop("learning_rate")
-    with _seeded(spec.seed), warnings.catch_warnings():
+    with _seed_torch(spec.seed), warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
         flow = _flow(spec, sizes, parts)
         snapshots = _Snapshots(flow)
@@ -230,7 +230,7 @@ def _flow(spec: RunSpec, sizes: dict[str, Any], parts: Split) -> ConditionalFlow
     return FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options).to(y.dtype)  # type: ignore[call-arg, arg-type]
 
 
-def _tuned(spec: RunSpec, parts: Split, storage: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _tune(spec: RunSpec, parts: Split, storage: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The sizes that the published grid search chooses, and its table; a search that was cut goes on."""
     tuning = tune_flow(
         FLOWS[spec.flow],
@@ -253,7 +253,7 @@ def _plain(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _encoded(flow: ConditionalFlow, parts: Split) -> dict[str, np.ndarray]:
+def _encode(flow: ConditionalFlow, parts: Split) -> dict[str, np.ndarray]:
     flow.eval()
     arrays = {}
     for name, (x, y) in (("calibration", parts.validation), ("test", parts.test)):
@@ -274,7 +274,7 @@ def _read(spec: RunSpec, parts: Split, digest: str, folder: Path) -> TrainedRun:
         )
     if failure := report["failures"].get(spec.weights):
         raise RuntimeError(f"The {spec.weights} weights of {folder} have no latents:\n{failure}")
-    with _seeded(spec.seed):  # the random weights that are replaced at once
+    with _seed_torch(spec.seed):  # the random weights that are replaced at once
         flow = _flow(spec, report["sizes"], parts)
     flow.load_state_dict(load_file(folder / f"{spec.weights}.safetensors"))
     with np.load(folder / _LATENTS) as arrays:
