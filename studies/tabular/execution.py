@@ -186,10 +186,10 @@ def run_suite(
     with connect(scheduler, min(workers, len(todo))) as client:
         client.subscribe_topic(token, lambda event: store.append([json.loads(event[1])]))
         work = partial(_work, topic=token, samples=samples, load=load, cache=cache)
-        names = [f"{spec.key}/{spec.weights}/{token}" for spec in todo]
+        # Keys of one group wait at the scheduler, in their order, and not with a worker that may be slow.
         futures = {
-            client.submit(work, spec, key=name, priority=-place, pure=False): spec
-            for place, (spec, name) in enumerate(zip(todo, names, strict=True))
+            client.submit(work, spec, key=(f"runs-{token}", place), priority=-place, pure=False): spec
+            for place, spec in enumerate(todo)
         }
         for future in distributed.as_completed(futures):
             spec = futures.pop(future)
