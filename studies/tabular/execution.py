@@ -214,7 +214,7 @@ def connect(scheduler: str | None, workers: int = 1) -> Iterator[distributed.Cli
         threads_per_worker=1,
         processes=True,
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         memory_limit=0,  # a large data set is no reason to end a worker
         silence_logs=logging.CRITICAL,  # of a worker that dies the report tells
     )

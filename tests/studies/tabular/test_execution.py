@@ -49,7 +49,7 @@ def address(tmp_path_factory, quick_start):
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             memory_limit=0,
             silence_logs=50,
             local_directory=str(tmp_path_factory.mktemp("dask")),
