@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import matplotlib
-import pandas as pd
 
-from .cells import Cells, short_name
+from .cells import Cells
 from .datasets import find
 from .execution import record_id, run_suite, runs_left
 from .formats import FORMATS, format_tables
 from .report import draw_figures, write_report
 from .spec import METHODS, SUITES, WEIGHTS, RunSpec, Weights, suite
+from .status import status_lines
 from .store import FAILED, Store
 from .tables import TABLES, tables_of
 
@@ -119,26 +119,7 @@ def show_status(suites: Sequence[str], store: Path) -> None:
 
     What was done without samples is part of what is done.
     """
-    known = _records(store)
-    every = [Cells.read(known, name, weights) for name in suites or SUITES for weights in WEIGHTS]
-    found = [cells for cells in every if cells.records]
-    print(f"Records in {store}")
-    if found:
-        print(pd.DataFrame([_counts(cells) for cells in found]).to_string(index=False))
-    for cells in found:
-        for record in cells.failures():
-            place = f"{cells.suite}, {cells.weights}: {short_name(record['dataset'])} {record['method']}"
-            print(f"failed: {place} seed {record['seed']}: {record['error']}")
-    for name in (name for name in suites if all(cells.suite != name for cells in found)):
-        print(f"There is no record of {name}.")
-    for cells in found:
-        if len(versions := _versions(cells)) > 1:
-            print(
-                f"{cells.suite}, {cells.weights}: records of latentcal {' and '.join(versions)} stand side "
-                "by side, and what changed in between is taken for noise. Another --store begins anew."
-            )
-    if not suites and (lost := _of_no_suite(known, found)):
-        print(f"{lost} records belong to no suite: they are of other sizes, splits or data.")
+    print("\n".join(status_lines(_records(store), suites)))
 
 
 def show_table(
@@ -380,41 +361,6 @@ def _check(specs: Sequence[RunSpec], store: Store) -> None:
             f"{failed} of {len(ids)} records failed and {missing} are missing. `{PROGRAM} status "
             f"--store {store.path}` says why, --retry-failed tries again."
         )
-
-
-def _counts(cells: Cells) -> dict[str, Any]:
-    names = set(cells.datasets) | set(_sets(cells.suite))
-    expected = len(names) * len(cells.seeds) * len(METHODS)
-    failed = len(cells.failures())
-    done = len(cells.records) - failed
-    return {
-        "suite": cells.suite,
-        "weights": cells.weights,
-        "seeds": len(cells.seeds),
-        "data sets": len(cells.datasets),
-        "done": done,
-        "without samples": sum(bool(record.get("partial")) for record in cells.records.values()),
-        "failed": failed,
-        "missing": expected - done - failed,
-    }
-
-
-def _versions(cells: Cells) -> list[str]:
-    """Of latentcal that wrote records, in the order of the alphabet."""
-    return sorted({record["version"] for record in cells.records.values() if "version" in record})
-
-
-def _sets(name: str) -> tuple[str, ...]:
-    """Data sets that a suite should have, as far as they can be had."""
-    try:
-        return tuple(spec.dataset for spec in suite(name, [0]))
-    except FileNotFoundError:
-        return ()
-
-
-def _of_no_suite(store: Store, found: Sequence[Cells]) -> int:
-    ids = {record["id"] for cells in found for record in cells.records.values()}
-    return sum(name not in ids for name in store.status())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""What a store holds of the study: counts, failures, what is missing, in lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from .cells import Cells, short_name
+from .spec import METHODS, SUITES, WEIGHTS, suite
+from .store import Store
+
+
+def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:
+    """Lines about the records of suites, of all of them if none is named."""
+    every = [Cells.read(store, name, weights) for name in suites or SUITES for weights in WEIGHTS]
+    found = [cells for cells in every if cells.records]
+    lines = [f"Records in {store.path}"]
+    if found:
+        lines.append(pd.DataFrame([_counts(cells) for cells in found]).to_string(index=False))
+    for cells in found:
+        for record in cells.failures():
+            place = f"{cells.suite}, {cells.weights}: {short_name(record['dataset'])} {record['method']}"
+            lines.append(f"failed: {place} seed {record['seed']}: {record['error']}")
+    missing = [name for name in suites if all(cells.suite != name for cells in found)]
+    lines += [f"There is no record of {name}." for name in missing]
+    for cells in found:
+        if len(versions := _versions(cells)) > 1:
+            lines.append(
+                f"{cells.suite}, {cells.weights}: records of latentcal {' and '.join(versions)} stand side "
+                "by side, and what changed in between is taken for noise. Another --store begins anew."
+            )
+    if not suites and (lost := _of_no_suite(store, found)):
+        lines.append(f"{lost} records belong to no suite: they are of other sizes, splits or data.")
+    return lines
+
+
+def _counts(cells: Cells) -> dict[str, Any]:
+    names = set(cells.datasets) | set(_sets(cells.suite))
+    expected = len(names) * len(cells.seeds) * len(METHODS)
+    failed = len(cells.failures())
+    done = len(cells.records) - failed
+    return {
+        "suite": cells.suite,
+        "weights": cells.weights,
+        "seeds": len(cells.seeds),
+        "data sets": len(cells.datasets),
+        "done": done,
+        "without samples": sum(bool(record.get("partial")) for record in cells.records.values()),
+        "failed": failed,
+        "missing": expected - done - failed,
+    }
+
+
+def _versions(cells: Cells) -> list[str]:
+    """Of latentcal that wrote records, in the order of the alphabet."""
+    return sorted({record["version"] for record in cells.records.values() if "version" in record})
+
+
+def _sets(name: str) -> tuple[str, ...]:
+    """Data sets that a suite should have, as far as they can be had."""
+    try:
+        return tuple(spec.dataset for spec in suite(name, [0]))
+    except FileNotFoundError:
+        return ()
+
+
+def _of_no_suite(store: Store, found: Sequence[Cells]) -> int:
+    ids = {record["id"] for cells in found for record in cells.records.values()}
+    return sum(name not in ids for name in store.status())
