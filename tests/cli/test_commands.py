@@ -23,6 +23,7 @@ import torch
 from terminal import contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
 
 import same
+from latentcal.cli import main
 from latentcal.cli.extent import quick_bounds
 from latentcal.cli.model import load_model
 from latentcal.cli.rows import Source, chunks, random_rows
@@ -437,3 +438,19 @@ def test_an_empty_folder_can_be_filled(tmp_path, fitted, model, new):
     answer = latentcal("recalibrate", model, data, "--out", tmp_path / "empty")
     assert answer.code == 0, answer.err
     assert latentcal("predict", tmp_path / "empty", new).code == 0
+
+
+def test_without_click_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "click", None)
+    for name in [name for name in sys.modules if name.startswith("latentcal.cli.")]:
+        monkeypatch.delitem(sys.modules, name)  # so that click is asked for again
+    with pytest.raises(SystemExit) as end:
+        main(["fit"])
+    # Python prints the text that a program ends with, and the code is then 1.
+    assert end.value.code == "The command line needs click: pip install 'latentcal[cli]'."
+
+
+def test_the_package_loads_neither_click_nor_rich():
+    script = "import sys, latentcal.cli\nprint({'click', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
