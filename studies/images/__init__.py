@@ -1,6 +1,7 @@
 """The paper's experiment on images: data, training, latents encoded once, scores and samples."""
 
 from .encoded import EncodedImages, encode_images
+from .image_scores import METHODS, PairedSamples, denoise, image_records, paired_samples, recalibrate_encoded
 from .pixels import (
     Compose,
     GaussianNoise,
@@ -15,7 +16,6 @@ from .pixels import (
     write_png,
 )
 from .recipe import ImageRecipe
-from .scores import METHODS, PairedSamples, denoise, image_records, paired_samples, recalibrate_encoded
 from .source import ImageSource
 from .state import CheckpointError, ImageTrainingLog
 from .training_loop import train_images

@@ -36,9 +36,9 @@ from latentcal.flows import TarFlow
 from ..benchmarks.resumable import RESULTS, read
 from ..storage import cache_folder
 from .encoded import encode_images
+from .image_scores import denoise, image_records, paired_samples, recalibrate_encoded
 from .pixels import Compose, GaussianNoise, ImageFolder, RandomFlip, image_grid, load_images, write_png
 from .recipe import ImageRecipe
-from .scores import denoise, image_records, paired_samples, recalibrate_encoded
 from .source import ImageSource
 from .training_loop import train_images
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..benchmarks.resumable import RESULTS, read
 from ..tabular.estimates import Estimate, estimate, paired_difference
 from .__main__ import STUDIES
-from .scores import ALL, BASE
+from .image_scores import ALL, BASE
 
 Record = dict[str, Any]
 

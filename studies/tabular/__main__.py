@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 
 import matplotlib
 
-from .cells import Cells
 from .datasets import find
 from .execution import record_id, run_suite, runs_left
 from .formats import FORMATS, format_tables
-from .report import draw_figures, write_report
 from .spec import METHODS, SUITES, WEIGHTS, RunSpec, Weights, suite
 from .status import status_lines
 from .store import FAILED, Store
-from .tables import TABLES, tables_of
+from .study_cells import Cells
+from .study_report import draw_figures, write_report
+from .study_tables import TABLES, tables_of
 
 PROGRAM = "python -m studies.tabular"
 STORE = Path("bench") / "records.sqlite"

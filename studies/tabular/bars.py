@@ -12,10 +12,10 @@ import matplotlib.pyplot as plt
 from latentcal.metrics import relative_score
 from latentcal.plots import COLOURS
 
-from .cells import Cells, measure, short_name
 from .comparisons import rows_of
 from .estimates import Estimate, paired_difference
 from .published import published_figure
+from .study_cells import Cells, measure, short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .cells import Cells, short_name
 from .comparisons import (
     SMALL,
     TOLERANCE,
@@ -18,7 +17,8 @@ from .comparisons import (
     not_worse,
 )
 from .formats import Cell, Column, Table, figures
-from .rows import absent, heading, where_from
+from .study_cells import Cells, short_name
+from .table_rows import absent, heading, where_from
 
 _RADIAL = ("LR-KDE", "LR-spline", "LR-stacked")
 _RECALIBRATED = (*_RADIAL, "LR-aligned", "LR-conditional", "auto")

@@ -13,11 +13,11 @@ import torch
 
 from latentcal.metrics import ReliabilityCurve, reliability_curve
 
-from .cells import Cells
 from .estimates import Estimate, estimate, joint_errors, paired_difference
 from .evaluate import CURVE
 from .published import published_figure
 from .store import DONE, Record
+from .study_cells import Cells
 
 SMALL = 1100  # rows
 TOLERANCE = 0.01  # of a negative log-likelihood

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks.resumable import read
-from .cells import Cells, short_name
 from .comparisons import (
     SMALL,
     Verdict,
@@ -27,7 +26,8 @@ from .other_settings import RESULTS as OTHER_SETTINGS
 from .other_settings import SETTINGS
 from .published import published_figure
 from .spec import WEIGHTS
-from .tables import tables_of, times_table
+from .study_cells import Cells, short_name
+from .study_tables import tables_of, times_table
 
 Records = Sequence[dict[str, Any]]
 

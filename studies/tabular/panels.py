@@ -13,11 +13,11 @@ from latentcal import ConditionalFlow, RadiusLaw, latent_pit
 from latentcal.plots import COLOURS, density_map, reliability_diagram
 
 from .bars import LINE, METHOD_COLOURS, figure_of, grid_of_axes, new_axes, tidy
-from .cells import Cells, measure, short_name
 from .comparisons import curve_of, ranks, rows_of
 from .methods import attach, calibrate
 from .sampling import sampler
 from .store import DONE, Record
+from .study_cells import Cells, measure, short_name
 from .trainings import TrainedRun
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from .cells import Cells, short_name
 from .spec import METHODS, SUITES, WEIGHTS, suite
 from .store import Store
+from .study_cells import Cells, short_name
 
 
 def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:

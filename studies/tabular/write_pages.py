@@ -18,10 +18,10 @@ from pathlib import Path
 import matplotlib
 from PIL import Image
 
-from .cells import Cells
 from .pages import IMAGES, SHOWN, SUITES, main_page, page_of_tables
-from .report import draw_figures
 from .store import Store
+from .study_cells import Cells
+from .study_report import draw_figures
 
 ROOT = Path(__file__).parents[2]
 COPY = ROOT / "studies" / "benchmarks" / "results" / "tabular_study.jsonl.gz"

@@ -3,9 +3,9 @@
 from typing import Any
 
 from studies.tabular import record_id, suite
-from studies.tabular.cells import Cells
 from studies.tabular.evaluate import CURVE
 from studies.tabular.store import DONE, FAILED, Record
+from studies.tabular.study_cells import Cells
 
 
 def record(

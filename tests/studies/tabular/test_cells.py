@@ -6,7 +6,7 @@ import pytest
 from study_records import cells_of, record, records_of
 
 from studies.tabular import Store
-from studies.tabular.cells import MEASURES, Cells, measure, short_name
+from studies.tabular.study_cells import MEASURES, Cells, measure, short_name
 
 
 def test_data_sets_are_sorted_by_size_and_methods_as_in_tables():

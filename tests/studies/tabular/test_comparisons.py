@@ -6,7 +6,6 @@ import pytest
 from study_records import cells_of, full_record, record
 
 from studies.tabular import METHODS
-from studies.tabular.cells import Cells
 from studies.tabular.claims import claims, claims_table
 from studies.tabular.comparisons import (
     Verdict,
@@ -21,6 +20,7 @@ from studies.tabular.comparisons import (
     ranks,
 )
 from studies.tabular.evaluate import CURVE
+from studies.tabular.study_cells import Cells
 
 
 def test_a_mean_is_judged_against_the_published_one():

@@ -14,9 +14,8 @@ import toy_study  # noqa: E402
 from study_records import cells_of, full_record, record, records_of  # noqa: E402
 
 from latentcal.radius import Chi, GammaKDE  # noqa: E402
-from studies.tabular import METHODS, RunSpec, calibrate, report, run, train_or_load  # noqa: E402
+from studies.tabular import METHODS, RunSpec, calibrate, run, study_report, train_or_load  # noqa: E402
 from studies.tabular.bars import METHOD_COLOURS, error_bars, relative_bars, save  # noqa: E402
-from studies.tabular.cells import Cells  # noqa: E402
 from studies.tabular.evaluate import CURVE  # noqa: E402
 from studies.tabular.methods import attach  # noqa: E402
 from studies.tabular.panels import (  # noqa: E402
@@ -26,7 +25,8 @@ from studies.tabular.panels import (  # noqa: E402
     rank_plot,
     reliability_panels,
 )
-from studies.tabular.report import cached_runs, draw_figures  # noqa: E402
+from studies.tabular.study_cells import Cells  # noqa: E402
+from studies.tabular.study_report import cached_runs, draw_figures  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_panels_of_a_trained_flow_use_its_latents_and_its_densities(toy):
 
 def test_all_figures_of_a_suite_are_written(toy, tmp_path, monkeypatch):
     _, cells, cache = toy
-    monkeypatch.setattr(report, "_LAWS", ("LR-KDE",))  # the others take their time
+    monkeypatch.setattr(study_report, "_LAWS", ("LR-KDE",))  # the others take their time
     said: list[str] = []
     paths = draw_figures(cells, tmp_path / "new", load=toy_study.load, cache=cache, report=said.append)
     names = {path.stem for path in paths}

@@ -6,8 +6,8 @@ import pytest
 from study_records import cells_of, full_record, record, records_of
 
 from studies.tabular import METHODS
-from studies.tabular.cells import Cells
-from studies.tabular.tables import (
+from studies.tabular.study_cells import Cells
+from studies.tabular.study_tables import (
     decomposition_table,
     metric_table,
     paired_table,

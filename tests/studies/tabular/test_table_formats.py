@@ -10,7 +10,6 @@ import pytest
 from study_records import cells_of, full_record, record, records_of
 
 from studies.tabular import METHODS
-from studies.tabular.cells import Cells
 from studies.tabular.formats import (
     FORMATS,
     Cell,
@@ -24,8 +23,9 @@ from studies.tabular.formats import (
     format_tables,
     signed,
 )
-from studies.tabular.report import write_tables
-from studies.tabular.tables import TABLES, metric_table, tables_of
+from studies.tabular.study_cells import Cells
+from studies.tabular.study_report import write_tables
+from studies.tabular.study_tables import TABLES, metric_table, tables_of
 
 TABLE = Table(
     "A title with 90 % & more",

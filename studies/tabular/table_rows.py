@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .cells import Cells, short_name
 from .datasets import find
 from .formats import Cell, Column
 from .published import published_sets
 from .spec import PUBLISHED_PATIENCE
+from .study_cells import Cells, short_name
 
 HEAD = (Column("Data set"), Column("n"), Column("seeds"))
 """Columns that say which data set a row is about, and how many seeds there are of it."""

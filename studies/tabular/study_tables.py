@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .cells import MEASURES, Cells, measure, short_name
 from .claims import claims_table
 from .comparisons import Ranks, differences, median_differences, ranks
 from .estimates import Estimate, as_good_as_best, joint_errors
 from .formats import Cell, Column, Table
 from .methods import HDR
 from .published import PUBLISHED_AS, published_figure, published_seconds, published_terms
-from .rows import HEAD, Row, gaps, heading, where_from
+from .study_cells import MEASURES, Cells, measure, short_name
+from .table_rows import HEAD, Row, gaps, heading, where_from
 
 SIGNIFICANCE = 0.1
 

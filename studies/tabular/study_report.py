@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bars import error_bars, grid_of_axes, relative_bars, save
-from .cells import Cells
 from .formats import FORMATS, format_tables
 from .panels import law_comparison, law_panels, predictive_panels, rank_plot, reliability_panels
 from .spec import RunSpec
 from .store import DONE, Record
-from .tables import OF_SUITES, TABLES, tables_of
+from .study_cells import Cells
+from .study_tables import OF_SUITES, TABLES, tables_of
 from .trainings import TrainedRun, is_trained, one_thread, train_or_load
 
 if TYPE_CHECKING:
