@@ -36,6 +36,7 @@ LAYERS = [
         "progress_bar",
         "special",
         "splines",
+        "validate",
         "smoothers",
         "discrete",
         "shift",
@@ -54,7 +55,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-ALLOWED = {"metrics": {"numerics"}, "data": set()}
+ALLOWED = {"metrics": {"numerics", "validate"}, "data": {"numerics", "validate"}}
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -208,6 +208,9 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
     A tensor keeps its graph. What cannot be used raises an error that says what came.
     """
     if isinstance(values, Tensor):
+        if values.is_nested or values.is_meta:
+            kind = "a nested one" if values.is_nested else "one without data, on the meta device"
+            raise TypeError(f"{name} must be a dense tensor, got {kind}.")
         if values.layout != torch.strided or values.is_quantized:
             raise TypeError(f"{name} must be a dense tensor, got {values.layout}. Call .to_dense() first.")
         if values.is_complex() or (values.is_floating_point() and values.dtype.itemsize < 2):
@@ -231,8 +234,11 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
     if array.dtype.char == "g":  # long double
         array = array.astype(np.float64)
     # Native byte order, no negative strides, and memory that may be written to: what torch can take.
-    plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-    return torch.from_numpy(plain if plain.flags.writeable else plain.copy()).reshape(array.shape)
+    # (To numpy a single number is contiguous whatever its stride is.)
+    native = array.dtype.newbyteorder("=")
+    if array.dtype != native or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = np.array(array, dtype=native, order="C")
+    return torch.from_numpy(array)
 
 
 def as_tensor(values: Any, name: str = "values") -> Tensor:

@@ -220,7 +220,7 @@ def test_weights_decide_which_rows_are_believed(generator):
         (torch.tensor([math.nan, *[1.0] * 19]), "finite"),
         (torch.tensor([-1.0, *[1.0] * 19]), "not negative"),
         (torch.zeros(20), "not all 0"),
-        (torch.ones(7), "7 weights for 20 radii"),
+        (torch.ones(7), "for 20 points"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(weights, message):

@@ -90,9 +90,9 @@ def test_from_the_points_needed_on_every_number_is_enough_and_one_less_is_not(
 def test_what_is_no_probability_is_refused(name):
     arguments = {"precision": 0.1, "coverage": 0.9, "confidence": 0.95}
     for bad in (0.0, 1.0, -0.5, math.nan):
-        with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1"):
+        with pytest.raises(ValueError, match=f"{name} must lie strictly between 0 and 1"):
             points_needed(**(arguments | {name: bad}))
-    with pytest.raises(ValueError, match="coverage must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="coverage must lie strictly between 0 and 1"):
         Guarantee(9, 0.0).coverage_interval(1.5)
 
 

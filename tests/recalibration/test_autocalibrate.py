@@ -370,7 +370,7 @@ def test_without_a_bound_lambda_is_only_read_off():
     ("options", "message"),
     [
         ({"order": "space"}, "order must be 'time' or None"),
-        ({"folds": 1}, "at least 2 folds"),
+        ({"folds": 1}, "folds must be at least 2"),
         ({"weights": torch.ones(3)}, "one each"),
         ({"groups": 5}, "column 5, x has 3"),
     ],

@@ -459,7 +459,7 @@ def test_wrong_arguments_are_explained():
     x, y = bimodal().sample(30, torch.Generator().manual_seed(0), torch.float64)
     model = two_normals(1.0)
     for wrong, message in (
-        ({"samples": 0}, "samples must be a whole number of at least 1, got 0"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
         ({"samples": 10.0}, "samples must be a whole number"),
         ({"bins": 0}, "bins must be"),
         ({"density_samples": -1}, "density_samples must be"),
@@ -482,7 +482,7 @@ def test_wrong_arguments_are_explained():
         recalibrate_prerank(model, x, y[1:])
     with pytest.raises(ValueError, match=r"A single output is y\[:, None\]"):
         recalibrate_prerank(model, x, y[:, 0])
-    with pytest.raises(ValueError, match="y has NaN or infinite values in 1 of 30 rows"):
+    with pytest.raises(ValueError, match="y has NaN or infinite values in 1 of 30 points"):
         recalibrate_prerank(model, x, torch.where(torch.arange(30)[:, None] == 3, math.nan, y))
     with pytest.raises(ValueError, match="no calibration points"):
         recalibrate_prerank(model, x[:0], y[:0])

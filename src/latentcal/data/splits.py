@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..validate import as_floating, as_rows
 from .preprocessing import Preprocessing
 from .registry import MAX_ROWS
 from .tabular import Dataset
@@ -276,17 +277,10 @@ def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def _tensors(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    x, y = (data.x, data.y) if isinstance(data, Dataset) else map(torch.as_tensor, data)
-    if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
-        raise ValueError(
-            "x must be (n, p) and y (n, d) with the same number of rows n, "
-            f"got {tuple(x.shape)} and {tuple(y.shape)}. A single target is y[:, None]."
-        )
-    for name, values in (("x", x), ("y", y)):
-        if not torch.isfinite(values).all():
-            raise ValueError(f"{name} has missing or infinite values; drop those rows first.")
-    x, y = (values if values.is_floating_point() else values.float() for values in (x, y))
-    return x, y
+    x, y = as_rows(*((data.x, data.y) if isinstance(data, Dataset) else data), fewest=0)
+    if x is None:
+        raise ValueError("x is missing; a split takes x (n, p) and y (n, d).")
+    return as_floating(x), as_floating(y)
 
 
 def _labels(values: Any, rows: int, name: str) -> np.ndarray:

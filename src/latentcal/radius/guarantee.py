@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..numerics import log1mexp, solve_increasing, with_own_slope
 from ..splines import UnitSpline, monotone_slopes
+from ..validate import as_number, as_share
 from .folds import effective_size
 from .law import RadiusLaw, as_float64, check_radii
 
@@ -45,8 +46,8 @@ class Guarantee:
         """
         from scipy.stats import beta
 
-        _check_probability("coverage", coverage)
-        _check_probability("confidence", confidence)
+        coverage = as_share(coverage, "coverage")
+        confidence = as_share(confidence, "confidence")
         rank = max(math.ceil(coverage * (self.n + 1) - 1e-9), 1)
         if rank > self.n:
             return 1.0, 1.0
@@ -111,9 +112,9 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
     """
     from scipy.stats import beta
 
-    _check_probability("precision", precision)
-    _check_probability("coverage", coverage)
-    _check_probability("confidence", confidence)
+    precision = as_share(precision, "precision")
+    coverage = as_share(coverage, "coverage")
+    confidence = as_share(confidence, "confidence")
     tail = (1 - confidence) / 2
 
     def precise(n: int) -> bool:
@@ -258,7 +259,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     values, counts = torch.unique_consecutive(radii, return_counts=True)
     counts = counts.to(torch.float64)
     floor = (float(counts.max()) - 1) / 2
-    if max_lambda < floor or max_lambda < 0:
+    if as_number(max_lambda, "max_lambda") < floor or max_lambda < 0:
         raise ValueError(
             f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and "
             f"a continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
@@ -304,8 +305,3 @@ def _lambda(cdf: Tensor) -> float:
     n = cdf.numel()
     ranks = torch.arange(1, n + 1, dtype=cdf.dtype, device=cdf.device)
     return float(((n + 1) * cdf - ranks).abs().max())
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value}.")

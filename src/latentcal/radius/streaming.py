@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numerics import as_tensor
 from .guarantee import TightenedRadius
 from .law import RadiusLaw, as_float64, check_radii
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
@@ -160,7 +161,7 @@ class StreamingRadius(RadiusLaw):
         Raises:
             ValueError: where one is NaN, infinite, negative or beyond the support; none is learned then.
         """
-        radii = as_float64(radii).detach().reshape(-1).to(self.totals.device)
+        radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
             radii, _ = check_radii(radii, upper=self.upper)  # says what is wrong, or forgives rounding
         self._learn(radii, torch.ones_like(radii))

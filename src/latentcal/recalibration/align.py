@@ -17,8 +17,9 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..numerics import outside_inference_mode
 from ..radius.folds import fold_numbers
-from ..radius.law import as_float64, tied_share
+from ..radius.law import tied_share
 from ..radius.reference import Chi
+from ..validate import as_weights
 from .affine import cross_fit_affine
 from .by_features import cross_fit_features
 from .cross_fitting import FOLDS, CrossFit, check_order
@@ -164,13 +165,10 @@ class LatentRows:
     def made(cls, gathered: Gathered, weights: Tensor | None) -> LatentRows:
         """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
         z, x, fingerprint = gathered
-        if weights is None:
+        weight = as_weights(weights, len(z))
+        if weight is None:
             return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint)
-        weight = as_float64(weights).detach().cpu()
-        if weight.shape != (len(z),):
-            raise ValueError(f"weights has shape {tuple(weight.shape)} for {len(z)} points; give one each.")
-        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
-            raise ValueError("Weights must be finite, not negative and not all 0.")
+        weight = weight.cpu()
         kept = weight > 1e-12 * weight.max()
         return cls(z, x, weight / weight[kept].mean(), fingerprint).take(kept)
 

@@ -21,6 +21,7 @@ from ..radius.law import RadiusLaw, tied_share, warn_if_tied
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
+from ..validate import as_whole
 from .align import Aligned, LatentRows
 from .atoms import AtomCare, Discrete
 from .cross_fitting import FOLDS, check_order
@@ -108,8 +109,7 @@ def autocalibrate(
             "A finite-sample guarantee rests on rows that are exchangeable with those to come: there is none "
             "with weights or in time order. Leave out one of the two."
         )
-    if folds < 2:
-        raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
+    folds = as_whole(folds, "folds", 2)
     care = AtomCare.of(y, discrete)
     gathered = gather(
         flow,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
-from ..numerics import as_tensor, outside_inference_mode
+from ..numerics import outside_inference_mode
 from ..progress_bar import ProgressBar
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
+from ..validate import as_rows, as_weights, as_whole
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
 from .cross_fitting import FOLDS, check_order
@@ -73,17 +73,11 @@ def cross_calibrate(
     if not callable(make_flow) or isinstance(make_flow, ConditionalFlow):
         raise TypeError("make_flow must be a function that trains: make_flow(x, y) -> flow.")
     check_order(order)
-    if y is None:
-        raise ValueError("y is missing. The arguments are (make_flow, x, y), or (make_flow, None, y).")
-    outputs = as_tensor(y)
-    features = None if x is None else as_tensor(x)
-    n = len(outputs)
-    if features is not None and len(features) != n:
-        raise ValueError(f"x has {len(features)} rows and y has {n}; they must belong together.")
+    features, outputs = as_rows(x, y)
+    n, folds = len(outputs), as_whole(folds, "folds", 2)
     if not 2 <= folds <= n:
         raise ValueError(f"folds must be between 2 and the number of rows, {n}; got {folds}.")
-    if weights is not None and np.shape(weights) != (n,):
-        raise ValueError(f"weights has shape {tuple(np.shape(weights))} for {n} rows; give one each.")
+    weights = as_weights(weights, n)
     columns = [outputs] if features is None else [outputs, features]
     known = torch.cat([part.reshape(n, -1).double() for part in columns], 1)
     fold = fold_numbers(known, folds, contiguous=order == "time", seed=seed)

@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
 from ..progress_bar import ProgressBar
+from ..validate import as_floating, as_rows, as_whole
 from .beta_mixture import BetaMixture
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
 from .rows import row_batches
@@ -221,6 +222,7 @@ def recalibrate_prerank(
     if not callable(model):
         raise TypeError(f"model must be a function from x to a distribution, got {type(model).__name__}.")
     _check_whole(samples=samples, bins=bins, density_samples=density_samples, batch_size=batch_size)
+    samples, batch_size = int(samples), None if batch_size is None else int(batch_size)
     x, y = _joined(x, y)
     started = time.perf_counter()
     fingerprint = Fingerprint.of(x, y)
@@ -263,31 +265,19 @@ def recalibrate_prerank(
 
 def _joined(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
     """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
-    pairs = list(row_batches(x, y)[0])
-    if not pairs or not all(len(y) for _, y in pairs if y.dim()):
+    pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
+    if not any(len(y) for _, y in pairs):
         raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
-    y = torch.cat([torch.atleast_1d(y) for _, y in pairs])
-    x = None if pairs[0][0] is None else torch.cat([x for x, _ in pairs])  # type: ignore[misc]
-    shapes = f"y: {tuple(y.shape)}, x: {None if x is None else tuple(x.shape)}"
-    if y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(
-            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
-        )
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
-    for name, values in (("x", x), ("y", y)):
-        if values is not None and not bool(torch.isfinite(values).all()):
-            wrong = int((~torch.isfinite(values)).any(1).sum())
-            raise ValueError(
-                f"{name} has NaN or infinite values in {wrong} of {len(y)} rows. Drop or fill them."
-            )
-    return x, y
+    if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
+        raise ValueError("The batches of x and y must have the same features and the same outputs.")
+    xs, ys = zip(*pairs, strict=True)
+    return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
 
 
 def _check_whole(**numbers: int | None) -> None:
     for name, value in numbers.items():
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if value is not None:
+            as_whole(value, name)
     samples, bins = numbers["samples"], numbers["bins"]
     if samples is not None and bins is not None and bins > samples:
         raise ValueError(

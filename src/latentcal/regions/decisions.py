@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..validate import as_whole
 from .integration import Estimate, Integrand, by_quasi_monte_carlo, by_sampling, model_dim
 from .membership import as_membership
 from .probability import default_method, flat_rows, probability
@@ -65,8 +66,7 @@ def expected_utility(
     """
     if not utilities:
         raise ValueError("expected_utility needs at least one action: {name: utility}.")
-    if samples < 2:
-        raise ValueError(f"samples must be at least 2, got {samples}.")
+    samples = as_whole(samples, "samples", 2)
     flat, shape = flat_rows(x)
     if flat is not None and len(flat) == 0:
         nothing = torch.empty(*shape, len(utilities), dtype=torch.float64)
