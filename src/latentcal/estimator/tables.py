@@ -74,7 +74,8 @@ def _without_graph(values: Any, name: str) -> Any:
     """A tensor of any kind as an array; dates, which scikit-learn takes for numbers, are refused."""
     if isinstance(values, Tensor):
         return as_tensor(values, name).cpu().to(torch.float64).numpy()
-    kinds = [values.dtype] if isinstance(values, np.ndarray) else list(getattr(values, "dtypes", ()))
+    kinds: Any = getattr(values, "dtypes", getattr(values, "dtype", None))
+    kinds = list(kinds) if hasattr(kinds, "__iter__") else [kinds]
     if any(getattr(kind, "kind", "f") in "mMV" for kind in kinds):
         raise TypeError(f"{name} must be numbers, got {kinds}. Encode dates and records first.")
     return values
