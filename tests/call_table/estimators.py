@@ -153,6 +153,7 @@ def _(draw: Draw) -> Call:
         {"y": y, "new": new, "source": Seed()},
         (3, 2),
         answers=n > 0,
+        infinite=True,  # noise of the size of y may be beyond the floats of the new rows
         names=("y",),
     )
 

@@ -372,7 +372,12 @@ def _(draw: Draw) -> Call:
         lambda x, covered, source, **options: [
             lc.metrics.worst_slab_coverage(x, covered, generator=source, **options).lowest.interval
         ],
-        {"x": draw.matrix("x", n, 2), "covered": covered, "source": Seed(), **options},
+        {
+            "x": draw.matrix("x", n, 2, None, ("flat", "deep", "longer", "number")),
+            "covered": covered,
+            "source": Seed(),
+            **options,
+        },
         answers=n >= 60,
         names=("features", "rows"),
     )

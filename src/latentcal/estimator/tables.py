@@ -36,7 +36,7 @@ class TableEstimator(BaseEstimator):
                 f"y has {y.shape[1]} outputs {'' if names is None else names}, but the model was fitted to "
                 f"{self.n_outputs_} {'' if known is None else known}; give the same in the same order."
             )
-        return self._tensor(x), self._tensor(y)
+        return self._tensor(x), self._tensor(y, "y")
 
     def _numbers(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
         """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
@@ -56,9 +56,9 @@ class TableEstimator(BaseEstimator):
             ) from error
 
     @staticmethod
-    def _tensor(array: np.ndarray) -> Tensor:
+    def _tensor(array: np.ndarray, name: str = "X") -> Tensor:
         """A float64 copy, whatever the byte order and the strides of the array are."""
-        return torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
+        return as_tensor(array, name).to(torch.float64).clone()
 
     def _answer(self, values: Tensor, X: Any) -> Any:
         """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
