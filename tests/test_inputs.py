@@ -235,3 +235,9 @@ def test_weights_that_are_none_are_refused_alike_everywhere(weights, model, rows
     for call in calls:
         with pytest.raises(ValueError, match=r"^weights (must be finite|has shape \(59,\) for 60 points)"):
             call()
+
+
+@pytest.mark.parametrize("score", ["latent", "density", "hpd", "pcp"])
+def test_a_region_without_rows_has_no_volumes(score, flow, rows):
+    region = lc.conformal_region(flow, *rows, coverage=0.8, score=score)
+    assert region.volume(torch.empty(0, 2), samples=64).value.shape == (0,)
