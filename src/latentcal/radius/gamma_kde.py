@@ -112,6 +112,14 @@ class GammaKDE(TabulatedLaw):
         flat = _in_chunks(self._log_density, t.reshape(-1), size=1024)
         return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
 
+    @torch.no_grad()
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        if math.isfinite(self.upper):
+            return self.sample(shape, generator)
+        kernel = torch.multinomial(self.weights, math.prod(shape), replacement=True, generator=generator)
+        t = torch._standard_gamma(self.rate * self.centers[kernel], generator) / self.rate
+        return t.reshape(shape) ** 3
+
     def _log_density(self, t: Tensor) -> Tensor:
         kernels = log_kernels(t, self.centers, self.rate) + torch.log(self.weights)
         return torch.logsumexp(kernels, dim=-1)

@@ -143,6 +143,10 @@ class ChosenRadius(RadiusLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._chosen(lambda law, r: law.log_prob_untabulated(r), r)
 
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        places = torch.zeros(shape, dtype=torch.float64)
+        return self._chosen(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
+
     def log_cdf(self, r: Tensor) -> Tensor:
         return self._chosen(lambda law, r: law.log_cdf(r), r)
 

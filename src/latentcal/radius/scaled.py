@@ -83,6 +83,9 @@ class ScaledRadius(RadiusLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._log_prob(self.reference.log_prob_untabulated, as_float64(r))
 
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        return self.scale * self.reference.sample_untabulated(shape, generator) ** self.power
+
     def _log_prob(self, of_reference: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
         if self.power == 1:
             return of_reference(r / self.scale) - math.log(self.scale)

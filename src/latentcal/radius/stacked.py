@@ -143,6 +143,15 @@ class StackedRadius(TabulatedLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
 
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        count = math.prod(shape)
+        part = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        r = torch.empty_like(part, dtype=self.weights.dtype)
+        for number in torch.unique(part).tolist():
+            mine = part == number
+            r[mine] = self.parts[number].sample_untabulated((int(mine.sum()),), generator)
+        return r.reshape(shape)
+
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         r = as_float64(r)
         radius, log_factor = self._core_end()
