@@ -225,7 +225,7 @@ class Region:
     def __str__(self) -> str:
         lines = [f"Conformal region of {self.score} on {self.n:,} calibration points"]
         for level, threshold in zip(self._levels, self._thresholds, strict=True):
-            low, high = Guarantee(self.n, 0.0).coverage_interval(level)
+            low, high = Guarantee(self.n, 0.0, steps=True).coverage_interval(level)
             lines.append(
                 f"  {level:.1%}: score at most {threshold:.4g}; "
                 f"for 95 % of calibration sets the coverage is {low:.1%} to {high:.1%}"
