@@ -202,6 +202,11 @@ def test_draws_are_widened_and_narrowed_to_the_rim_of_every_region(radii, scales
     assert found == scales
 
 
+def test_a_region_that_never_holds_most_draws_is_met_where_it_holds_the_largest_share():
+    shares = {2.0**12: 0.0, 1.0: 0.1, 0.5: 0.3}  # as of a thin ring
+    assert _scales(lambda a: torch.tensor([shares[a]])) == [0.5, 1.0]
+
+
 def test_an_unbounded_region_has_no_volume(generator):
     half_plane = conformal_region(
         scaled_gaussian(2, 1.0),

@@ -299,6 +299,13 @@ def test_groups_refitted_to_other_radii_have_laws_of_their_own_if_they_are_not_f
     assert GroupedRadius(Chi(DIM), [], torch.empty(0), 0).smallest(x) == len(x)
 
 
+@pytest.mark.parametrize(("others", "smallest"), [(12, 12), (9, 15), (0, 15)])
+def test_rows_outside_of_all_groups_count_as_one_group_if_they_are_not_few(others, smallest):
+    law = GroupedRadius(Chi(DIM), [Chi(DIM)] * 2, torch.tensor([0.0, 1.0]), 0)
+    label = torch.cat([torch.zeros(20), torch.ones(15), torch.arange(2, 2 + others)])
+    assert law.smallest(label[:, None].double()) == smallest
+
+
 def test_no_group_at_all_of_sufficient_size_leaves_the_law_of_all():
     radii = Chi(DIM).sample((12,), torch.Generator().manual_seed(0))
     law = ConditionalRadius.fit(radii, torch.arange(12.0)[:, None] // 2, reference=Chi(DIM), groups=0)
