@@ -14,7 +14,12 @@ _SECONDS = 10.0  # between two lines in a pipe
 
 def say(message: str) -> None:
     """A line for the human, not part of the result."""
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
+
+
+def printable(text: str) -> str:
+    """Text without the characters that would steer a terminal, such as those of a column's name."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .columns import BOOLEAN, MISSING, Column, Kind, column_of_texts, is_number
+from .names import check_unique, quote
 
 Cells = list[str] | np.ndarray  # of one column: texts of a file, or values of any type
 
@@ -24,9 +25,13 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     names = list(table) if isinstance(table, Mapping) else list(table.columns)
     check_unique([str(name) for name in names])
     cells = {str(name): np.asarray(table[name]) for name in names}
-    shapes = {name: column.shape for name, column in cells.items()}
-    if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
-        raise ValueError(f"All columns must be flat and of one length, got {shapes}.")
+    rows = len(next(iter(cells.values()), np.empty(0)).reshape(-1))
+    for name, column in cells.items():
+        if column.shape != (rows,):
+            raise ValueError(
+                f"All columns must be flat and of one length; {quote(name)} has the shape {column.shape}, "
+                f"the first column {rows} values."
+            )
     return cells
 
 
@@ -35,12 +40,6 @@ def as_columns(table: Any) -> list[Column]:
     if isinstance(table, Sequence) and all(isinstance(column, Column) for column in table):
         return [*table]
     return [inferred(name, cells) for name, cells in table_cells(table).items()]
-
-
-def check_unique(names: Sequence[str]) -> None:
-    """Raise where two columns have the same name."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"The columns {twice} are there more than once; each name may occur once.")
 
 
 def inferred(name: str, cells: Cells) -> Column:
@@ -79,8 +78,8 @@ def parsed(name: str, kind: Kind, cells: Cells, first_row: int = 0) -> Column:
         row, text = next((i, t) for i, t in enumerate(texts) if t not in MISSING and not fits(t))
         wanted = "true or false" if kind == "boolean" else "a number"
         raise ValueError(
-            f"The column {name!r} holds {text!r} in row {first_row + row} of the data; expected {wanted}, "
-            "as in the rows it was learned on."
+            f"The column {quote(name)} holds {quote(text)} in row {first_row + row} of the data; "
+            f"expected {wanted}, as in the rows it was learned on."
         ) from None
     return _checked(Column(name, kind, np.array(values, dtype=np.float64)), first_row)
 
@@ -99,8 +98,8 @@ def _checked(column: Column, first_row: int) -> Column:
     if infinite.any():
         row = int(infinite.argmax())
         raise ValueError(
-            f"The column {column.name!r} holds {column.values[row]:g} in row {first_row + row} of the data, "
-            "which is infinite or too large for float32."
+            f"The column {quote(column.name)} holds {column.values[row]:g} in row {first_row + row} of "
+            "the data, which is infinite or too large for float32."
         )
     return column
 

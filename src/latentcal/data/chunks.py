@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import importlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .cells import Cells, check_unique, inferred
+from .cells import Cells, inferred
 from .columns import Column, read_table
-from .textfile import open_text
+from .names import check_names, check_unique, quote
+from .textfile import check_width, open_text
 
 _PARQUET = (".parquet", ".pq")
 
@@ -64,7 +64,8 @@ def file_chunks(
         rows = csv.reader(file, delimiter=delimiter)
         header = _header(rows, delimiter)
         check_names(names, header)
-        places = {name: header.index(name) for name in names}
+        places = {name: place for place, name in enumerate(header)}
+        places = {name: places[name] for name in names}
         read = 0
         while chunk := list(islice(rows, size)):
             chunk = [row for row in chunk if row]  # an empty line is no row
@@ -83,34 +84,17 @@ def _header(rows: Iterator[list[str]], delimiter: str) -> list[str]:
     header = [name.strip() for name in next(rows, [])]
     if not header:
         raise ValueError("its first line is empty.")
+    check_width(header)
     if len(header) == 1:
         _check_delimiter(header[0], delimiter)
     return header
-
-
-def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise where a wanted column is missing, or there more than once."""
-    if absent := [name for name in wanted if name not in there]:
-        close = {name: _alike(name, there) for name in absent}
-        guesses = ", ".join(f"{found[0]!r} for {name!r}" for name, found in close.items() if found)
-        raise ValueError(
-            f"The columns {absent} are missing"
-            + (f"; there is {guesses}." if guesses else f" among {list(there)}.")
-        )
-    check_unique([name for name in there if name in set(wanted)])
-
-
-def _alike(name: str, there: Sequence[str]) -> list[str]:
-    """The name that is most like another one, in any case; none where all are different."""
-    folded = {known.casefold(): known for known in there}
-    return [folded[known] for known in difflib.get_close_matches(name.casefold(), folded, n=1)]
 
 
 def _check_delimiter(header: str, delimiter: str) -> None:
     """Raise where a file seems to have one column only because its delimiter is another one."""
     if found := [mark for mark in ";\t|," if mark in header and mark != delimiter]:
         raise ValueError(
-            f"With the delimiter {delimiter!r} it has the one column {header!r}. "
+            f"With the delimiter {delimiter!r} it has the one column {quote(header)}. "
             f"Its delimiter seems to be {found[0]!r}: pass delimiter={found[0]!r}."
         )
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .cells import Cells, as_columns, parsed, table_cells
-from .chunks import check_names, file_chunks
+from .chunks import file_chunks
 from .columns import Column
 from .features import Feature, choose, complete_rows, encode, matrix
+from .names import check_names, join_some, list_names, quote
 
 _FORMAT = 1  # of the dictionary; raise it where an older reader would misread a newer one
 CHUNK = 10_000  # rows that are held at a time
@@ -93,15 +94,16 @@ class Preprocessing:
         targets = target_names(targets)
         columns = as_columns(table)
         check_names(targets, [column.name for column in columns])
-        columns = sorted((c for c in columns if c.name not in targets), key=lambda column: column.name)
+        own = {*targets}
+        columns = sorted((c for c in columns if c.name not in own), key=lambda column: column.name)
         if rows is not None:
             columns = [column.of(np.asarray(rows)) for column in columns]
         if columns and not len(columns[0].values):
             raise ValueError("The rules cannot be learned on a table without rows.")
         kept, dropped = choose(columns, also=lambda column: "constant" if len(column.levels) == 1 else "")
         if not kept:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
-            raise ValueError(f"No feature is left beside the targets {list(targets)}. {reasons}")
+            reasons = join_some((f"{quote(n)}: {reason}" for n, reason in dropped.items()), len(dropped))
+            raise ValueError(f"No feature is left beside the targets {list_names(targets)}. {reasons}")
         complete = complete_rows(kept, len(kept[0].values))
         return cls(tuple(Feature.of(column.of(complete)) for column in kept), targets, dropped)
 
@@ -250,7 +252,7 @@ def missing_values(columns: Sequence[Column], complete: np.ndarray, rows: np.nda
     name = next(column.name for column in columns if column.missing.any())
     return (
         f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {name!r}. Fill the gaps, or leave these rows out with "
+        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with "
         "missing='drop'."
     )
 
@@ -259,7 +261,7 @@ def target_names(targets: Sequence[str] | str) -> tuple[str, ...]:
     """Names of the targets: at least one, each once."""
     names = (targets,) if isinstance(targets, str) else tuple(targets)
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"targets are the names of one or more columns, each once; got {list(names)}.")
+        raise ValueError(f"targets are the names of one or more columns, each once; got {list_names(names)}.")
     return names
 
 
@@ -270,8 +272,8 @@ def _tell_unknown(feature: Feature, column: Column, unknown: str, warned: set[st
     if not strange:
         return
     message = (
-        f"The column {feature.name!r} holds categories that were not there when the rules were learned, "
-        f"for example {strange[:3]}; known are {[*feature.levels]}."
+        f"The column {quote(feature.name)} holds categories that were not there when the rules were learned, "
+        f"for example {list_names(strange)}; known are {list_names(feature.levels)}."
     )
     if unknown == "error":
         raise ValueError(message)

@@ -10,6 +10,7 @@ import click
 from .. import options
 from ..model import read_card
 from ..output import json_text
+from ..progress import printable
 
 
 @click.command()
@@ -28,12 +29,7 @@ def command(folder: Path, as_json: bool) -> None:
         click.echo(json_text(card))
         return
     for title, text in _lines(folder, card):
-        click.echo(f"{title + ':':<15} {_printable(text)}")
-
-
-def _printable(text: str) -> str:
-    """Text without the characters that would steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        click.echo(f"{title + ':':<15} {printable(text)}")
 
 
 def _lines(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
