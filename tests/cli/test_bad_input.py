@@ -96,7 +96,7 @@ def test_a_wrong_encoding_is_refused(tmp_path, model, command):
     data = write_csv(tmp_path / "data.csv", households(N, region=regions), encoding="latin-1")
     words = (data, *FIT, "--out", tmp_path / "model") if command == "fit" else (model, data)
     refused(latentcal(command, *words), "is not utf-8 text")
-    refused(latentcal(command, *words, "--encoding", "latin-17"), "unknown encoding: latin-17")
+    refused(latentcal(command, *words, "--encoding", "latin-17"), "unknown encoding: 'latin-17'")
     assert os.listdir(tmp_path) == ["data.csv"]
 
 

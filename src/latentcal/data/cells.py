@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import BOOLEAN, MISSING, Column, Kind, column_of_texts, is_number
+from .columns import BOOLEAN, MISSING, Column, Kind, column_of_texts, is_number, text_array
 from .names import check_unique, quote
 
 Cells = list[str] | np.ndarray  # of one column: texts of a file, or values of any type
@@ -48,7 +48,7 @@ def inferred(name: str, cells: Cells) -> Column:
     kinds: dict[str, Kind] = {"b": "boolean", "i": "integer", "u": "integer", "f": "real"}
     if values.dtype.kind in kinds:
         return Column(name, kinds[values.dtype.kind], values.astype(np.float64))
-    texts, codes = np.unique(np.array(_texts(values), dtype=str), return_inverse=True)
+    texts, codes = np.unique(text_array(_texts(values)), return_inverse=True)
     return column_of_texts(name, texts.tolist(), codes, MISSING)
 
 
@@ -62,7 +62,7 @@ def parsed(name: str, kind: Kind, cells: Cells, first_row: int = 0) -> Column:
         first_row: number of the first cell's row, for messages.
     """
     if kind == "text":
-        return Column(name, kind, np.array(["" if t in MISSING else t for t in _texts(cells)], dtype=str))
+        return Column(name, kind, text_array(["" if t in MISSING else t for t in _texts(cells)]))
     if kind != "boolean" and isinstance(cells, np.ndarray) and cells.dtype.kind in "biuf":
         return _checked(Column(name, kind, cells.astype(np.float64)), first_row)
     if kind != "boolean" and isinstance(cells, list) and (quick := _all_floats(cells)) is not None:

@@ -22,6 +22,7 @@ MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "NaT"]
 )
 BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+_LONG = 200  # characters
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _ATTRIBUTE = re.compile(r"""@attribute\s+("[^"]*"|'[^']*'|\S+)\s+(.+)""", re.IGNORECASE)
 _NUMERIC = {"numeric", "real", "integer"}
@@ -77,7 +78,7 @@ def read_table(
 
 
 def _read_csv(file: Iterator[str], header: bool, delimiter: str) -> list[Column]:
-    lines = csv.reader(file, delimiter=delimiter)
+    lines = csv.reader(file, delimiter=delimiter, strict=True)
     first = next(lines, None)
     if not first:
         raise ValueError("its first line is empty.")
@@ -151,7 +152,12 @@ def column_of_texts(
         return Column(name, kind or ("integer" if whole else "real"), np.array(numbers)[codes])
     if kind == "real":
         raise ValueError(f"the numeric column {quote(name)} holds text.")
-    return Column(name, "text", np.array(["" if t in missing else t for t in texts], dtype=str)[codes])
+    return Column(name, "text", text_array(["" if t in missing else t for t in texts])[codes])
+
+
+def text_array(texts: list[str]) -> np.ndarray:
+    """(n,) the texts; of objects where one is long: numpy's own texts all have the length of the longest."""
+    return np.array(texts, dtype=object if max(map(len, texts), default=0) > _LONG else str)
 
 
 def _numbers(texts: list[str], missing: Collection[str]) -> list[float] | None:

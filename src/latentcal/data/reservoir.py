@@ -99,4 +99,5 @@ def _of_texts(name: str, cells: list[str]) -> Column:
 
 
 def _of_values(name: str, cells: list) -> Column:
-    return inferred(name, np.array(cells))
+    texts = any(isinstance(cell, str) for cell in cells)
+    return inferred(name, np.array(cells, dtype=object if texts else None))

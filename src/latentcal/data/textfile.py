@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import zlib
@@ -35,9 +34,11 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
         encoding: of the text; a byte order mark is left out.
     """
     try:
-        codecs.lookup(encoding)
-    except LookupError as error:
-        raise ValueError(f"{error}. Python knows for example 'utf-8', 'latin-1' and 'cp1252'.") from error
+        "".encode(encoding)
+    except (LookupError, ValueError) as error:  # unknown, or of bytes such as base64
+        raise ValueError(
+            f"unknown encoding: {quote(encoding)}. Python knows for example 'utf-8', 'latin-1' and 'cp1252'."
+        ) from error
     try:
         with open(path, "rb") as raw:
             start = raw.read(64)
@@ -84,6 +85,8 @@ def _reason(error: csv.Error) -> str:
             f"a cell has more than {csv.field_size_limit():,} characters. Shorten it, or look for "
             "a quotation mark without its counterpart."
         )
+    if "unexpected end" in str(error) or "expected after" in str(error):
+        return "a quotation mark lacks its counterpart, or a quoted cell goes on behind it."
     return f"{error}."
 
 
