@@ -262,7 +262,7 @@ def test_chunks_are_the_whole_file_in_order(rules, tmp_path):
         assert [len(chunk.x) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
         for i in range(3):
             assert same.copied(torch.cat([chunk[i] for chunk in chunks]), whole[i])
-    with pytest.raises(ValueError, match="at least 1 row"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         next(rules.chunks(path, 0))
 
 

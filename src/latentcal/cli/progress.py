@@ -17,9 +17,15 @@ def say(message: str) -> None:
     click.echo(printable(message), err=True)
 
 
-def printable(text: str) -> str:
-    """Text without the characters that would steer a terminal, such as those of a column's name."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text without the characters that would steer a terminal, such as those of a column's name.
+
+    Args:
+        text: what is to be shown.
+        lines: whether line ends stay as they are.
+    """
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c == kept else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

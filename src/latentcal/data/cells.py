@@ -46,6 +46,8 @@ def inferred(name: str, cells: Cells) -> Column:
     """A column of cells whose kind they tell themselves."""
     values = np.asarray(cells)
     kinds: dict[str, Kind] = {"b": "boolean", "i": "integer", "u": "integer", "f": "real"}
+    if values.dtype.kind == "c":
+        raise TypeError(f"The column {quote(name)} holds complex numbers; give real and imaginary parts.")
     if values.dtype.kind in kinds:
         return Column(name, kinds[values.dtype.kind], values.astype(np.float64))
     texts, codes = np.unique(text_array(_texts(values)), return_inverse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import whole_number
 from .cells import Cells, inferred
 from .columns import Column, read_table
 from .names import check_names, check_unique, quote
-from .textfile import check_width, open_text
+from .textfile import check_width, open_text, read_rows
 
 _PARQUET = (".parquet", ".pq")
 
@@ -26,9 +26,7 @@ def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
         columns = [inferred(name, cells) for name, cells in _whole_parquet(path).items()]
     else:
         with open_text(path, encoding) as file:
-            _header(
-                csv.reader(file, delimiter=delimiter, strict=True), delimiter
-            )  # before rows of another width are met
+            _header(read_rows(file, delimiter), delimiter)  # before rows of another width are met
         columns = read_table(path, delimiter=delimiter, encoding=encoding)
         columns = columns[int(columns[0].name.strip() == "") :]
     columns = [column._replace(name=column.name.strip()) for column in columns]
@@ -48,7 +46,7 @@ def column_names(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
     if path.suffix in _PARQUET:
         return _open_parquet(path)[1]
     with open_text(path, encoding) as file:
-        header = _header(csv.reader(file, delimiter=delimiter, strict=True), delimiter)
+        header = _header(read_rows(file, delimiter), delimiter)
         header = header[int(header[0] == "") :]
         if not header or not all(header):
             raise ValueError("a column has no name; the first line must name all of them.")
@@ -60,13 +58,12 @@ def file_chunks(
     path: Path, names: Sequence[str], size: int, delimiter: str = ",", encoding: str = "utf-8"
 ) -> Iterator[dict[str, Cells]]:
     """Cells of the named columns, at most ``size`` rows at a time; other columns are not kept."""
-    if size < 1:
-        raise ValueError(f"A chunk needs at least 1 row, got size={size}.")
+    size = whole_number(size, "size", 1)
     if path.suffix in _PARQUET:
         yield from _parquet_chunks(path, names, size)
         return
     with open_text(path, encoding) as file:
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        rows = read_rows(file, delimiter)
         header = _header(rows, delimiter)
         check_names(names, header)
         places = {name: place for place, name in enumerate(header)}

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .names import quote
-from .textfile import check_width, open_text
+from .textfile import check_width, open_text, read_rows
 
 Kind = Literal["text", "boolean", "integer", "real"]
 
@@ -78,7 +78,7 @@ def read_table(
 
 
 def _read_csv(file: Iterator[str], header: bool, delimiter: str) -> list[Column]:
-    lines = csv.reader(file, delimiter=delimiter, strict=True)
+    lines = read_rows(file, delimiter)
     first = next(lines, None)
     if not first:
         raise ValueError("its first line is empty.")

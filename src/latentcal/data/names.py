@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 _WIDTH = 40  # characters of one quoted text
 _LIST = 100  # characters of a list of names
+_SENTENCE = 170  # characters of a list of reasons
 _GUESSES = 3  # missing names for which a similar one is looked for
 
 
@@ -41,13 +42,15 @@ def list_names(names: Collection[str], most: int = _LIST) -> str:
     return f"[{', '.join(shown)}{f' and {more:,} more' if more else ''}]"
 
 
-def join_some(parts: Iterable[str], count: int, mark: str = "; ", most: int = 2 * _LIST) -> str:
+def join_some(parts: Iterable[str], count: int, mark: str = "; ", most: int = _SENTENCE) -> str:
     """The first of ``count`` parts of a sentence, and how many more there are."""
     shown: list[str] = []
+    room = most
     for part in parts:
-        shown.append(part if len(part) <= most else f"{part[: most - 1]}…")
-        if sum(map(len, shown)) > most:
+        room -= len(part) + len(mark)
+        if shown and room < 0:
             break
+        shown.append(part if len(part) <= most else f"{part[: most - 1]}…")
     more = count - len(shown)
     return mark.join(shown) + (f"{mark}and {more:,} more" if more else "")
 

@@ -6,16 +6,16 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import column_list, file_path, row_index
 from .cells import Cells, as_columns, parsed, table_cells
 from .chunks import file_chunks
-from .columns import Column
+from .columns import Column, Kind
 from .features import Feature, choose, complete_rows, encode, matrix
 from .names import check_names, join_some, list_names, quote
 
@@ -97,7 +97,8 @@ class Preprocessing:
         own = {*targets}
         columns = sorted((c for c in columns if c.name not in own), key=lambda column: column.name)
         if rows is not None:
-            columns = [column.of(np.asarray(rows)) for column in columns]
+            index = row_index(rows, len(columns[0].values) if columns else 0)
+            columns = [column.of(index) for column in columns]
         if columns and not len(columns[0].values):
             raise ValueError("The rules cannot be learned on a table without rows.")
         kept, dropped = choose(columns, also=lambda column: "constant" if len(column.levels) == 1 else "")
@@ -171,7 +172,7 @@ class Preprocessing:
             delimiter: of a csv file.
             encoding: of a csv file.
         """
-        path, start, warned = Path(path), 0, set[str]()
+        path, start, warned = file_path(path), 0, set[str]()
         for cells in file_chunks(path, self._needed(targets), size, delimiter, encoding):
             try:
                 yield self._rows(cells, start, unknown, missing, targets, warned)
@@ -198,15 +199,19 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing whose ``to_dict`` gave the state."""
-        if state.get("format") != _FORMAT:
+        found = state.get("format") if isinstance(state, Mapping) else None
+        if found != _FORMAT:
             raise ValueError(
-                f"The preprocessing has format {state.get('format')!r}, this version reads {_FORMAT}. "
+                f"The preprocessing has format {found!r}, this version reads {_FORMAT}. "
                 "It was saved by another version of latentcal, or is something else."
             )
         try:
             features = tuple(Feature(f["name"], f["kind"], tuple(f["levels"])) for f in state["features"])
-            return cls(features, tuple(state["targets"]), dict(state["dropped"]))
-        except (KeyError, TypeError) as error:
+            names = column_list([feature.name for feature in features], "features")
+            if not names or not {feature.kind for feature in features} <= {*get_args(Kind)}:
+                raise ValueError("no features, or of an unknown kind")
+            return cls(features, target_names(state["targets"]), dict(state["dropped"]))
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"The saved preprocessing is incomplete or damaged: {error!r}.") from error
 
     def _needed(self, targets: bool) -> tuple[str, ...]:
@@ -259,7 +264,7 @@ def missing_values(columns: Sequence[Column], complete: np.ndarray, rows: np.nda
 
 def target_names(targets: Sequence[str] | str) -> tuple[str, ...]:
     """Names of the targets: at least one, each once."""
-    names = (targets,) if isinstance(targets, str) else tuple(targets)
+    names = column_list(targets, "targets")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"targets are the names of one or more columns, each once; got {list_names(names)}.")
     return names

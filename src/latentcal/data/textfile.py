@@ -35,6 +35,8 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
     """
     try:
         "".encode(encoding)
+    except TypeError:
+        raise TypeError(f"encoding must be a name such as 'utf-8', got {encoding!r}.") from None
     except (LookupError, ValueError) as error:  # unknown, or of bytes such as base64
         raise ValueError(
             f"unknown encoding: {quote(encoding)}. Python knows for example 'utf-8', 'latin-1' and 'cp1252'."
@@ -60,6 +62,13 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[Iterator[str]]:
         raise ValueError(f"{path} cannot be read: {_reason(error)}") from error
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def read_rows(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
+    """Rows of a csv file; what is not quoted as it should be is an error, since rows could get lost."""
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+        raise ValueError(f"delimiter must be one character, such as ',' or ';', got {delimiter!r}.")
+    return csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def check_width(row: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import column_list, file_path, whole_number
 from .chunks import read_columns
 from .columns import Column, is_number
 from .features import check_finite, complete_rows, matrix
@@ -43,7 +44,7 @@ class TableDataset(Dataset):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
-        check_names([name], [column.name for column in self.columns])
+        check_names(column_list(name, "name"), [column.name for column in self.columns])
         return next(column.values for column in self.columns if column.name == name)
 
     def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
@@ -89,9 +90,9 @@ def load_csv(
         ValueError: a file that is no table, a column that is missing or there twice, a target that is no
             number, too few rows, no feature left.
     """
-    path = Path(path).expanduser()
-    targets = target_names(targets)
-    drop = (drop,) if isinstance(drop, str) else tuple(drop)
+    path = file_path(path)
+    targets, drop = target_names(targets), column_list(drop, "drop")
+    min_rows = whole_number(min_rows, "min_rows", 0)
     if missing not in ("drop", "error"):
         raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
     if both := sorted({*targets} & {*drop}):
