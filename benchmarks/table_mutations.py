@@ -356,7 +356,7 @@ def long_line(draft: Draft, random: Random) -> None:
 
 
 def many_columns(draft: Draft, random: Random) -> None:
-    n, k = len(draft.cells), int(10 ** random.uniform(1.5, 3.7))
+    n, k = len(draft.cells), int(10 ** random.uniform(1.5, 3.3))
     extra = random.normal(size=(n, k))
     draft.names += [f"extra_{j}" for j in range(k)]
     for row, more in zip(draft.cells, extra.tolist(), strict=True):

@@ -10,6 +10,7 @@ _WIDTH = 40  # characters of one quoted text
 _LIST = 100  # characters of a list of names
 _SENTENCE = 170  # characters of a list of reasons
 _GUESSES = 3  # missing names for which a similar one is looked for
+_WIDE = 10_000  # columns of a table in which one name alone is looked for
 
 
 def quote(text: str, most: int = _WIDTH) -> str:
@@ -67,7 +68,7 @@ def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
     """Raise where a wanted column is missing, or there more than once."""
     known = {*there}
     if absent := [name for name in wanted if name not in known]:
-        found = {name: _similar(name, known) for name in absent[:_GUESSES]}
+        found = {name: _similar(name, known) for name in absent[: 1 if len(known) > _WIDE else _GUESSES]}
         guesses = [f"{quote(guess)} for {quote(name)}" for name, guess in found.items() if guess]
         if len(absent) == 1 and guesses:
             guesses = [quote(found[absent[0]])]
