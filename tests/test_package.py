@@ -48,7 +48,7 @@ LAYERS = [
     {"fingerprint", "flow"},
     {"pit", "checks", "flows", "adapters"},
     {"recalibration", "conformal", "regions"},
-    {"persistence", "model_folder"},
+    {"class_names", "model_schema", "persistence", "model_folder"},
     {"diagnostics", "estimator"},
     {"experiments"},
     {"cli"},

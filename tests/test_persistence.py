@@ -240,10 +240,10 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, recalibrated):
         lc.load(tmp_path / "nowhere")
 
 
-def nested(depth: int) -> list:
-    node: list = []
-    for _ in range(depth):
-        node = [node]
+def nested(depth: int) -> dict:
+    node = {"id": 100, "class": "Chi", "args": {"dim": 2}}
+    for number in range(depth):
+        node = {"id": 101 + number, "class": "ScaledRadius", "args": {"reference": node}}
     return node
 
 
@@ -258,7 +258,7 @@ FORGED = {
     "a missing argument": (lambda flow: flow["args"].pop("dim"), "with the arguments"),
     "another class": (lambda flow: flow.update({"class": "Chi"}), "has the entries"),
     "a class that is not there": (lambda flow: flow.update({"class": "os.system"}), "not known here"),
-    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "must be"),
+    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "not known here"),
     "no base": (lambda flow: flow.update(base=None), "must be RadialBase, got None"),
     "a base that is a law": (
         lambda flow: flow.update(base=flow["base"]["args"]["radius"]),
@@ -269,7 +269,7 @@ FORGED = {
         "must be Tensor",
     ),
     "itself": (lambda flow: flow.update(recalibration={"same": 0}), "must be"),
-    "a deep list": (lambda flow: flow.update(recalibration=nested(200)), "deeper than"),
+    "a deep law": (lambda flow: flow["base"]["args"].update(radius=nested(200)), "deeper than"),
     "no table": (lambda flow: flow.update(args=[1]), "must be a table"),
 }
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ._version import __version__
 
-MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 2
+MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 3
 SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table": "a command-line model"}
 """What a manifest may hold beside its frame, and what a folder with it is called."""
 
