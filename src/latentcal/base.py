@@ -31,7 +31,7 @@ class RadialBase(nn.Module):
 
     def __init__(self, radius: RadiusLaw, dim: int, norm: Norm | None = None) -> None:
         super().__init__()
-        if dim < 1:
+        if not 1 <= dim < 1 << 31:
             raise ValueError(f"dim must be at least 1, got {dim}.")
         if not isinstance(radius, RadiusLaw):
             raise TypeError(f"radius must be a RadiusLaw, got {type(radius).__name__}.")

@@ -30,6 +30,7 @@ MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 3
 SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table": "a command-line model"}
 """What a manifest may hold beside its frame, and what a folder with it is called."""
 
+_ENTRIES = {"estimator": {"parameters", "state"}, "table": {"written", "preprocessing"}}
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}
 _NUMBERS = re.compile(r"numbers-[0-9a-f]{16}\.safetensors")
 _UNFINISHED = re.compile(r"\.latentcal-[0-9a-f]{16}")
@@ -114,7 +115,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not unchanged:
         raise ModelFileError(f"{file} was changed after it was saved (checksum differs). Save again.")
     if not {"model", "version"} <= set(document) <= {*_FRAME, *SECTIONS}:
-        raise ModelFileError(f"{file} has the entries {sorted(document)}; those of another program?")
+        raise ModelFileError(f"{file} has the entries {str(sorted(document))[:200]}; of another program?")
+    if not isinstance(document["version"], str):
+        raise ModelFileError(f"{file} does not say which version wrote it.")
+    for name, entries in _ENTRIES.items():
+        if name in document and not (isinstance(document[name], dict) and entries <= set(document[name])):
+            raise ModelFileError(f"{file} has a section {name} without the entries {sorted(entries)}.")
+    if "table" in document and "estimator" not in document:
+        raise ModelFileError(f"{file} has the columns of a table, and no estimator for them.")
     numbers = document.get("numbers")
     if (
         not isinstance(numbers, dict)
@@ -158,7 +166,7 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     found = {name: [_dtype_name(tensor), list(tensor.shape)] for name, tensor in tensors.items()}
     if found != declared:
         odd = [name for name in sorted({*found, *declared}) if found.get(name) != declared.get(name)]
-        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(odd[:3])}.")
+        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(map(_shown, odd[:3]))}.")
     return {name: document[name] for name in SECTIONS if name in document}, tensors
 
 
@@ -219,7 +227,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ModelFileError(f"{file} was not written by latentcal.")
     if document.get("schema") != SCHEMA:
-        found, version = (str(document.get(name))[:40] for name in ("schema", "version"))
+        found, version = (_shown(document.get(name)) for name in ("schema", "version"))
         raise ModelFileError(
             f"{folder} has schema {found}, written by latentcal {version}; this is latentcal {__version__}, "
             f"which reads schema {SCHEMA}. Save the model again with this version, or use the other one."
@@ -261,6 +269,12 @@ def _is_description(entry: Any) -> bool:
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in _DTYPES:
         return False
     return isinstance(entry[1], list) and all(type(size) is int and size >= 0 for size in entry[1])
+
+
+def _shown(value: Any) -> str:
+    """A value in a line of text."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text[:40]
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -52,6 +52,10 @@ class Region:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coverage", as_levels(self.coverage))
+        # False for NaN as well.
+        ascending = self.scores.dim() == 1 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        if not (ascending and self.scores.is_floating_point() and bool((self.scores > -math.inf).all())):
+            raise ValueError("scores must be (n,), ascending, and neither NaN nor -infinity.")
         warn_if_infinite(self.n, max(self._levels), stacklevel=4)
 
     @property

@@ -199,20 +199,30 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing whose ``to_dict`` gave the state."""
-        found = state.get("format") if isinstance(state, Mapping) else None
-        if found != _FORMAT:
+        if (
+            not isinstance(state, Mapping)
+            or type(state.get("format")) is not int
+            or state["format"] != _FORMAT
+        ):
+            found = repr(state.get("format") if isinstance(state, Mapping) else state)[:60]
             raise ValueError(
-                f"The preprocessing has format {found!r}, this version reads {_FORMAT}. "
+                f"The preprocessing has format {found}, this version reads {_FORMAT}. "
                 "It was saved by another version of latentcal, or is something else."
             )
         try:
             features = tuple(Feature(f["name"], f["kind"], tuple(f["levels"])) for f in state["features"])
-            names = column_list([feature.name for feature in features], "features")
-            if not names or not {feature.kind for feature in features} <= {*get_args(Kind)}:
-                raise ValueError("no features, or of an unknown kind")
-            return cls(features, target_names(state["targets"]), dict(state["dropped"]))
-        except (KeyError, TypeError, ValueError) as error:
+            rules = cls(features, target_names(state["targets"]), dict(state["dropped"]))
+            names = [*rules.columns, *rules.targets, *rules.dropped, *rules.dropped.values()]
+            names += [level for feature in features for level in feature.levels]
+            whole = rules.to_dict() == dict(state) and all(isinstance(name, str) for name in names)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"The saved preprocessing is incomplete or damaged: {error!r}.") from error
+        kinds = all(feature.kind in get_args(Kind) for feature in features)
+        if not (whole and kinds and features and len(set(rules.columns)) == len(features)):
+            raise ValueError(
+                "The saved preprocessing is damaged: names must be text, each once, of known kinds."
+            )
+        return rules
 
     def _needed(self, targets: bool) -> tuple[str, ...]:
         return (*self.columns, *(self.targets if targets else ()))

@@ -43,6 +43,10 @@ class GroupedRadius(ConditionalRadius):
         groups: int | Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__()
+        if labels.shape != (len(laws),):
+            raise ValueError(f"{len(laws)} laws need as many labels, got {tuple(labels.shape)}.")
+        if isinstance(groups, int) and groups < 0:
+            raise ValueError(f"groups must be the number of a column, at least 0, got {groups}.")
         self.whole, self.groups, self.upper = whole, groups, whole.upper
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("labels", as_float64(labels))

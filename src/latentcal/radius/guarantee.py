@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..numerics import log1mexp, solve_increasing, with_own_slope
+from ..numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
 from ..splines import UnitSpline, monotone_slopes
 from .empirical import EmpiricalRadius
 from .folds import effective_size
@@ -194,6 +194,9 @@ class TightenedRadius(RadiusLaw):
         self.law, self.pull, self.upper = law, float(pull), law.upper
         self.register_buffer("widths", as_float64(widths).detach())
         self.register_buffer("heights", as_float64(heights).detach())
+        check_shapes(widths=(self.widths, "b"), heights=(self.heights, "b"))
+        if len(self.widths) == 0 or not bool(((self.widths > 0) & (self.heights > 0)).all()):
+            raise ValueError("widths and heights must be positive, and at least one each.")
         self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
 
     def log_prob(self, r: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class _ReferenceLaw(RadiusLaw):
 
     def __init__(self, dim: int, *shapes: float) -> None:
         super().__init__()
-        if dim < 1 or dim != int(dim):
+        if not 1 <= dim < 1 << 31 or dim != int(dim):
             raise ValueError(f"dim must be a whole number, at least 1, got {dim}.")
         self.dim = int(dim)
         # A buffer, so that samples follow the model to its device; not saved, since dim tells it all.

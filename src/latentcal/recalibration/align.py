@@ -52,6 +52,8 @@ class Aligned(ConditionalFlow):
 
     def __init__(self, flow: ConditionalFlow, map: LatentMap) -> None:
         super().__init__(flow.base)
+        if map.dim not in (None, flow.base.dim):
+            raise ValueError(f"The map has {map.dim} coordinates, the flow's latent has {flow.base.dim}.")
         self.flow, self.map = flow, map
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
