@@ -32,6 +32,7 @@ OPTIONAL = [
 LAYERS = [
     {
         "_version",
+        "atomic_files",
         "numerics",
         "progress_bar",
         "special",

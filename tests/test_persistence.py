@@ -16,7 +16,8 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal import model_folder
+from latentcal import atomic_files
+from latentcal.atomic_files import new_file
 from latentcal.model_folder import SCHEMA, _document_hash
 
 
@@ -360,7 +361,7 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
         if len(calls) >= failing:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(model_folder.os, "fsync", full)
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         lc.save(lc.Chi(5), folder)
     with pytest.raises(OSError, match="No space"):
@@ -371,18 +372,20 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_killed_process_left_is_swept_away_later(tmp_path):
+def test_the_next_save_removes_what_a_killed_process_left_and_nothing_that_is_being_written(tmp_path):
     folder = tmp_path / "model"
     lc.save(lc.Chi(3), folder)
     rubbish = [folder / "numbers-0123456789abcdef.safetensors", folder / ".latentcal-0123456789abcdef"]
     for path in rubbish:
         path.write_text("half")
-    lc.save(lc.Chi(4), folder)
-    assert all(path.exists() for path in rubbish)  # another process may be writing them
-    for path in rubbish:
-        os.utime(path, (0, 0))
-    lc.save(lc.Chi(5), folder)
+    written = folder / "numbers-0000000000000000.safetensors"
+    with new_file(written, b"by another process"):
+        lc.save(lc.Chi(4), folder)
+        assert written.exists()
     assert not any(path.exists() for path in rubbish)
+    lc.save(lc.Chi(5), folder)
+    assert not written.exists()
+    assert len([*folder.iterdir()]) == 2
 
 
 def test_what_cannot_be_saved_says_so(tmp_path):
