@@ -398,7 +398,7 @@ def _outcome_of(own: Original, files: Files, folder: Path) -> tuple[str, str]:
         return _unexpected(error)
     if _alike(answer, own.answer):
         return "identical answer", ""
-    if "nan" in json.dumps(answer).lower().replace("finance", ""):
+    if _has_nan(answer):
         return "silently different", f"NaN in {answer}"
     if _is_number_edit(own, files):
         return "valid edit", ""
@@ -425,6 +425,11 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return one == other or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     return type(one) is type(other) and one == other
+
+
+def _has_nan(answer: Any) -> bool:
+    items = answer.values() if isinstance(answer, dict) else answer if isinstance(answer, list) else ()
+    return answer != answer or any(map(_has_nan, items))
 
 
 def _is_number_edit(own: Original, files: Files) -> bool:

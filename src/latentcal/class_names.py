@@ -6,6 +6,7 @@ renamed keeps its old name here.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import typing
@@ -107,7 +108,9 @@ def arguments_of(value: Any) -> dict[str, Any]:
 def hints_of(kind: type) -> dict[str, Any]:
     """Types of the constructor's arguments; ``Any`` for those that a class of somebody else does not tell."""
     try:
-        hints = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+        # Those of a dataclass may be inherited from another module, in which alone they have a meaning.
+        own = kind if dataclasses.is_dataclass(kind) else kind.__init__  # type: ignore[misc]
+        hints = typing.get_type_hints(own)
     except (NameError, TypeError):  # names that are known to type checkers alone
         hints = {}
     return {name: _NARROWED.get((kind, name), hints.get(name, Any)) for name in parameters_of(kind)}

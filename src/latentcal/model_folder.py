@@ -34,6 +34,7 @@ _ENTRIES = {"estimator": {"parameters", "state"}, "table": {"written", "preproce
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}
 _NUMBERS = re.compile(r"numbers-[0-9a-f]{16}\.safetensors")
 _LARGEST_MANIFEST = 1 << 28  # bytes
+_DEEPEST = 250  # lists and tables inside each other; objects are at most 50, of two tables or three
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
@@ -101,11 +102,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder: its sections, and how it is framed; raises where it was changed."""
     document = _parse(folder)
     file = folder / MANIFEST
-    try:
-        unchanged = document.get("sha256") == _document_hash(document)
-    except RecursionError:
-        raise ModelFileError(f"{file} is nested too deeply for a model.") from None
-    if not unchanged:
+    if not _is_shallow(document):
+        raise ModelFileError(f"{file} is nested too deeply for a model.")
+    if document.get("sha256") != _document_hash(document):
         raise ModelFileError(f"{file} was changed after it was saved (checksum differs). Save again.")
     if not {"model", "version"} <= set(document) <= {*_FRAME, *SECTIONS}:
         raise ModelFileError(f"{file} has the entries {str(sorted(document))[:200]}; of another program?")
@@ -217,6 +216,21 @@ def _is_description(entry: Any) -> bool:
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in _DTYPES:
         return False
     return isinstance(entry[1], list) and all(type(size) is int and size >= 0 for size in entry[1])
+
+
+def _is_shallow(document: Any) -> bool:
+    """Whether lists and tables are nested no deeper than in any model, found without recursion."""
+    level = [document]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for node in level
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return True
+    return False
 
 
 def _shown(value: Any) -> str:

@@ -52,6 +52,8 @@ class GammaKDE(TabulatedLaw):
         centers = as_float64(centers).detach().reshape(-1)
         if centers.numel() == 0 or not bool((torch.isfinite(centers) & (centers > 0)).all()):
             raise ValueError("centers must be positive, finite and at least one.")
+        if not upper > 0:
+            raise ValueError(f"upper must be positive, got {upper}.")
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"rate must be positive and finite, got {rate}.")
         weights = torch.ones_like(centers) if weights is None else as_float64(weights).detach().reshape(-1)

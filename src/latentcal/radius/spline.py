@@ -52,6 +52,8 @@ class SplineRadius(TabulatedLaw):
         super().__init__()
         if not (math.isfinite(shift) and math.isfinite(scale) and scale > 0):
             raise ValueError(f"shift must be finite and scale positive, got {shift} and {scale}.")
+        if not upper > 0:
+            raise ValueError(f"upper must be positive, got {upper}.")
         self.shift, self.scale, self.upper = float(shift), float(scale), float(upper)
         for name, values in (("widths", widths), ("heights", heights), ("slopes", slopes)):
             values = as_float64(values).detach().reshape(-1)

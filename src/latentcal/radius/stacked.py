@@ -59,6 +59,8 @@ class StackedRadius(TabulatedLaw):
             raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
             raise ValueError("weights must not be negative and not all 0.")
+        if any(part.upper != core.upper for part in parts):
+            raise ValueError(f"All parts must end where the core does, at {core.upper:g}.")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}.")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]

@@ -102,6 +102,11 @@ class Ladder:
     refusals: list[str] = field(default_factory=list)
     unexamined: str = ""
 
+    def __post_init__(self) -> None:
+        columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
+        if len({len(column) for column in columns}) != 1 or not 0 <= self.chosen < len(self.names):
+            raise ValueError("A ladder has a name and four numbers for each rung, and one of them is chosen.")
+
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
         lines = [
