@@ -1,9 +1,9 @@
 """Damaged and forged model files: each is read as it was, refused in one line, or is another valid model.
 
-    python benchmarks/fuzz_files.py                  # 120,000 cases, writes results/fuzz_files.csv
+    python benchmarks/fuzz_files.py                  # 105,000 cases, writes results/fuzz_files.csv
     python benchmarks/fuzz_files.py --first 4711 --cases 1   # one case again, with what came of it
 
-A case is a number: it names the model (one of every kind that can be saved), the damage and where it is done.
+A run that was stopped goes on where it was. A case is a number: it names the model (one of every kind that can be saved), the damage and where it is done.
 Half of the cases change bytes; the others edit the manifest or the tensors and give the files the checksums
 of the edit, as an attacker would. Outcomes:
 
@@ -15,7 +15,7 @@ of the edit, as an attacker would. Outcomes:
   with the same arguments;
 - refused when asked: a valid edit or another model whose answer to these inputs is a ``ValueError``, such as
   one for another number of features;
-- other exception, silently different, hang (more than 5 s of processor time), more than 1 GB: must not happen.
+- other exception, silently different, hang (more than 5 s of computing), more than 1 GB: must not happen.
 """
 
 from __future__ import annotations
@@ -521,16 +521,34 @@ def run(first: int, cases: int, originals: list[Original], folder: Path) -> Iter
             done += 1
 
 
+def read_counts(path: Path) -> Counter[tuple[str, str, str]]:
+    """Cases by model, damage and outcome that a stopped run has counted."""
+    if not path.exists():
+        return Counter()
+    with path.open(newline="") as file:
+        return Counter(
+            {(row["model"], row["damage"], row["outcome"]): int(row["cases"]) for row in csv.DictReader(file)}
+        )
+
+
+def write_counts(path: Path, counts: Counter[tuple[str, str, str]]) -> None:
+    """Write what ``read_counts`` reads."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["model", "damage", "outcome", "cases"])
+        rows.writerows([*key, count] for key, count in sorted(counts.items()))
+
+
 def main() -> None:
     """Run cases, print what went wrong, write the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=120_000)
+    parser.add_argument("--cases", type=int, default=105_000)
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "fuzz_files.csv")
     options = parser.parse_args()
     torch.set_num_threads(1)
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    counts: Counter[tuple[str, str, str]] = Counter()
+    counts = read_counts(options.results)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=memory) as place:
         originals = [Original(name, kind, Path(place) / name) for name, kind in model_kinds().items()]
@@ -541,17 +559,17 @@ def main() -> None:
             signal.signal(signal.SIGPROF, _too_long)
             print(own.name, what, *outcome_of(own, files, folder), sep="\n")
             return
-        for number, name, what, outcome, text in run(options.first, options.cases, originals, folder):
+        done = sum(counts.values())
+        for number, name, what, outcome, text in run(
+            options.first + done, options.cases - done, originals, folder
+        ):
             counts[name, what, outcome] += 1
             if outcome in WRONG:
-                print(
-                    f"case {number}: {name}, {what}: {outcome}\n  {text.strip().splitlines()[-1][:300]}",
-                    flush=True,
-                )
-    with options.results.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["model", "damage", "outcome", "cases"])
-        rows.writerows([*key, count] for key, count in sorted(counts.items()))
+                line = text.strip().splitlines()[-1][:300]
+                print(f"case {number}: {name}, {what}: {outcome}\n  {line}", flush=True)
+            if number % 1000 == 999:
+                write_counts(options.results, counts)
+    write_counts(options.results, counts)
     totals = Counter[str]()
     for (_, _, outcome), count in counts.items():
         totals[outcome] += count

@@ -1,6 +1,6 @@
 """Saves that are killed, run into a full disk, lack permission or meet another writer.
 
-    python benchmarks/kill_saves.py                  # writes results/kill_saves.csv
+    python benchmarks/kill_saves.py                  # some minutes; writes results/kill_saves.csv
 
 Each attempt is a process forked from this one, so that it starts at once, and ends by SIGKILL: before one of
 its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync), or after a
@@ -24,7 +24,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -319,9 +319,9 @@ def race(subject: Subject, root: Path, races: int) -> Counter[str]:
     return counts
 
 
-def experiments(root: Path, share: float = 1.0) -> list[tuple[str, str, Counter[str]]]:
+def experiments(root: Path, share: float = 1.0) -> Iterator[tuple[str, str, Counter[str]]]:
     """All of them; ``share`` of the random ones."""
-    found, rows = subjects(root), []
+    found = subjects(root)
     random_kills = {
         "lc.save": (300, 0.05),
         "FlowRegressor.save": (150, 0.1),
@@ -331,20 +331,14 @@ def experiments(root: Path, share: float = 1.0) -> list[tuple[str, str, Counter[
     }
     for name, subject in found.items():
         kills, longest = random_kills[name]
-        rows.append((name, "killed before an event", kill_at_events(name, subject, root)))
-        rows.append(
-            (
-                name,
-                "killed at random",
-                kill_at_random(name, subject, root, max(3, round(share * kills)), longest),
-            )
-        )
+        yield name, "killed before an event", kill_at_events(name, subject, root)
+        kills = max(3, round(share * kills))
+        yield name, "killed at random", kill_at_random(name, subject, root, kills, longest)
     for name in ("lc.save", "FlowRegressor.save", "study store"):
-        rows.append((name, "full disk", fill_disk(name, found[name], root)))
+        yield name, "full disk", fill_disk(name, found[name], root)
     for name in ("lc.save", "FlowRegressor.save"):
-        rows.append((name, "forbidden folder", forbid(name, found[name], root, max(2, round(share * 20)))))
-    rows.append(("lc.save", "two writers", race(found["lc.save"], root, max(6, round(share * 300)))))
-    return rows
+        yield name, "forbidden folder", forbid(name, found[name], root, max(2, round(share * 20)))
+    yield "lc.save", "two writers", race(found["lc.save"], root, max(6, round(share * 300)))
 
 
 def main() -> None:
@@ -361,7 +355,12 @@ def main() -> None:
         lines.writerow(["what", "how", *columns])
         for name, how, counts in experiments(Path(place), options.share):
             lines.writerow([name, how, *(counts[column] for column in columns)])
-            print(f"{name:<24}{how:<26}", *(f"{column} {counts[column]}" for column in columns), sep="  ")
+            print(
+                f"{name:<24}{how:<26}",
+                *(f"{column} {counts[column]}" for column in columns),
+                sep="  ",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

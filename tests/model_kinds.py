@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,44 @@ def model_kinds() -> dict[str, Kind]:
             **_kinds(_regions(), answer_of_region),
             **_estimators(),
         }
+
+
+def other_kinds() -> dict[str, Kind]:
+    """What the others do not have: norms and records that are rarely met."""
+    x, y = _rows(40)
+    flow = _linear()
+    one = lc.flows.LinearGaussianFlow(None, flow.bias[:1], flow.scale_tril[:1, :1], lc.uniform_interval())
+    laplace = lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, lc.laplace(2))
+    return {
+        **_kinds(
+            {"laplace": laplace, "aligned_record": lc.align(flow, x, y), "interval": one}, answer_of_flow
+        ),
+    }
+
+
+def read_any(folder: Path) -> Any:
+    """What a folder holds: a model, an estimator, or a model of the command line."""
+    document = json.loads((folder / "model.json").read_text())
+    if "table" in document:
+        return load_model(folder)
+    return lc.FlowRegressor.load(folder) if "estimator" in document else lc.load(folder)
+
+
+def answer_of(model: Any) -> Answer:
+    """What a model of any kind answers."""
+    match model:
+        case lc.RadiusLaw():
+            return answer_of_law(model)
+        case lc.ConditionalFlow():
+            return answer_of_flow(model)
+        case lc.Region():
+            return answer_of_region(model)
+        case lc.FlowRegressor():
+            return answer_of_regressor(model)
+        case Model():
+            return answer_of_command_line(model)
+        case _:
+            return answer_of_predictor(model)
 
 
 def _kinds(models: dict[str, Any], answer: Callable[[Any], Answer]) -> dict[str, Kind]:
@@ -193,7 +232,7 @@ def answer_of_law(law: lc.RadiusLaw) -> Answer:
 def answer_of_flow(flow: lc.ConditionalFlow) -> Answer:
     """Log densities, a decoded point, and the latent law before recalibration."""
     x = torch.zeros(3, 1) if isinstance(flow, lc.flows.TarFlow) else X
-    x, y = (values.to(tensor_options(flow)[0]) for values in (x, Y))
+    x, y = (values.to(tensor_options(flow)[0]) for values in (x, Y[:, : flow.base.dim]))
     answer = _numbers(log_prob=flow(x).log_prob(y), decoded=flow.decode(y, x))
     if flow.recalibration is not None:
         answer |= _numbers(terms=torch.stack([*lc.nll_decomposition(flow, x, y)]))

@@ -86,6 +86,8 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
     document["sha256"] = _document_hash(document)
     text = json.dumps(document, indent=1, allow_nan=False).encode()
     made = make_folder(target)
+    with suppress(OSError):  # so that saves that are killed one after the other leave little
+        _tidy(target)
     try:
         with new_file(target / document["numbers"]["file"], numbers), new_file(target / MANIFEST, text):
             pass

@@ -94,9 +94,9 @@ def read_sections(
     if stray := sorted(name for name in tensors if name.partition(".")[0] not in sections):
         raise ModelFileError(f"{where}: the tensor {stray[0][:100]!r} belongs to nothing.")
     own = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] == "model"}
-    root = sections.pop("model")
+    root, reader = sections.pop("model"), Reader(own, flow, classes)
     try:
-        model = Reader(own, flow, classes).read(root)
+        model = reader.read(root)
         _check_written_again(model, root, own)
     except ModelFileError as error:
         raise ModelFileError(f"{where}: {error}") from error
