@@ -3,9 +3,10 @@
     python benchmarks/fuzz_files.py                  # 105,000 cases, writes results/fuzz_files.csv
     python benchmarks/fuzz_files.py --first 4711 --cases 1   # one case again, with what came of it
 
-A run that was stopped goes on where it was. A case is a number: it names the model (one of every kind that can be saved), the damage and where it is done.
-Half of the cases change bytes; the others edit the manifest or the tensors and give the files the checksums
-of the edit, as an attacker would. Outcomes:
+A run that was stopped goes on where it was. A case is a number: it names the model (one of every kind that
+can be saved), the damage and where it is done.
+Two in five change bytes; the others edit the manifest or the tensors and give the files the checksums of the
+edit, as an attacker would. Outcomes:
 
 - identical answer: what is loaded answers as the model that was saved;
 - clear error: ``ModelFileError``, or the command line's own error, of one line;

@@ -221,7 +221,7 @@ class StudentRadius(_ReferenceLaw):
 
     def __init__(self, dim: int, degrees_of_freedom: float) -> None:
         super().__init__(dim, dim / 2, degrees_of_freedom / 2)
-        if not 0 < degrees_of_freedom < math.inf:
+        if not 0 < degrees_of_freedom <= 1e100:
             raise ValueError(
                 f"degrees_of_freedom must be positive and finite, got {degrees_of_freedom}. "
                 "The limit of infinitely many is the normal law: Chi(dim)."
