@@ -47,8 +47,6 @@ class GroupedRadius(ConditionalRadius):
             raise ValueError(f"{len(laws)} laws need as many labels, got {tuple(labels.shape)}.")
         if any(law.upper != whole.upper for law in laws):
             raise ValueError(f"All laws must end where that of all rows does, at {whole.upper:g}.")
-        if isinstance(groups, int) and groups < 0:
-            raise ValueError(f"groups must be the number of a column, at least 0, got {groups}.")
         self.whole, self.groups, self.upper = whole, groups, whole.upper
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("labels", as_float64(labels))
