@@ -123,6 +123,7 @@ PARTS = {
         [lc.Chi(2)], doubles(1), lc.BallRadius(2), 0.5
     ),
     "counts below 0": lambda: lc.StreamingRadius(lc.Chi(2), window=2, totals=doubles(-1, 0)),
+    "degrees of freedom below the floats": lambda: lc.StudentRadius(2, 1e-320),
     "a dimension beyond any": lambda: lc.Chi(2**63),
     "maps of different coordinates": lambda: Chain(
         [

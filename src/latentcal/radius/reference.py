@@ -221,9 +221,9 @@ class StudentRadius(_ReferenceLaw):
 
     def __init__(self, dim: int, degrees_of_freedom: float) -> None:
         super().__init__(dim, dim / 2, degrees_of_freedom / 2)
-        if not 0 < degrees_of_freedom <= 1e100:
+        if not 1e-100 <= degrees_of_freedom <= 1e100:
             raise ValueError(
-                f"degrees_of_freedom must be positive and finite, got {degrees_of_freedom}. "
+                f"degrees_of_freedom must be positive and finite, from 1e-100 to 1e100, got {degrees_of_freedom}. "
                 "The limit of infinitely many is the normal law: Chi(dim)."
             )
         self.degrees_of_freedom = float(degrees_of_freedom)
