@@ -223,7 +223,7 @@ class StudentRadius(_ReferenceLaw):
         super().__init__(dim, dim / 2, degrees_of_freedom / 2)
         if not 1e-100 <= degrees_of_freedom <= 1e100:
             raise ValueError(
-                f"degrees_of_freedom must be positive and finite, from 1e-100 to 1e100, got {degrees_of_freedom}. "
+                f"degrees_of_freedom must be positive and finite (to 1e±100), got {degrees_of_freedom}. "
                 "The limit of infinitely many is the normal law: Chi(dim)."
             )
         self.degrees_of_freedom = float(degrees_of_freedom)
