@@ -172,7 +172,8 @@ def _predictors() -> dict[str, Any]:
     options: dict[str, Any] = {"samples": 20, "generator": torch.Generator().manual_seed(3)}
     return {
         "ensemble": lc.FlowEnsemble([flow, lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)]),
-        "prerank": lc.recalibrate_prerank(flow, x, y, **options),
+        "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
+        "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
     }
 
 

@@ -270,7 +270,7 @@ FORGED = {
         "must be Tensor",
     ),
     "itself": (lambda flow: flow.update(recalibration={"same": 0}), "must be"),
-    "a deep law": (lambda flow: flow["base"]["args"].update(radius=nested(200)), "deeper than"),
+    "a deep law": (lambda flow: flow["base"]["args"].update(radius=nested(200)), "deep"),
     "no table": (lambda flow: flow.update(args=[1]), "must be a table"),
 }
 

@@ -46,6 +46,7 @@ from .recalibration import (
     Ladder,
     PrerankRecalibrated,
     PrerankRecalibration,
+    ProbitMixture,
     Recalibration,
 )
 from .recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap, LatentMap
@@ -64,7 +65,7 @@ CLASSES: Mapping[str, type] = {
         *(Standardized, Aligned, FlowEnsemble, PrerankRecalibrated, Region),
         *(BallRadius, Chi, GammaRadius, StudentRadius),
         *(EmpiricalRadius, GammaKDE, ScaledRadius, SplineRadius, StackedRadius, TightenedRadius),
-        *(GroupedRadius, SmoothRadius, StreamingRadius, BetaMixture),
+        *(GroupedRadius, SmoothRadius, StreamingRadius, BetaMixture, ProbitMixture),
         *(RadialBase, Euclidean, FirstCoordinate, L1, MaxNorm),
         *(DCPScore, DensityScore, HPDScore, LatentScore, PCPScore),
         *(AffineMap, Chain, CoordinateMap, FeatureAffineMap),

@@ -49,8 +49,6 @@ class PrerankRecalibration:
                 "A law of normal scores (ProbitMixture) goes with a spread, a law of ranks (BetaMixture) "
                 f"without; got {type(self.law).__name__} {'without' if self.spread is None else 'with'} one."
             )
-
-    def __post_init__(self) -> None:
         counts = self.counts
         whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
         if not (whole and len(counts) > 1 and bool((counts >= 0).all()) and 0 < int(counts.sum()) < 1 << 53):
