@@ -34,7 +34,7 @@ class RadialBase(nn.Module):
 
     def __init__(self, radius: RadiusLaw, dim: int, norm: Norm | None = None) -> None:
         super().__init__()
-        dim = as_whole(dim, "dim")
+        dim = as_whole(dim, "dim", most=(1 << 31) - 1)
         if not isinstance(radius, RadiusLaw):
             raise TypeError(f"radius must be a RadiusLaw, got {type(radius).__name__}.")
         self.radius = radius

@@ -212,6 +212,12 @@ class FlowDistribution(Distribution):
         """Draws of y, (*sample_shape, ..., d), differentiable by flow, x and law of the radius."""
         return self._draw(self.base.rsample, sample_shape, generator)
 
+    def decode(self, z: Tensor) -> Tensor:
+        """The y of latents z (..., d), whose leading dims end in the batch shape; without a graph."""
+        dtype, device = tensor_options(self.flow)
+        with torch.no_grad(), full_precision(self.flow):
+            return self.flow.decode(z.to(dtype=dtype, device=device), self._context)
+
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
         samples = as_whole(samples, "samples", 2)

@@ -34,6 +34,35 @@ class Float64Module(nn.Module):
         """Drop or renew what was derived from tensors that have changed."""
 
 
+def check_shapes(**tensors: tuple[Tensor, str]) -> None:
+    """Raise where float64 tensors are not finite, or not of their shapes, in which equal letters are equal.
+
+    Examples:
+        >>> check_shapes(points=(torch.zeros(5, 2).double(), "n p"), mean=(torch.zeros(2).double(), "p"))
+    """
+    sizes: dict[str, int] = {}
+    for name, (tensor, shape) in tensors.items():
+        letters = shape.split()
+        same = tensor.dim() == len(letters) and all(
+            sizes.setdefault(letter, size) == size for letter, size in zip(letters, tensor.shape, strict=True)
+        )
+        if not same:
+            wanted = ", ".join(
+                f"{letter} = {sizes[letter]}" if letter in sizes else letter for letter in letters
+            )
+            raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}.")
+        if tensor.dtype != torch.float64 or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} must be finite and float64, got {tensor.dtype}.")
+
+
+def check_indices(name: str, indices: Tensor, count: int, size: int) -> None:
+    """Raise where a tensor is not ``count`` whole numbers from 0 to ``size`` - 1, int64."""
+    if indices.dtype != torch.int64 or indices.shape != (count,):
+        raise ValueError(f"{name} must be ({count},) and int64, got {tuple(indices.shape)}, {indices.dtype}.")
+    if not bool(((indices >= 0) & (indices < size)).all()):
+        raise ValueError(f"{name} must lie between 0 and {size - 1}.")
+
+
 def log1mexp(v: Tensor) -> Tensor:
     """``log(1 - exp(v))`` for v <= 0, accurate at both ends; (...) -> (...).
 

@@ -95,14 +95,16 @@ def as_weights(weights: Any, n: int) -> Tensor | None:
     return values
 
 
-def as_whole(value: Any, name: str, least: int = 1) -> int:
-    """A whole number of at least ``least``."""
+def as_whole(value: Any, name: str, least: int = 1, most: int = (1 << 63) - 1) -> int:
+    """A whole number of at least ``least`` and at most ``most``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     if not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value}.")
     return int(value)
 
 

@@ -1,9 +1,14 @@
 """Runs on dask workers: separate processes, reached over TCP, that may die."""
 
+import contextlib
 import os
 import signal
+import socket
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,8 @@ from toy_study import load, real_task, slow_load, spec, without_times
 
 from alike import alike
 from latentcal.experiments import Store, record_id, run_suite
-from latentcal.experiments.cluster import run_on_cluster
+from latentcal.experiments import cluster as cluster_module
+from latentcal.experiments.cluster import _client, run_on_cluster
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -111,3 +117,64 @@ def test_what_a_worker_cannot_do_is_recorded_and_can_be_retried(cluster, tmp_pat
     (outcome,) = run_on_cluster([spec()], path, load=load, **there)  # completed by what needs samples
     assert outcome.state == "done"
     assert Store(path).partial() == set()
+
+
+def double(x):
+    return 2 * x
+
+
+def heard(address, wrap=lambda plain: plain):
+    """What a stranger at the scheduler's door is told; nothing where the connection is closed."""
+    with socket.create_connection(address, timeout=10) as plain:
+        try:
+            with wrap(plain) as stranger:
+                stranger.sendall(b"let me in" * 100)
+                return stranger.recv(1000)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+@pytest.mark.slow
+def test_a_cluster_on_this_machine_refuses_who_has_no_key():
+    pytest.importorskip("cryptography")
+    with _client(None, 1) as client:
+        address = client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        assert client.submit(double, 21).result() == 42
+        assert all(worker.startswith("tls://127.0.0.1:") for worker in client.scheduler_info()["workers"])
+        host, port = address.removeprefix("tls://").split(":")
+        assert heard((host, int(port))) == b""
+        without_certificate = ssl.create_default_context()
+        without_certificate.check_hostname, without_certificate.verify_mode = False, ssl.CERT_NONE
+        assert heard((host, int(port)), without_certificate.wrap_socket) == b""
+        pages = client.cluster.scheduler.http_server.port
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{pages}/info/main/workers.html", timeout=5)
+
+
+def test_a_cluster_on_this_machine_is_asked_for_with_keys_and_on_the_loopback_alone(monkeypatch):
+    class Cluster(contextlib.nullcontext):
+        def __init__(self, **options):
+            super().__init__()
+            asked.append(options)
+
+    asked = []
+    monkeypatch.setattr(distributed, "LocalCluster", Cluster)
+    monkeypatch.setattr(distributed, "Client", contextlib.nullcontext)
+    monkeypatch.setattr("distributed.security.Security.temporary", lambda: "keys")
+    with _client(None, 3):
+        pass
+    (options,) = asked
+    assert options["security"] == "keys"
+    assert options["host"] == "127.0.0.1"
+    assert options["dashboard_address"] == "127.0.0.1:0"
+    assert options["scheduler_kwargs"] == {"dashboard": False}
+
+
+def test_without_cryptography_a_cluster_on_this_machine_says_that_it_is_open(monkeypatch):
+    def missing():
+        raise ImportError("no cryptography")
+
+    monkeypatch.setattr("distributed.security.Security.temporary", missing)
+    with pytest.warns(UserWarning, match="other users of this machine can run code in it"):
+        assert cluster_module._credentials() is None

@@ -53,6 +53,10 @@ class Region:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coverage", as_levels(self.coverage))
+        # False for NaN as well.
+        ascending = self.scores.dim() == 1 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        if not (ascending and self.scores.is_floating_point() and bool((self.scores > -math.inf).all())):
+            raise ValueError("scores must be (n,), ascending, and neither NaN nor -infinity.")
         warn_if_infinite(self.n, max(self._levels), stacklevel=4)
 
     @property
@@ -225,7 +229,7 @@ class Region:
     def __str__(self) -> str:
         lines = [f"Conformal region of {self.score} on {self.n:,} calibration points"]
         for level, threshold in zip(self._levels, self._thresholds, strict=True):
-            low, high = Guarantee(self.n, 0.0).coverage_interval(level)
+            low, high = Guarantee(self.n, 0.0, steps=True).coverage_interval(level)
             lines.append(
                 f"  {level:.1%}: score at most {threshold:.4g}; "
                 f"for 95 % of calibration sets the coverage is {low:.1%} to {high:.1%}"

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from .arguments import file_path, whole_number
 from .images import scale_pixels
 
+_LARGEST = 1 << 14  # pixels of a side
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
@@ -31,13 +33,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __init__(
         self, folder: str | os.PathLike[str], size: int | tuple[int, int], channels: int = 3
     ) -> None:
-        self.folder = Path(folder).expanduser()
-        self.size = (size, size) if isinstance(size, int) else (size[0], size[1])
-        self.channels = channels
-        if min(self.size) < 1:
-            raise ValueError(f"size must be at least 1, got {size}.")
-        if channels not in (1, 3):
-            raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {channels}.")
+        self.folder = file_path(folder)
+        self.size, self.channels = _shape(size, channels)
         if not self.folder.is_dir():
             raise FileNotFoundError(f"There is no folder {self.folder}.")
         found = {path.name: _image_paths(path) for path in sorted(self.folder.iterdir()) if path.is_dir()}
@@ -64,10 +61,10 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return read_image(self.paths[index], self.size, self.channels), int(self.labels[index])
 
 
-def read_image(path: str | os.PathLike[str], size: tuple[int, int], channels: int = 3) -> Tensor:
+def read_image(path: str | os.PathLike[str], size: int | tuple[int, int], channels: int = 3) -> Tensor:
     """An image file as (c, h, w) float32 in [-1, 1], resized to cover (h, w) and cropped at its centre."""
     pillow = _pillow()
-    height, width = size
+    (height, width), channels = _shape(size, channels)
     try:
         with pillow.Image.open(path) as opened:
             upright = pillow.ImageOps.exif_transpose(opened)
@@ -77,6 +74,17 @@ def read_image(path: str | os.PathLike[str], size: tuple[int, int], channels: in
     fitted = pillow.ImageOps.fit(image, (width, height), method=pillow.Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(fitted, dtype=np.uint8)).reshape(height, width, channels)
     return scale_pixels(pixels.permute(2, 0, 1).contiguous())
+
+
+def _shape(size: Any, channels: Any) -> tuple[tuple[int, int], int]:
+    """Height and width, and the number of channels."""
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"size must be one number or a pair (height, width), got {size!r}.")
+    height, width = (whole_number(side, "size", 1, _LARGEST) for side in sides)
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 (grey) or 3 (colour), got {channels!r}.")
+    return (height, width), channels
 
 
 def _image_paths(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
+from .arguments import real_number
 from .registry import data_folder
 
 ImageTransform = Callable[[Tensor, "torch.Generator | None"], Tensor]
@@ -98,7 +101,7 @@ def load_images(name: str, part: str = "train", folder: str | os.PathLike[str] |
         FileNotFoundError: the folder or the file is missing.
         ValueError: an unknown name or part, or a file that is damaged or holds something else.
     """
-    archive = _ARCHIVES.get(name.lower())
+    archive = _ARCHIVES.get(name.lower()) if isinstance(name, str) else None
     if archive is None:
         raise ValueError(f"There are the image sets {', '.join(_ARCHIVES)}, got {name!r}.")
     if part not in archive.parts:
@@ -135,6 +138,7 @@ def load_images(name: str, part: str = "train", folder: str | os.PathLike[str] |
 
 def scale_pixels(pixels: Tensor) -> Tensor:
     r"""Pixels 0 ... 255 as float32 numbers in [-1, 1], :math:`v / 127.5 - 1`, (...) -> (...)."""
+    pixels = to_tensor(pixels, "pixels")
     if pixels.dtype != torch.uint8:
         raise TypeError(f"Pixels must be uint8, got {pixels.dtype}. Images in [-1, 1] need no scaling.")
     return pixels.float() / 127.5 - 1
@@ -149,6 +153,7 @@ class UniformDequantization:
     """
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        images = to_tensor(images, "images")
         values = (images + 1) * 127.5
         if not torch.allclose(values, values.round(), atol=1e-2):
             raise ValueError(
@@ -165,7 +170,11 @@ class GaussianNoise:
 
     std: float = 0.07
 
+    def __post_init__(self) -> None:
+        real_number(self.std, "std", 0, sys.float_info.max)
+
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        images = to_tensor(images, "images")
         noise = torch.randn(images.shape, generator=generator, dtype=images.dtype, device=images.device)
         return images + self.std * noise
 
@@ -176,7 +185,11 @@ class RandomFlip:
 
     probability: float = 0.5
 
+    def __post_init__(self) -> None:
+        real_number(self.probability, "probability", 0, 1)
+
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        images = to_tensor(images, "images")
         if images.dim() != 4:
             raise ValueError(f"RandomFlip takes images (n, c, h, w), got {tuple(images.shape)}.")
         flipped = torch.rand(len(images), generator=generator, device=images.device) < self.probability
@@ -190,6 +203,8 @@ class Compose:
     steps: tuple[ImageTransform, ...]
 
     def __init__(self, *steps: ImageTransform) -> None:
+        if wrong := [type(step).__name__ for step in steps if not callable(step)]:
+            raise TypeError(f"Compose takes transforms, which are called with images; got {wrong[0]}.")
         object.__setattr__(self, "steps", steps)
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -66,6 +66,8 @@ def list_datasets(folder: str | os.PathLike[str] | None = None) -> Listing:
 
 def find(name: str) -> DatasetEntry:
     """The entry of a data set by its full name or the paper's abbreviation, in any case."""
+    if not isinstance(name, str):
+        raise TypeError(f"A data set is named by a text such as 'households', got {type(name).__name__}.")
     entry = _BY_NAME.get(name.lower())
     if entry is None:
         close = difflib.get_close_matches(name.lower(), _BY_NAME, n=3)

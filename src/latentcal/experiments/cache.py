@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    fresh = folder.parent / f".unfinished-{uuid.uuid4().hex}"
+    fresh.mkdir()  # with the permissions that the user gives to new folders
     try:
-        fresh.chmod(0o755)
         for name, content in files.items():
             with (fresh / name).open("wb") as file:
                 file.write(content)

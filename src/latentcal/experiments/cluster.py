@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -41,7 +42,9 @@ def run_on_cluster(
     Args:
         specs: the runs, in their order.
         store_path: file of the records.
-        scheduler: address, such as ``tcp://10.0.0.1:8786``; a cluster on this machine if None.
+        scheduler: address, such as ``tls://10.0.0.1:8786``; a cluster on this machine if None, which listens
+            on the loopback interface alone and, where cryptography is installed, to this process alone. What
+            listens without TLS runs code of anybody who reaches it.
         workers: of a cluster on this machine.
         retries: how often a run that raised is begun again.
         retry_failed: whether what failed before is tried again.
@@ -99,6 +102,7 @@ def _keep(future: Any, spec: RunSpec, store: Store) -> Outcome:
 @contextmanager
 def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
     try:
+        import dask
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise ImportError("A cluster needs dask: pip install 'latentcal[experiments]'.") from error
@@ -108,11 +112,33 @@ def _client(scheduler: str | None, workers: int) -> Iterator[Any]:
         with Client(scheduler) as client:
             yield client
         return
-    options = {
-        "threads_per_worker": 1,
-        "processes": True,
-        "dashboard_address": "127.0.0.1:0",
-        "host": "127.0.0.1",
-    }
-    with LocalCluster(n_workers=workers, **options) as cluster, Client(cluster) as client:
+    with (
+        dask.config.set({"distributed.scheduler.http.routes": []}),  # no pages that others could read
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            security=_credentials(),
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+        ) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
+
+
+def _credentials() -> Any:
+    """Keys that this process and its workers alone hold: a scheduler runs whatever code it is sent."""
+    from distributed.security import Security
+
+    try:
+        return Security.temporary()
+    except ImportError:
+        warnings.warn(
+            "The local cluster has no key: other users of this machine can run code in it under your name. "
+            "pip install cryptography closes it.",
+            UserWarning,
+            stacklevel=4,
+        )
+        return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..flow import evaluation_mode
 from ..metrics import calibration_error, empirical_coverage, energy_score
 from ..pit import latent_pit
-from ..recalibration import PrerankRecalibrated, nll_decomposition
+from ..recalibration import BetaMixture, PrerankRecalibrated, nll_decomposition
 from .methods import Calibrated
 from .sampling import Draws, draws
 from .training import TrainedRun
@@ -119,7 +119,9 @@ def _of_prerank(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
         for part in draws(run, calibrated.model, prerank.samples)
     ]
     scores, u, rank = (torch.cat(column) for column in zip(*parts, strict=True))
-    tilt = prerank.recalibration.law.log_rank_ratio(prerank.samples)[rank]
+    law = prerank.recalibration.law
+    assert isinstance(law, BetaMixture)
+    tilt = law.log_rank_ratio(prerank.samples)[rank]
     return {
         "sampled_rows": len(u),
         **_nll_of_tilt(tilt, base),

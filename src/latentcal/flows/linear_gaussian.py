@@ -41,6 +41,12 @@ class LinearGaussianFlow(ConditionalFlow):
         bias, scale_tril = _parameter(bias, "bias"), _parameter(scale_tril, "scale_tril")
         if bias.dim() != 1:
             raise ValueError(f"bias must be (d,), got {tuple(bias.shape)}.")
+        tensors = {"bias": bias, "scale_tril": scale_tril} | ({} if weight is None else {"weight": weight})
+        for name, tensor in tensors.items():
+            if not (
+                bias.is_floating_point() and tensor.dtype == bias.dtype and bool(torch.isfinite(tensor).all())
+            ):
+                raise ValueError(f"{name} must be finite, and all of one floating dtype; got {tensor.dtype}.")
         dim = bias.shape[0]
         if scale_tril.shape != (dim, dim):
             raise ValueError(

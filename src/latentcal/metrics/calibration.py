@@ -274,6 +274,8 @@ def _quadratic_sf(x: float, factor: float, offset: int) -> float:
 
     Every term is relatively accurate, so small p-values are as well.
     """
+    if math.isnan(x):  # max and min below would make it a p-value of 0
+        raise ValueError("The statistic is NaN, so it has no p-value.")
     if x <= 2e-3:  # both laws have less than 1e-15 of their mass below
         return 1.0
     # Both ends of each integral are inverse square roots: in the angle of t they are smooth.

@@ -132,6 +132,13 @@ class RadiusLaw(Float64Module):
         """
         return self.log_prob(r)
 
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """``sample`` for laws that are soon dropped: mixtures draw from their parts and make no table.
+
+        Exact, but in the core of a :class:`StackedRadius`, where draws are those of the mixture.
+        """
+        return self.sample(shape, generator)
+
     def log_anchors(self) -> tuple[float, ...]:
         """Logs of the quartiles and of the quantiles at log tails of -500: where the law lives."""
         if self._anchors is None:

@@ -18,6 +18,7 @@ from ..validate import as_rows, as_weights, as_whole
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
 from .cross_fitting import FOLDS, check_order
+from .draws import Outputs
 from .ensemble import FlowEnsemble
 from .ladder import Groups
 from .norms import recalibrate_norms
@@ -94,7 +95,8 @@ def cross_calibrate(
         flows.append(flow)
     assert latents is not None
     at = None if features is None else as_context(flows[0], features).cpu()
-    rows = LatentRows.made(Gathered(latents, at, Fingerprint.of(features, outputs)), weights)
+    gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
+    rows = LatentRows.made(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
 
     def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:
@@ -111,7 +113,8 @@ def cross_calibrate(
 
 
 def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
-    flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
+    with torch.enable_grad():  # also where the caller has switched gradients off: this is training
+        flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
         raise TypeError(f"make_flow must return a ConditionalFlow, it returned {type(flow).__name__}.")
     return flow

@@ -138,7 +138,7 @@ def recalibrate(
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
     check_order(order)
     care = AtomCare.of(y, discrete)
-    radii, features, fingerprint = gather(
+    radii, features, fingerprint, _ = gather(
         flow,
         x,
         y,

@@ -65,6 +65,8 @@ class Gathered(NamedTuple):
     x: Tensor | None
     """(n, p)."""
     fingerprint: Fingerprint
+    y: Tensor | None = None
+    """(n, d), on the CPU; None where it was not asked for."""
 
 
 def gather(
@@ -76,9 +78,11 @@ def gather(
     jitter: Callable[[Tensor], Tensor] | None,
     batch_size: int | None,
     progress: bool,
+    keep_y: bool = False,
 ) -> Gathered:
     """Visit all rows, and warn the caller's caller where the flow was recalibrated on them before."""
     values: list[Tensor] = []
+    outputs: list[Tensor] = []
     features: list[Tensor] = []
     fingerprint = Fingerprint()
     previous = getattr(flow, "recalibration", None)
@@ -87,6 +91,8 @@ def gather(
     def keep(batch_x: Tensor | None, batch_y: Tensor, value: Tensor) -> None:
         nonlocal fingerprint
         values.append(value)
+        if keep_y:
+            outputs.append(batch_y.cpu())
         if batch_x is not None:
             features.append(as_context(flow, batch_x).cpu())  # as the law will see it when it predicts
         fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
@@ -100,7 +106,12 @@ def gather(
             "A second recalibration on them only fits their noise more closely.",
             stacklevel=5,
         )
-    return Gathered(torch.cat(values), torch.cat(features) if features else None, fingerprint)
+    return Gathered(
+        torch.cat(values),
+        torch.cat(features) if features else None,
+        fingerprint,
+        torch.cat(outputs) if outputs else None,
+    )
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:

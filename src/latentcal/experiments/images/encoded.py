@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
+from ...class_names import arguments_of
 from ...data.images import ImageTransform
 from ...data.remote import cache_folder
 from ...flow import ConditionalFlow, evaluation_mode, tensor_options
 from ...flows import TarFlow
 from ...flows.image_training.source import ImageSource, generator_for
-from ...persistence import _arguments
 from ...progress_bar import ProgressBar
 from ..cache import write_entry
 
@@ -130,7 +130,7 @@ def _key(
 ) -> str:
     """SHA-256 of everything that the numbers depend on; the last bits may depend on the machine, too."""
     # A transform without a repr of its own is another one in every process: encoded anew, never mistaken.
-    facts = [_arguments(flow), repr(transform), images.fingerprint(), list(seed), batch_size]
+    facts = [arguments_of(flow), repr(transform), images.fingerprint(), list(seed), batch_size]
     digest = hashlib.sha256(repr([type(flow).__name__, *facts]).encode())
     for name, tensor in sorted(flow.state_dict().items()):
         if not name.startswith("base."):
