@@ -10,7 +10,7 @@ DEMO := $(VENV)/.demo
 # Without bytecode every process would compile torch and its like anew: seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-matrix lint format bench docs dist clean
+.PHONY: demo test test-slow test-matrix lint format audit bench docs dist clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,10 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The statistical promises, each with a control that must be rejected; some minutes of one core.
+audit: $(INSTALLED)
+	$(BIN)/python -m studies.benchmarks.audit
 
 bench: $(INSTALLED)
 	$(BIN)/python -m studies.benchmarks.radius

@@ -130,3 +130,114 @@ def test_numbers_keep_their_values_and_tensors_their_graph():
     assert same.copied(to_tensor(np.arange(4, dtype=np.uint16)), torch.arange(4))
     assert to_tensor(7.5).shape == ()
     assert to_tensor(np.float32(1)).dtype == torch.float32
+
+
+def test_a_single_number_given_backwards_is_taken():
+    assert same.copied(to_tensor(np.array([0.5])[::-1]), torch.tensor([0.5], dtype=torch.float64))
+
+
+def test_tensors_without_numbers_are_refused():
+    with pytest.raises(TypeError, match="u must be a dense tensor"):
+        to_tensor(torch.empty(3, device="meta"), "u")
+
+
+@pytest.mark.parametrize("fit", [lc.StackedRadius.fit, lc.ScaledRadius.fit, lc.GammaKDE.fit])
+def test_one_output_whose_latent_overflows_has_density_zero_under_every_law(fit):
+    flow = lc.flows.LinearGaussianFlow(None, torch.zeros(1), torch.eye(1))
+    source = torch.Generator().manual_seed(0)
+    model = lc.recalibrate(flow, None, 1.5 * torch.randn(60, 1, generator=source), fit=fit)
+    far = torch.tensor([[1e300]], dtype=torch.float64)  # infinite in the flow's float32
+    assert model().log_prob(far) == -torch.inf
+    terms = lc.nll_decomposition(model, None, far)
+    assert not any(bool(torch.isnan(term).any()) for term in terms)
+
+
+def test_features_that_overflow_the_dtype_of_the_flow_are_refused():
+    flow = lc.flows.LinearGaussianFlow(torch.ones(1, 1), torch.zeros(1), torch.eye(1))
+    with pytest.raises(ValueError, match=r"x in the flow's torch\.float32 has NaN or infinite"):
+        flow(torch.full((2, 1), 1e300, dtype=torch.float64))
+
+
+def test_a_law_refuses_nan():
+    for law in (lc.Chi(2), lc.ScaledRadius(lc.Chi(1), 2.0, 1.5)):
+        for method in (law.cdf, law.log_prob, law.log_sf):
+            with pytest.raises(ValueError, match="1 of 2 values of r are NaN"):
+                method(torch.tensor([1.0, torch.nan]))
+
+
+def test_a_quantile_beyond_the_floats_is_infinite():
+    heavy = lc.StudentRadius(2, 3.0)
+    assert heavy.icdf_log_sf(torch.tensor([-1e59], dtype=torch.float64)) == torch.inf
+    assert heavy.icdf_log_cdf(torch.tensor([-1e59], dtype=torch.float64)) == 0
+    inside = torch.tensor([-600.0], dtype=torch.float64)
+    torch.testing.assert_close(heavy.log_sf(heavy.icdf_log_sf(inside)), inside)
+
+
+def test_radii_whose_squares_overflow_are_refused():
+    with pytest.raises(ValueError, match="radii reach 1e\\+200"):
+        lc.StackedRadius.fit(torch.tensor([1.0, 2.0, 1e200], dtype=torch.float64), reference=lc.Chi(2))
+
+
+def test_the_moments_of_large_numbers_are_not_nan():
+    flow = lc.flows.LinearGaussianFlow(
+        torch.ones(1, 1).double(), torch.zeros(1).double(), torch.eye(1).double()
+    )
+    mean, variance = flow(torch.full((2, 1), 1e300, dtype=torch.float64)).moments(10)
+    torch.testing.assert_close(mean, torch.full_like(mean, 1e300))
+    assert not torch.isnan(variance).any()
+    assert flow(torch.empty(0, 1)).moments(10)[1].shape == (0, 1)
+
+
+def test_whole_numbers_of_numpy_are_taken_and_others_refused_by_name(model, rows):
+    x, y = rows
+    torch.testing.assert_close(
+        lc.latent_norms(model, x, y, batch_size=np.int64(7)), lc.latent_norms(model, x, y)
+    )
+    for wrong, error in ((2.5, ValueError), (0, ValueError), ("3", TypeError), (True, TypeError)):
+        with pytest.raises(error, match="batch_size must be"):
+            lc.latent_norms(model, x, y, batch_size=wrong)
+
+
+def test_successes_are_at_most_the_trials():
+    with pytest.raises(ValueError, match="successes must be at most n, got 5 of 3"):
+        lc.metrics.binomial_interval(5, 3)
+
+
+def test_scores_refuse_nan_in_samples():
+    with pytest.raises(ValueError, match="samples has NaN"):
+        lc.metrics.energy_score(torch.full((2, 1, 1), torch.nan), torch.zeros(1, 1))
+
+
+def test_the_estimator_takes_tensors_of_any_kind_and_refuses_dates(rows):
+    pytest.importorskip("sklearn")
+    x, y = rows
+    fitted = lc.FlowRegressor("linear_gaussian", recalibration="scaled", random_state=0).fit(
+        x.bfloat16(), torch._neg_view(-y).requires_grad_()
+    )
+    assert fitted.predict(x[:2].numpy().astype(">f8")).shape == (2, 2)
+    with pytest.raises(TypeError, match="Encode dates"):
+        fitted.predict(np.full((2, 2), "2020-01-01", dtype="M8[D]"))
+
+
+@pytest.mark.parametrize(
+    "weights", [-torch.ones(60), torch.zeros(60), torch.ones(59), torch.full((60,), torch.nan)]
+)
+def test_weights_that_are_none_are_refused_alike_everywhere(weights, model, rows):
+    flow = model.with_base(lc.standard_normal(2))
+    calls = (
+        lambda: lc.recalibrate(flow, *rows, weights=weights),
+        lambda: lc.align(flow, *rows, weights=weights),
+        lambda: lc.autocalibrate(flow, *rows, weights=weights),
+        lambda: lc.cross_calibrate(lc.flows.LinearGaussianFlow.fit, *rows, weights=weights),
+        lambda: lc.ScaledRadius.fit(rows[1][:, 0].abs(), reference=lc.Chi(1), weights=weights),
+        lambda: lc.guarantee(lc.Chi(1), rows[1][:, 0].abs(), weights=weights),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^weights (must be finite|has shape \(59,\) for 60 points)"):
+            call()
+
+
+@pytest.mark.parametrize("score", ["latent", "density", "hpd", "pcp"])
+def test_a_region_without_rows_has_no_volumes(score, flow, rows):
+    region = lc.conformal_region(flow, *rows, coverage=0.8, score=score)
+    assert region.volume(torch.empty(0, 2), samples=64).value.shape == (0,)

@@ -16,7 +16,8 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal import model_folder
+from latentcal import atomic_files
+from latentcal.atomic_files import new_file
 from latentcal.model_folder import SCHEMA, _document_hash
 
 
@@ -240,10 +241,10 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, recalibrated):
         lc.load(tmp_path / "nowhere")
 
 
-def nested(depth: int) -> list:
-    node: list = []
-    for _ in range(depth):
-        node = [node]
+def nested(depth: int) -> dict:
+    node = {"id": 100, "class": "Chi", "args": {"dim": 2}}
+    for number in range(depth):
+        node = {"id": 101 + number, "class": "ScaledRadius", "args": {"reference": node}}
     return node
 
 
@@ -258,7 +259,7 @@ FORGED = {
     "a missing argument": (lambda flow: flow["args"].pop("dim"), "with the arguments"),
     "another class": (lambda flow: flow.update({"class": "Chi"}), "has the entries"),
     "a class that is not there": (lambda flow: flow.update({"class": "os.system"}), "not known here"),
-    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "must be"),
+    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "not known here"),
     "no base": (lambda flow: flow.update(base=None), "must be RadialBase, got None"),
     "a base that is a law": (
         lambda flow: flow.update(base=flow["base"]["args"]["radius"]),
@@ -269,7 +270,7 @@ FORGED = {
         "must be Tensor",
     ),
     "itself": (lambda flow: flow.update(recalibration={"same": 0}), "must be"),
-    "a deep list": (lambda flow: flow.update(recalibration=nested(200)), "deeper than"),
+    "a deep law": (lambda flow: flow["base"]["args"].update(radius=nested(200)), "deep"),
     "no table": (lambda flow: flow.update(args=[1]), "must be a table"),
 }
 
@@ -360,7 +361,7 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
         if len(calls) >= failing:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(model_folder.os, "fsync", full)
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         lc.save(lc.Chi(5), folder)
     with pytest.raises(OSError, match="No space"):
@@ -371,18 +372,20 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_killed_process_left_is_swept_away_later(tmp_path):
+def test_the_next_save_removes_what_a_killed_process_left_and_nothing_that_is_being_written(tmp_path):
     folder = tmp_path / "model"
     lc.save(lc.Chi(3), folder)
     rubbish = [folder / "numbers-0123456789abcdef.safetensors", folder / ".latentcal-0123456789abcdef"]
     for path in rubbish:
         path.write_text("half")
-    lc.save(lc.Chi(4), folder)
-    assert all(path.exists() for path in rubbish)  # another process may be writing them
-    for path in rubbish:
-        os.utime(path, (0, 0))
-    lc.save(lc.Chi(5), folder)
+    written = folder / "numbers-0000000000000000.safetensors"
+    with new_file(written, b"by another process"):
+        lc.save(lc.Chi(4), folder)
+        assert written.exists()
     assert not any(path.exists() for path in rubbish)
+    lc.save(lc.Chi(5), folder)
+    assert not written.exists()
+    assert len([*folder.iterdir()]) == 2
 
 
 def test_what_cannot_be_saved_says_so(tmp_path):

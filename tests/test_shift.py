@@ -95,7 +95,7 @@ def test_sets_that_do_not_match_are_refused(generator):
         density_ratio(x, _normal(50, 3, generator))
     with pytest.raises(ValueError, match=r"x_calibration must be \(n, p\)"):
         density_ratio(x[:, 0], x)
-    with pytest.raises(ValueError, match="1 NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN or infinite values in 1 of"):
         density_ratio(x, x.masked_fill(torch.arange(100).reshape(50, 2) == 3, torch.nan))
     with pytest.raises(ValueError, match="folds must lie between 2 and 50"):
         density_ratio(x, x, folds=51)

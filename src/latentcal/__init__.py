@@ -95,7 +95,17 @@ from .recalibration import (
     recalibrate_prerank,
     rolling_pit,
 )
-from .regions import Box, Estimate, HalfSpace, Membership, Payoff, best_action, expected_utility, probability
+from .regions import (
+    Box,
+    Estimate,
+    HalfSpace,
+    InfiniteVarianceWarning,
+    Membership,
+    Payoff,
+    best_action,
+    expected_utility,
+    probability,
+)
 from .shift import density_ratio
 from .transport import RadialTransport, radial_transport
 
@@ -135,6 +145,7 @@ __all__ = [
     "HPDScore",
     "HalfSpace",
     "InfiniteRegionWarning",
+    "InfiniteVarianceWarning",
     "Ladder",
     "LatentScore",
     "MaxNorm",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
+from .numerics import to_tensor
 from .radius.empirical import EmpiricalRadius
 from .radius.law import RadiusLaw
 from .radius.reference import BallRadius, Chi, GammaRadius, StudentRadius
+from .validate import as_floating, as_shape, as_whole, check_numbers
 
 
 class RadialBase(nn.Module):
@@ -31,8 +34,7 @@ class RadialBase(nn.Module):
 
     def __init__(self, radius: RadiusLaw, dim: int, norm: Norm | None = None) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}.")
+        dim = as_whole(dim, "dim", most=(1 << 31) - 1)
         if not isinstance(radius, RadiusLaw):
             raise TypeError(f"radius must be a RadiusLaw, got {type(radius).__name__}.")
         self.radius = radius
@@ -42,9 +44,10 @@ class RadialBase(nn.Module):
 
     def norm_of(self, z: Tensor) -> Tensor:
         """Float64 norms, (..., d) -> (...); one that left a bounded support by rounding alone is put back."""
-        if z.shape[-1] != self.dim:
-            raise ValueError(f"z has {z.shape[-1]} coordinates, the base has {self.dim} ({tuple(z.shape)}).")
-        r = self.norm(z)
+        z = as_latent(z)
+        if z.dim() == 0 or z.shape[-1] != self.dim:
+            raise ValueError(f"z must be (..., {self.dim}), with the coordinates last; got {tuple(z.shape)}.")
+        r = self.norm(check_numbers(z, "z"))
         upper = self.radius.upper
         if math.isinf(upper):
             return r
@@ -55,12 +58,14 @@ class RadialBase(nn.Module):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log density, (..., d) -> (...), in the dtype of z; -inf outside the support."""
+        z = as_latent(z)
         return self.log_prob_at_norm(self.norm_of(z)).to(z.dtype)
 
     def log_prob_at_norm(self, r: Tensor) -> Tensor:
         """Float64 log density of the latent points of norm ``r``, (...) -> (...)."""
         value = self.radius.log_radial_density(r, self.dim) - self._log_surface
-        return value.masked_fill((r < 0) | (r > self.radius.upper), -math.inf)
+        # At an infinite norm, where encode overflowed, the density is 0; differences of logs may be NaN.
+        return value.masked_fill((r < 0) | (r > self.radius.upper) | torch.isposinf(r), -math.inf)
 
     def sample(
         self,
@@ -70,7 +75,7 @@ class RadialBase(nn.Module):
     ) -> Tensor:
         """Latent draws (*shape, d). Where the law depends on x, ``shape`` ends in the leading dims of x."""
         with torch.no_grad():
-            return self._compose(self.radius.sample(tuple(shape), generator), generator, dtype)
+            return self._compose(self.radius.sample(as_shape(shape), generator), generator, dtype)
 
     def rsample(
         self,
@@ -79,7 +84,7 @@ class RadialBase(nn.Module):
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
         """As ``sample``, differentiable by the parameters of the radius law."""
-        return self._compose(self.radius.rsample(tuple(shape), generator), generator, dtype)
+        return self._compose(self.radius.rsample(as_shape(shape), generator), generator, dtype)
 
     def given(self, x: Tensor | None) -> RadialBase:
         """The base at features x, (..., p): itself, unless the law of the radius depends on x."""
@@ -106,6 +111,11 @@ class RadialBase(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, norm={self.norm}"
+
+
+def as_latent(z: Any) -> Tensor:
+    """Latent points of any kind as a floating tensor."""
+    return as_floating(to_tensor(z, "z"))
 
 
 def standard_normal(dim: int) -> RadialBase:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .flow import ConditionalFlow, evaluation_mode
 from .numerics import to_tensor
+from .validate import as_whole
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05  # for half precision
@@ -91,6 +92,7 @@ def check_flow(
         True
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
+    points = as_whole(points, "points")
     with evaluation_mode(flow):
         pred = flow(x)
         y = pred._accept(to_tensor(y, "y"))

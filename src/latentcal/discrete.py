@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .numerics import as_tensor
+from .validate import as_floating, as_number, as_rows, check_finite
 
 _ROUNDING = 0.05  # of a step, by which values of a lattice may be off it
 
@@ -85,7 +86,7 @@ def atoms(y: Any, share: float = 0.05) -> Atoms:
           output 1: continuous, 10 values, no atoms
     """
     y = _outputs(y)
-    if not 0 <= share < 1:
+    if not 0 <= as_number(share, "share") < 1:
         raise ValueError(f"share must lie in [0, 1), got {share}.")
     return Atoms(tuple(_column(column, share) for column in y.T), len(y))
 
@@ -178,13 +179,13 @@ class Dequantizer:
 
     def jitter(self, y: Any, generator: torch.Generator | None = None) -> Tensor:
         """Outputs with noise, (..., d) -> (..., d); whole numbers become floats."""
-        y = as_tensor(y)
-        y = y if y.is_floating_point() else y.to(torch.get_default_dtype())
+        y = as_floating(as_tensor(y, "y"))
         if y.dim() == 0 or y.shape[-1] != len(self.steps):
             raise ValueError(
                 f"y has shape {tuple(y.shape)}, but this noise was fitted to {len(self.steps)} outputs; "
                 "they come last."
             )
+        check_finite(y, "y")
         width = self.steps.to(y.device).expand(y.shape).clone()
         for j, value, extent in zip(
             self.columns.tolist(), self.values.tolist(), self.widths.tolist(), strict=True
@@ -196,9 +197,4 @@ class Dequantizer:
 
 
 def _outputs(y: Any) -> Tensor:
-    y = as_tensor(y)
-    if y.dim() != 2 or len(y) == 0:
-        raise ValueError(f"y must be (n, d) with at least one row, got {tuple(y.shape)}.")
-    if not bool(torch.isfinite(y).all()):
-        raise ValueError(f"y has {int((~torch.isfinite(y)).sum())} NaN or infinite values; drop those rows.")
-    return y.to(torch.float64)
+    return as_rows(None, y)[1].to(torch.float64)

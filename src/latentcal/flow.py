@@ -16,6 +16,7 @@ from torch.distributions import Distribution, constraints
 
 from .base import RadialBase
 from .numerics import Float64Module, as_tensor, to_tensor
+from .validate import as_floating, as_shape, as_whole, check_finite
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
 _MOMENT_CHUNK = 1 << 22  # numbers held at a time
@@ -129,10 +130,11 @@ class FlowDistribution(Distribution):
         if self.x is not None:
             if self.x.dim() == 0:
                 raise ValueError("x is a single number; it must be (..., p), with the features last.")
-            if not bool(torch.isfinite(self.x).all()):
-                raise ValueError(_describe_non_finite("x", self.x))
+            check_finite(self.x, "x")
             batch_shape = self.x.shape[:-1]
         self._context = as_context(flow, self.x)
+        if self._context is not None and self._context.is_floating_point():
+            check_finite(self._context, f"x in the flow's {self._context.dtype}")
         self.base = flow.base.given(self._context)
         # The checks below are our own: torch's depend on a global that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
@@ -144,9 +146,17 @@ class FlowDistribution(Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         """The same prediction repeated to a larger batch shape."""
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = as_shape(batch_shape, "batch_shape")
+        try:
+            expandable = np.broadcast_shapes(self.batch_shape, batch_shape) == tuple(batch_shape)
+        except ValueError:
+            expandable = False
+        if not expandable:
+            raise ValueError(
+                f"batch_shape {tuple(batch_shape)} is no repetition of predictions of batch shape "
+                f"{tuple(self.batch_shape)}."
+            )
         if self.x is None:
-            torch.broadcast_to(torch.empty(self.batch_shape), batch_shape)  # raises where it cannot be
             return FlowDistribution(self.flow, None, batch_shape)
         return FlowDistribution(self.flow, self.x.expand(*batch_shape, self.x.shape[-1]))
 
@@ -202,20 +212,29 @@ class FlowDistribution(Distribution):
         """Draws of y, (*sample_shape, ..., d), differentiable by flow, x and law of the radius."""
         return self._draw(self.base.rsample, sample_shape, generator)
 
+    def decode(self, z: Tensor) -> Tensor:
+        """The y of latents z (..., d), whose leading dims end in the batch shape; without a graph."""
+        dtype, device = tensor_options(self.flow)
+        with torch.no_grad(), full_precision(self.flow):
+            return self.flow.decode(z.to(dtype=dtype, device=device), self._context)
+
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
-        if samples < 2:
-            raise ValueError(f"A variance needs at least 2 samples, got {samples}.")
+        samples = as_whole(samples, "samples", 2)
+        if 0 in self.batch_shape:
+            nothing = self.sample(generator=generator)
+            return nothing, nothing.clone()
         size = max(1, _MOMENT_CHUNK // max(1, math.prod(self._extended_shape())))
         mean = square = torch.zeros(())
         for done in range(0, samples, size):
             draws = self.sample((min(size, samples - done),), generator).to(torch.float64)
             total = done + draws.shape[0]
-            # Chan's update: no difference of large squares.
+            # Chan's update: no difference of large squares; of the first draws, none that 0 would weigh.
             shift = draws.mean(0) - mean
             mean = mean + shift * (draws.shape[0] / total)
             square = square + draws.var(0, correction=0) * draws.shape[0]
-            square = square + shift**2 * (done * draws.shape[0] / total)
+            if done:
+                square = square + shift**2 * (done * draws.shape[0] / total)
         dtype = draws.dtype if (own := tensor_options(self.flow)[0]) is None else own
         return mean.to(dtype), (square / (samples - 1)).to(dtype)
 
@@ -244,7 +263,7 @@ class FlowDistribution(Distribution):
         sample_shape: Any,
         generator: torch.Generator | None,
     ) -> Tensor:
-        shape = self._extended_shape(_as_shape(sample_shape))
+        shape = self._extended_shape(as_shape(sample_shape))
         dtype, device = tensor_options(self.flow)
         if dtype is None:
             floating = self.x is not None and self.x.is_floating_point()
@@ -266,8 +285,7 @@ class FlowDistribution(Distribution):
                 f"y has {outputs} outputs but the flow's latent has {dim} dimensions "
                 f"(y: {tuple(value.shape)}, x: {x_shape}). The outputs come last; were x and y swapped?"
             )
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(_describe_non_finite("y", value))
+        check_finite(value, "y")
         try:
             leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
         except ValueError:
@@ -283,14 +301,13 @@ class FlowDistribution(Distribution):
     def _norm_of(self, z: Tensor, y: Tensor) -> Tensor:
         if z.shape != y.shape:
             raise ValueError(f"encode gave z of shape {tuple(z.shape)} for y {tuple(y.shape)}.")
-        r = self.base.norm_of(z)
-        undefined = torch.isnan(r)
+        undefined = torch.isnan(z).any(-1)
         if bool(undefined.any()):
             raise ValueError(
                 f"encode gave NaN for {int(undefined.sum())} of {undefined.numel()} points, although y is "
                 f"finite (first at {tuple(undefined.nonzero()[0].tolist())}). Run check_flow(flow, x, y)."
             )
-        return r
+        return self.base.norm_of(z)
 
 
 class Standardized(ConditionalFlow):
@@ -426,28 +443,8 @@ def as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
     return x.to(dtype=dtype, device=device) if x.is_floating_point() else x.to(device=device)
 
 
-def _describe_non_finite(name: str, values: Tensor) -> str:
-    bad = ~torch.isfinite(values).all(-1)
-    first = tuple(bad.nonzero()[0].tolist())
-    return (
-        f"{name} has NaN or infinite values in {int(bad.sum())} of {bad.numel()} points (first at {first}). "
-        "Drop or fill them."
-    )
-
-
-def _as_shape(shape: Any) -> torch.Size:
-    """The shape of draws, or a clear error."""
-    if not isinstance(shape, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in shape):
-        raise TypeError(f"The shape of draws must be a tuple of whole numbers, such as (5,), got {shape!r}.")
-    if any(size < 0 for size in shape):
-        raise ValueError(f"The shape of draws must not be negative, got {tuple(shape)}.")
-    return torch.Size(shape)
-
-
 def _finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
-    values = torch.as_tensor(values).detach()
-    if not values.is_floating_point():
-        values = values.to(torch.get_default_dtype())
+    values = as_floating(as_tensor(values, name))
     if values.dim() != 1 or (size is not None and values.shape[0] != size):
         raise ValueError(f"{name} must have shape ({size or 'p'},), got {tuple(values.shape)}.")
     if not bool(torch.isfinite(values).all()):

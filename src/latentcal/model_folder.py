@@ -7,17 +7,16 @@ other names are never touched.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as from_safetensors
@@ -25,17 +24,17 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from ._version import __version__
+from .atomic_files import UNFINISHED, make_folder, new_file, patiently, remove_abandoned, remove_folders
 
-MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 2
+MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 3
 SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table": "a command-line model"}
 """What a manifest may hold beside its frame, and what a folder with it is called."""
 
+_ENTRIES = {"estimator": {"parameters", "state"}, "table": {"written", "preprocessing"}}
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}
 _NUMBERS = re.compile(r"numbers-[0-9a-f]{16}\.safetensors")
-_UNFINISHED = re.compile(r"\.latentcal-[0-9a-f]{16}")
-_Result = TypeVar("_Result")
-_ABANDONED = 3600.0  # seconds; a model is written in a few
 _LARGEST_MANIFEST = 1 << 28  # bytes
+_DEEPEST = 250  # lists and tables inside each other; objects are at most 50, of two tables or three
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
@@ -49,8 +48,9 @@ def check_target(target: Path, sections: Mapping[str, Any]) -> None:
         return
     if not target.is_dir():
         raise FileExistsError(f"{target} exists and is not a folder; choose another name.")
-    if not (target / MANIFEST).exists():
-        if not all(_is_own(path.name) for path in target.iterdir()):  # our own are of a save that was killed
+    names = [path.name for path in target.iterdir()]
+    if MANIFEST not in names:
+        if not all(map(_is_own, names)):  # our own are of a save that was killed, or that goes on
             raise FileExistsError(f"{target} exists and is not a saved model; choose another folder.")
         return
     try:
@@ -85,21 +85,18 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
     }
     document["sha256"] = _document_hash(document)
     text = json.dumps(document, indent=1, allow_nan=False).encode()
-    name, made = document["numbers"]["file"], _make_folder(target)
-    before = _numbers_of(target)
+    made = make_folder(target)
+    with suppress(OSError):  # so that saves that are killed one after the other leave little
+        _tidy(target)
     try:
-        replace_file(target / name, numbers)
-        replace_file(target / MANIFEST, text)
+        with new_file(target / document["numbers"]["file"], numbers), new_file(target / MANIFEST, text):
+            pass
     except BaseException:
-        if _numbers_of(target) != name:
-            (target / name).unlink(missing_ok=True)
-        with suppress(OSError):  # what is not empty stays
-            for folder in made:
-                folder.rmdir()
+        with suppress(OSError):
+            _tidy(target)
+        remove_folders(made)
         raise
     with suppress(OSError):  # the new model is there; what is left of the old one goes another time
-        if before:
-            (target / before).unlink(missing_ok=True)
         _tidy(target)
 
 
@@ -107,14 +104,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder: its sections, and how it is framed; raises where it was changed."""
     document = _parse(folder)
     file = folder / MANIFEST
-    try:
-        unchanged = document.get("sha256") == _document_hash(document)
-    except RecursionError:
-        raise ModelFileError(f"{file} is nested too deeply for a model.") from None
-    if not unchanged:
+    if not _is_shallow(document):
+        raise ModelFileError(f"{file} is nested too deeply for a model.")
+    if document.get("sha256") != _document_hash(document):
         raise ModelFileError(f"{file} was changed after it was saved (checksum differs). Save again.")
     if not {"model", "version"} <= set(document) <= {*_FRAME, *SECTIONS}:
-        raise ModelFileError(f"{file} has the entries {sorted(document)}; those of another program?")
+        raise ModelFileError(f"{file} has the entries {str(sorted(document))[:200]}; of another program?")
+    if not isinstance(document["version"], str):
+        raise ModelFileError(f"{file} does not say which version wrote it.")
+    for name, entries in _ENTRIES.items():
+        if name in document and not (isinstance(document[name], dict) and entries <= set(document[name])):
+            raise ModelFileError(f"{file} has a section {name} without the entries {sorted(entries)}.")
+    if "table" in document and "estimator" not in document:
+        raise ModelFileError(f"{file} has the columns of a table, and no estimator for them.")
     numbers = document.get("numbers")
     if (
         not isinstance(numbers, dict)
@@ -135,7 +137,7 @@ def read_numbers(folder: Path) -> tuple[dict[str, Any], bytes]:
         document = read_manifest(folder)
         file = folder / document["numbers"]["file"]
         try:
-            content = _patiently(file.read_bytes)
+            content = patiently(file.read_bytes)
             break
         except FileNotFoundError:  # another process may have replaced the model between the two looks
             if file.name in looked_for:
@@ -158,47 +160,8 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     found = {name: [_dtype_name(tensor), list(tensor.shape)] for name, tensor in tensors.items()}
     if found != declared:
         odd = [name for name in sorted({*found, *declared}) if found.get(name) != declared.get(name)]
-        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(odd[:3])}.")
+        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(map(_shown, odd[:3]))}.")
     return {name: document[name] for name in SECTIONS if name in document}, tensors
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all, with the permissions of any new file."""
-    fresh = path.with_name(f".latentcal-{secrets.token_hex(8)}")
-    try:
-        with fresh.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        _patiently(lambda: fresh.replace(path))
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk, where the system can (Windows cannot open a folder)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some network file systems have no such thing
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _patiently(action: Callable[[], _Result]) -> _Result:
-    """Do what Windows forbids while another process has the file open, as soon as it allows it."""
-    for _ in range(100 if os.name == "nt" else 0):
-        try:
-            return action()
-        except PermissionError:
-            time.sleep(0.01)
-    return action()
 
 
 def _parse(folder: Path) -> dict[str, Any]:
@@ -207,7 +170,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _LARGEST_MANIFEST:
             raise ModelFileError(f"{file} has {file.stat().st_size:,} bytes, more than any model's.")
-        document = json.loads(_patiently(file.read_bytes).decode(), parse_constant=_no_constant)
+        document = json.loads(patiently(file.read_bytes).decode(), parse_constant=_no_constant)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
         raise ModelFileError(f"{folder} is not a saved model: {what}.") from None
@@ -219,7 +182,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ModelFileError(f"{file} was not written by latentcal.")
     if document.get("schema") != SCHEMA:
-        found, version = (str(document.get(name))[:40] for name in ("schema", "version"))
+        found, version = (_shown(document.get(name)) for name in ("schema", "version"))
         raise ModelFileError(
             f"{folder} has schema {found}, written by latentcal {version}; this is latentcal {__version__}, "
             f"which reads schema {SCHEMA}. Save the model again with this version, or use the other one."
@@ -237,30 +200,45 @@ def _numbers_of(folder: Path) -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what processes that were stopped have left; not what another may be writing."""
-    kept = _numbers_of(folder)
+    """Remove earlier numbers, and what processes that were killed have left; not what another is writing."""
     for path in folder.iterdir():
-        if path.name != kept and _is_own(path.name):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED:
-                    path.unlink()
+        if _is_own(path.name):
+            remove_abandoned(path, partial(_is_needed, path))
+
+
+def _is_needed(path: Path) -> bool:
+    return path.name == _numbers_of(path.parent)
 
 
 def _is_own(name: str) -> bool:
-    return bool(_NUMBERS.fullmatch(name) or _UNFINISHED.fullmatch(name))
-
-
-def _make_folder(target: Path) -> list[Path]:
-    """Make a folder with its parents; those that are new, the innermost first."""
-    new = [folder for folder in (target, *target.parents) if not folder.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    return new
+    return bool(_NUMBERS.fullmatch(name) or UNFINISHED.fullmatch(name))
 
 
 def _is_description(entry: Any) -> bool:
     if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in _DTYPES:
         return False
     return isinstance(entry[1], list) and all(type(size) is int and size >= 0 for size in entry[1])
+
+
+def _is_shallow(document: Any) -> bool:
+    """Whether lists and tables are nested no deeper than in any model, found without recursion."""
+    level = [document]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for node in level
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _shown(value: Any) -> str:
+    """A value in a line of text."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text[:40]
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -34,6 +34,35 @@ class Float64Module(nn.Module):
         """Drop or renew what was derived from tensors that have changed."""
 
 
+def check_shapes(**tensors: tuple[Tensor, str]) -> None:
+    """Raise where float64 tensors are not finite, or not of their shapes, in which equal letters are equal.
+
+    Examples:
+        >>> check_shapes(points=(torch.zeros(5, 2).double(), "n p"), mean=(torch.zeros(2).double(), "p"))
+    """
+    sizes: dict[str, int] = {}
+    for name, (tensor, shape) in tensors.items():
+        letters = shape.split()
+        same = tensor.dim() == len(letters) and all(
+            sizes.setdefault(letter, size) == size for letter, size in zip(letters, tensor.shape, strict=True)
+        )
+        if not same:
+            wanted = ", ".join(
+                f"{letter} = {sizes[letter]}" if letter in sizes else letter for letter in letters
+            )
+            raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}.")
+        if tensor.dtype != torch.float64 or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} must be finite and float64, got {tensor.dtype}.")
+
+
+def check_indices(name: str, indices: Tensor, count: int, size: int) -> None:
+    """Raise where a tensor is not ``count`` whole numbers from 0 to ``size`` - 1, int64."""
+    if indices.dtype != torch.int64 or indices.shape != (count,):
+        raise ValueError(f"{name} must be ({count},) and int64, got {tuple(indices.shape)}, {indices.dtype}.")
+    if not bool(((indices >= 0) & (indices < size)).all()):
+        raise ValueError(f"{name} must lie between 0 and {size - 1}.")
+
+
 def log1mexp(v: Tensor) -> Tensor:
     """``log(1 - exp(v))`` for v <= 0, accurate at both ends; (...) -> (...).
 
@@ -208,6 +237,9 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
     A tensor keeps its graph. What cannot be used raises an error that says what came.
     """
     if isinstance(values, Tensor):
+        if values.is_nested or values.is_meta:
+            kind = "a nested one" if values.is_nested else "one without data, on the meta device"
+            raise TypeError(f"{name} must be a dense tensor, got {kind}.")
         if values.layout != torch.strided or values.is_quantized:
             raise TypeError(f"{name} must be a dense tensor, got {values.layout}. Call .to_dense() first.")
         if values.is_complex() or (values.is_floating_point() and values.dtype.itemsize < 2):
@@ -231,8 +263,11 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
     if array.dtype.char == "g":  # long double
         array = array.astype(np.float64)
     # Native byte order, no negative strides, and memory that may be written to: what torch can take.
-    plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-    return torch.from_numpy(plain if plain.flags.writeable else plain.copy()).reshape(array.shape)
+    # (To numpy a single number is contiguous whatever its stride is.)
+    native = array.dtype.newbyteorder("=")
+    if array.dtype != native or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = np.array(array, dtype=native, order="C")
+    return torch.from_numpy(array)
 
 
 def as_tensor(values: Any, name: str = "values") -> Tensor:

@@ -14,6 +14,7 @@ from .data.toy import drawing_from
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
 from .numerics import to_tensor
+from .validate import as_floating, as_whole, check_finite
 
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 _CHUNK = 1 << 22  # numbers drawn at a time
@@ -172,8 +173,7 @@ def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator 
 
 def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
     """Samples (c, ..., d) in chunks of bounded memory, ``samples`` in total."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}.")
+    samples = as_whole(samples, "samples")
     size = max(1, _CHUNK // max(1, math.prod(pred.batch_shape + pred.event_shape)))
     for done in range(0, samples, size):
         draws = draw(pred, (min(size, samples - done),), generator)
@@ -183,13 +183,11 @@ def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) 
 
 
 def _observations(pred: Distribution, y: Tensor) -> Tensor:
-    y = to_tensor(y, "y")
+    y = as_floating(to_tensor(y, "y"))
     shape = pred.batch_shape + pred.event_shape
     if y.shape != shape:
         raise ValueError(f"y {tuple(y.shape)} is not of the shape {tuple(shape)} of the predictions.")
-    if not bool(torch.isfinite(y).all()):
-        raise ValueError(f"y has {int((~torch.isfinite(y)).sum())} NaN or infinite values.")
-    return y
+    return check_finite(y, "y")
 
 
 def prerank_values(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .numerics import as_tensor
 from .smoothers import AdditiveFeatures
+from .validate import as_number, as_whole, check_finite
 
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(7, -7, -1))  # relative to 1 a row
 _STEPS = 50
@@ -52,12 +53,12 @@ def density_ratio(
             f"x_calibration has {calibration.shape[1]} features and x_target {target.shape[1]}; "
             "they must be the same."
         )
-    n, m = len(calibration), len(target)
+    n, m, folds = len(calibration), len(target), as_whole(folds, "folds", 2)
     if not 2 <= folds <= min(n, m):
         raise ValueError(
             f"folds must lie between 2 and {min(n, m)}, the rows of the smaller set; got {folds}."
         )
-    if clip is not None and not clip >= 1:
+    if clip is not None and not as_number(clip, "clip") >= 1:
         raise ValueError(f"clip must be at least 1, the mean weight; got {clip}.")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     x = torch.cat([calibration, target])
@@ -142,9 +143,7 @@ def _with_one(columns: Tensor) -> Tensor:
 
 
 def _features(name: str, x: Any) -> Tensor:
-    x = as_tensor(x).cpu().to(torch.float64)
+    x = as_tensor(x, name).cpu().to(torch.float64)
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be (n, p), one row a point; got shape {tuple(x.shape)}.")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{name} has {int((~torch.isfinite(x)).sum())} NaN or infinite values.")
-    return x
+    return check_finite(x, name)

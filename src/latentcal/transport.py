@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import RadialBase
+from .base import RadialBase, as_latent
 from .numerics import with_slope
 from .radius.law import as_float64
 
@@ -60,7 +60,14 @@ class RadialTransport(nn.Module):
         # log f(r) = log_radial_density(r) + (d - 1) log r on both sides, so (d - 1) log(r(l) / l) cancels.
         dim = self.from_base.dim
         before = self.from_base.radius.log_radial_density(r, dim)
-        return before - self.to_base.radius.log_radial_density(self.radius(r), dim)
+        after = self.to_base.radius.log_radial_density(self.radius(r), dim)
+        lost = torch.isinf(before) & (before == after)
+        if bool(lost.any()):
+            raise ValueError(
+                f"The determinant at {int(lost.sum())} of {lost.numel()} points z is not known: in floating "
+                "point their density is 0, before and after the map."
+            )
+        return before - after
 
 
 def radial_transport(from_base: RadialBase, to_base: RadialBase) -> RadialTransport:
@@ -112,6 +119,12 @@ def _ratio(r: Tensor, moved: Tensor, source: RadialBase, target: RadialBase) -> 
 
 
 def _rescale(z: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
+    z = as_latent(z)
     r = source.norm_of(z)
     ratio = _ratio(r, _move(r, source, target), source, target)
-    return (z * ratio.unsqueeze(-1)).to(z.dtype)
+    moved = (z * ratio.unsqueeze(-1)).to(z.dtype)
+    if bool((lost := torch.isnan(moved).any(-1)).any()):
+        raise ValueError(
+            f"{int(lost.sum())} of {lost.numel()} points z are moved beyond the floats: they are too far out."
+        )
+    return moved

@@ -71,7 +71,7 @@ def run(seed: int) -> dict[str, object]:
     generator = torch.Generator().manual_seed(seed)
     kde = lc.recalibrate(base, x_cal, y_cal, fit=lc.GammaKDE.fit)
     stacked = lc.recalibrate(base, x_cal, y_cal)
-    hdr = lc.recalibrate_prerank(base, x_cal, y_cal, generator=generator)
+    hdr = lc.recalibrate_prerank(base, x_cal, y_cal, method="resampling", generator=generator)
     draws = {"method": "sampling", "samples": 125, "generator": generator}
     grid = {"method": "quadrature", "points": 5, "rule": "trapezoid"}
     sobol = {"method": "qmc", "generator": generator}

@@ -97,7 +97,11 @@ def run(name: str, seed: int) -> dict[str, object]:
 
     with torch.no_grad():
         recalibrated = recalibrate_prerank(
-            model, *calibration, density_samples=3000 if name in TOYS else 300, generator=source
+            model,
+            *calibration,
+            method="resampling",
+            density_samples=3000 if name in TOYS else 300,
+            generator=source,
         )
         published = replace(recalibrated, first_bin_from_zero=False)
         row: dict[str, object] = {
@@ -109,7 +113,7 @@ def run(name: str, seed: int) -> dict[str, object]:
             "lr": math.nan,
             "base_nll": float(-model(x).log_prob(y).mean()),
             "hdr_nll": float(-recalibrated(x).log_prob(y).mean()),
-            "integral_error": recalibrated.normalization_error,
+            "integral_error": float(recalibrated(x[:1]).normalization_error),
         }
         if isinstance(model, lc.ConditionalFlow):
             with warnings.catch_warnings():

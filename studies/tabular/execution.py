@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import distributed
+from distributed.security import Security
 
 from latentcal import __version__
 
@@ -209,15 +211,18 @@ def connect(scheduler: str | None, workers: int = 1) -> Iterator[distributed.Cli
         with distributed.Client(scheduler) as client:
             yield client
         return
-    cluster = distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,  # a large data set is no reason to end a worker
-        silence_logs=logging.CRITICAL,  # of a worker that dies the report tells
-    )
+    with dask.config.set({"distributed.scheduler.http.routes": []}):  # no pages that others could read
+        cluster = distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            security=Security.temporary(),  # a scheduler runs what it is sent: keys for this process alone
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+            memory_limit=0,  # a large data set is no reason to end a worker
+            silence_logs=logging.CRITICAL,  # of a worker that dies the report tells
+        )
     with cluster, distributed.Client(cluster) as client:
         yield client
 

@@ -123,10 +123,11 @@ def _radial(flow: ConditionalFlow, x: Tensor, z: Tensor, fit: Callable[..., Radi
 def _prerank(flow: ConditionalFlow, x: Tensor, y: Tensor, seed: int) -> PrerankRecalibrated:
     source = torch.Generator().manual_seed(seed)
     try:
-        return recalibrate_prerank(flow, x, y, generator=source)
+        return recalibrate_prerank(flow, x, y, method="resampling", generator=source)
     except (RuntimeError, ArithmeticError) as error:  # samples that cannot be decoded
         warnings.warn(f"Done again in float64, since: {error}", RuntimeWarning, stacklevel=2)
-        return recalibrate_prerank(copy.deepcopy(flow).double(), x, y, generator=source.manual_seed(seed))
+        flow = copy.deepcopy(flow).double()
+        return recalibrate_prerank(flow, x, y, method="resampling", generator=source.manual_seed(seed))
 
 
 _FITS: dict[str, Fit] = {

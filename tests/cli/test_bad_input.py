@@ -96,13 +96,13 @@ def test_a_wrong_encoding_is_refused(tmp_path, model, command):
     data = write_csv(tmp_path / "data.csv", households(N, region=regions), encoding="latin-1")
     words = (data, *FIT, "--out", tmp_path / "model") if command == "fit" else (model, data)
     refused(latentcal(command, *words), "is not utf-8 text")
-    refused(latentcal(command, *words, "--encoding", "latin-17"), "unknown encoding: latin-17")
+    refused(latentcal(command, *words, "--encoding", "latin-17"), "unknown encoding: 'latin-17'")
     assert os.listdir(tmp_path) == ["data.csv"]
 
 
 NEW_ROWS = {
     "missing column": ({"income": None}, "The columns ['income'] are missing"),
-    "renamed column": ({"income": None, "Income": [1.0] * 6}, "there is 'Income' for 'income'"),
+    "renamed column": ({"income": None, "Income": [1.0] * 6}, "did you mean 'Income'?"),
     "text in a number column": ({"income": ["12", "12k", *"3456"]}, "'income' holds '12k' in row 1"),
     "missing value": ({"age": [50, 60, "", 30, 40, 20]}, "the first one row 2 of the data"),
     "infinite number": ({"income": ["1e39", *"23456"]}, "too large for float32"),
@@ -340,7 +340,7 @@ def test_targets_do_not_take_the_place_of_other_answers(tmp_path):
 
 
 def test_columns_to_keep_are_checked(model, new):
-    refused(latentcal("predict", model, new, "--keep", "hausehold"), "there is 'household' for 'hausehold'")
+    refused(latentcal("predict", model, new, "--keep", "hausehold"), "did you mean 'household'?")
 
 
 def test_the_traceback_comes_where_asked_for(tmp_path, model):

@@ -336,6 +336,31 @@ def test_info_names_columns_and_rows(model):
     assert "households.csv, 800 rows" in out
 
 
+def test_names_cannot_steer_the_terminal(tmp_path):
+    steering = "in\x1b[2J\x1b]0;owned\x07come"
+    table = households(150)
+    columns = {(steering if name == "income" else name): cells for name, cells in table.items()}
+    columns |= {"gone\x1b[8m": [1] * 150, "far\u202eoff": table["age"]}
+    data = write_csv(tmp_path / "rows.csv", columns)
+    words = ("--targets", f"food,{steering}", "--drop", "household", "--flow", "linear-gaussian")
+    model = tmp_path / "model"
+    answers = [
+        latentcal("fit", data, *words, "--out", model),
+        latentcal("info", model),
+        latentcal("diagnose", model, data),
+        latentcal("predict", model, data, "--keep", "un\x1b[31mknown"),
+        latentcal("fit", data, "--targets", "\x1b[2J", "--out", tmp_path / "other"),
+    ]
+    assert [answer.code for answer in answers] == [0, 0, 0, 1, 1]
+    for answer in answers:
+        assert not {"\x1b", "\x07", "\u202e"} & {*answer.out, *answer.err}
+    info = answers[1].out
+    assert r"in\x1b[2J\x1b]0;owned\x07come" in info
+    assert r"far\u202eoff" in info
+    assert r"not used:       gone\x1b[8m (constant)" in info
+    assert steering in json.loads(latentcal("info", model, "--json").out)["preprocessing"]["targets"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_examples(command):
     answer = latentcal(command, "--help")

@@ -9,9 +9,17 @@ from torch.distributions import Independent, Normal
 
 import same
 from latentcal.base import standard_normal
-from latentcal.conformal import DCPScore, DensityScore, HPDScore, LatentScore, PCPScore, Score
+from latentcal.conformal import (
+    DCPScore,
+    DensityScore,
+    HPDScore,
+    LatentScore,
+    PCPScore,
+    Score,
+    conformal_region,
+)
 from latentcal.conformal.density import interpolated_rank
-from latentcal.conformal.evaluation import common_draws
+from latentcal.conformal.evaluation import common_draws, random_seed
 from latentcal.radius import Chi
 from toys import NormalCDFFlow, ScaleFromX, scaled_gaussian
 
@@ -45,6 +53,41 @@ def test_scoring_leaves_the_global_generator_alone(generator):
     for model in (Skewed(2), mixture):
         HPDScore()(model, x, y[None])
     assert same.drawn(torch.get_rng_state(), before)
+
+
+def test_draws_in_common_are_those_of_their_seed(generator):
+    x, _ = data(3, 2, generator)
+    by_x = Skewed(2, standard_normal(2).with_radius(ScaleFromX(Chi(2))))
+    for model in (Skewed(2), by_x, mixture):
+        first, again, other = (common_draws(model, x, 50, seed) for seed in (5, 5, 6))
+        assert same.drawn(first, again)
+        assert bool((first != other).all())
+        assert bool((first[1:] != first[:-1]).all())
+
+
+def test_a_seed_from_a_generator_is_another_at_each_call_and_repeatable(generator):
+    start = generator.get_state()
+    seeds = [random_seed(generator) for _ in range(20)]
+    assert len(set(seeds)) == 20
+    assert max(seeds) > 2**60  # 20 seeds below 2^62: all of them smaller with probability 4^-20
+    assert [random_seed(generator.set_state(start)) for _ in range(1)] == seeds[:1]
+    before = torch.get_rng_state()
+    random_seed(generator)
+    assert same.drawn(torch.get_rng_state(), before)
+    random_seed(None)
+    assert not same.drawn(torch.get_rng_state(), before)  # control: without one the global state is used
+    torch.set_rng_state(before)
+
+
+def test_regions_of_two_generators_have_scores_with_two_seeds(generator):
+    x, y = data(30, 2, generator)
+    for score in ("hpd", "pcp"):
+        regions = [
+            conformal_region(Skewed(2), x, y, score=score, generator=torch.Generator().manual_seed(seed))
+            for seed in (1, 1, 2)
+        ]
+        assert same.repeated(regions[0].scores, regions[1].scores)
+        assert same.different(regions[0].scores, regions[2].scores)
 
 
 def test_common_draws_follow_the_model(generator):

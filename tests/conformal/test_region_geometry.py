@@ -22,6 +22,7 @@ from latentcal.conformal import (
     conformal_region,
 )
 from latentcal.conformal.evaluation import common_draws
+from latentcal.conformal.volume import _scales, mean_volume
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius import Chi
 from toys import NormalCDFFlow, ScaleFromX, SinhFlow, scaled_gaussian
@@ -167,6 +168,43 @@ def test_an_empty_region_has_volume_0_with_an_error_that_is_not_0(generator):
     assert volume.log_value == -math.inf
     with pytest.raises(RuntimeError, match=r"At 1 of 1 rows .*fewer than 1 of 50 draws .*empty there"):
         region.sample(tries=50, generator=generator)
+
+
+def test_a_mean_volume_has_the_error_of_its_terms():
+    terms = torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0], [2.0, 9.0, 5.0], [6.0, 1.0, 5.0]]).double()
+    hit = torch.tensor([[True, True, False], [True, False, False], [True, True, False], [True, True, False]])
+    counted = torch.where(hit, terms, 0.0)
+    value, error, log_value = mean_volume(terms.log(), hit)
+    torch.testing.assert_close(value, counted.mean(0))
+    torch.testing.assert_close(log_value, counted.mean(0).log())
+    torch.testing.assert_close(error[:2], counted.std(0)[:2] / 2)
+    assert float(error[2]) == pytest.approx(5.0 / 4)  # no hit: the share of a typical term
+    rounded = mean_volume(terms.log(), hit, rounding=0.1)
+    expected = torch.sqrt(error[:2] ** 2 + (0.1 * value[:2]) ** 2)
+    torch.testing.assert_close(rounded.error[:2], expected)
+    assert mean_volume(torch.full((4, 1), 1e4).double()).error == math.inf
+
+
+@pytest.mark.parametrize(
+    ("radii", "scales"),
+    [
+        ([1.0], [1.0, 2.0]),
+        ([8.0], [1.0, 8.0, 16.0]),
+        ([0.125], [0.125, 0.25, 1.0]),
+        ([0.125, 8.0], [0.125, 0.25, 1.0, 8.0, 16.0]),
+        ([0.0], [1.0]),
+    ],
+)
+def test_draws_are_widened_and_narrowed_to_the_rim_of_every_region(radii, scales):
+    """Of draws at distances 0.6 and 1.4, half are inside a ball of the radius of the scale."""
+    distance = torch.tensor([[0.6], [0.6], [1.4]]).expand(3, len(radii))
+    found = _scales(lambda a: (a * distance < torch.tensor(radii)).double().mean(0))
+    assert found == scales
+
+
+def test_a_region_that_never_holds_most_draws_is_met_where_it_holds_the_largest_share():
+    shares = {2.0**12: 0.0, 1.0: 0.1, 0.5: 0.3}  # as of a thin ring
+    assert _scales(lambda a: torch.tensor([shares[a]])) == [0.5, 1.0]
 
 
 def test_an_unbounded_region_has_no_volume(generator):

@@ -154,7 +154,7 @@ def test_encoding_and_delimiter_can_be_given(tmp_path):
     path.write_bytes("größe;b\nçà;2\n".encode("latin-1"))
     a, b = read_table(path, delimiter=";", encoding="latin-1")
     assert (a.name, *a.values, *b.values) == ("größe", "çà", 2.0)
-    with pytest.raises(ValueError, match="unknown encoding: klingon"):
+    with pytest.raises(ValueError, match="unknown encoding: 'klingon'"):
         read_table(path, encoding="klingon")
 
 

@@ -161,7 +161,7 @@ def test_an_unknown_category_is_none_of_the_known_ones_and_warns_once(rules):
     ("columns", "message"),
     [
         ({"size": None}, r"columns \['size'\] are missing among \["),
-        ({"size": None, "sizes": [1, 2]}, r"columns \['size'\] are missing; there is 'sizes' for 'size'"),
+        ({"size": None, "sizes": [1, 2]}, r"columns \['size'\] are missing; did you mean 'sizes'\?"),
         ({"size": ["1.5", "large"]}, r"column 'size' holds 'large' in row 1 of the data; expected a number"),
         ({"size": ["1_000", "2"]}, r"column 'size' holds '1_000' in row 0"),
         ({"size": ["1,5", "2"]}, r"column 'size' holds '1,5' in row 0"),
@@ -238,7 +238,7 @@ def test_a_state_of_another_version_or_a_damaged_one_is_an_error(rules, change, 
     [
         ([], "names of one or more columns"),
         (["price", "price"], "each once"),
-        (["prize"], r"\['prize'\] are missing; there is 'price' for 'prize'"),
+        (["prize"], r"\['prize'\] are missing; did you mean 'price'\?"),
     ],
 )
 def test_targets_must_be_there_once(targets, message):
@@ -247,7 +247,7 @@ def test_targets_must_be_there_once(targets, message):
 
 
 def test_a_table_without_useful_features_or_rows_is_an_error():
-    with pytest.raises(ValueError, match=r"No feature is left .*few: numbers with .*; one: constant"):
+    with pytest.raises(ValueError, match=r"No feature is left .*'few': numbers with .*; 'one': constant"):
         Preprocessing.fit({name: table()[name] for name in ("one", "few", "price")}, "price")
     with pytest.raises(ValueError, match="without rows"):
         Preprocessing.fit({"a": [], "y": []}, "y")
@@ -262,7 +262,7 @@ def test_chunks_are_the_whole_file_in_order(rules, tmp_path):
         assert [len(chunk.x) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
         for i in range(3):
             assert same.copied(torch.cat([chunk[i] for chunk in chunks]), whole[i])
-    with pytest.raises(ValueError, match="at least 1 row"):
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         next(rules.chunks(path, 0))
 
 

@@ -103,5 +103,5 @@ def test_missing_values_are_an_error_where_asked_for(tmp_path):
 
 
 def test_a_sample_without_places_is_refused():
-    with pytest.raises(ValueError, match="at least 1 row"):
+    with pytest.raises(ValueError, match="max_rows must be at least 1, got 0"):
         Reservoir(0)

@@ -182,7 +182,7 @@ def test_dates_order_the_rows(data):
     dates = np.datetime64("2020-01-01") + np.arange(N)[::-1]
     assert result_order(time_split(data, dates)) == list(range(N))[::-1]
     dates[3] = np.datetime64("NaT")
-    with pytest.raises(ValueError, match="every row needs its time"):
+    with pytest.raises(ValueError, match="time has missing values, first in row 3"):
         time_split(data, dates)
 
 
@@ -217,15 +217,15 @@ def test_few_groups_still_give_every_part_one(data):
             r"6 rows are too few to split: .*test 1; each part needs at least 2",
         ),
         (lambda x, y: split((x[:2], y[:2]), 0), "3 parts .* cannot be made of 2 rows"),
-        (lambda x, y: split((x, y[:-1]), 0), r"\(1000, 4\) and \(999, 2\)"),
-        (lambda x, y: split((x, y[:, 0]), 0), r"A single target is y\[:, None\]"),
-        (lambda x, y: split((x / 0, y), 0), "x has missing or infinite values"),
+        (lambda x, y: split((x, y[:-1]), 0), r"\(1000, 4\), y: \(999, 2\)"),
+        (lambda x, y: split((x, y[:, 0]), 0), r"A single output is y\[:, None\]"),
+        (lambda x, y: split((x / 0, y), 0), "x has NaN or infinite values"),
         (lambda x, y: split((x, y), 0, fractions=(0.5, 0.5)), "three positive shares"),
         (lambda x, y: split((x, y), 0, fractions=(0.5, 0.4, 0.2)), "sum to 1"),
         (lambda x, y: split((x, y), 0, fractions=(0.8, 0.2, 0.0)), "three positive shares"),
         (lambda x, y: split((x, y), 0, calibration=0.65), "taken from the training part's 0.65"),
         (lambda x, y: split((x, y), 0, calibration=-0.1), "at least 0"),
-        (lambda x, y: split((x, y), 0, max_rows=-1), "max_rows must be positive"),
+        (lambda x, y: split((x, y), 0, max_rows=-1), "max_rows must be at least 1, got -1"),
         (lambda x, y: time_split((x, y), torch.zeros(N)), "cannot be made of 1 rows, groups or times"),
         (lambda x, y: time_split((x, y), torch.zeros(3)), "one entry for each of the 1000 rows"),
         (lambda x, y: group_split((x, y), [1, 2], 0), "groups must have one entry for each"),

@@ -29,7 +29,7 @@ def test_a_rolling_origin_trains_on_the_past_alone(n, folds, gap):
 def test_folds_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="3 rows cannot be cut into 4 blocks"):
         list(time_folds(3, 4))
-    with pytest.raises(ValueError, match="gap must not be negative, got -1"):
+    with pytest.raises(ValueError, match="gap must be at least 0, got -1"):
         list(time_folds(10, 2, gap=-1))
     with pytest.raises(
         ValueError, match="A gap of 5 leaves nothing to train on for the block of rows 0 to 4"

@@ -90,7 +90,7 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"targets": ["weigth"]}, r"\['weigth'\] are missing; there is 'weight' for 'weigth'"),
+        ({}, {"targets": ["weigth"]}, r"\['weigth'\] are missing; did you mean 'weight'\?"),
         ({}, {"drop": ["nothing like it"]}, r"\['nothing like it'\] are missing among"),
         ({}, {"targets": ["weight"], "drop": ["weight"]}, r"\['weight'\] are among targets and drop"),
         ({"weight": ["1,5"] * N}, {"delimiter": ";"}, r"targets \['weight'\] are text.*\['1,5'\]"),
@@ -104,7 +104,7 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ({"size": [0, "1e300", *range(N - 2)]}, {}, r"\['size'\] have .* too large .* first in row 1 of"),
         ({"weight": [1.5] * N}, {}, r"targets \['weight'\] are constant"),
         ({"weight": [1_700_000_000 + i % 50 for i in range(N)]}, {}, "constant in float32.*offset"),
-        ({}, {"targets": ["Weight"]}, r"there is 'weight' for 'Weight'"),
+        ({}, {"targets": ["Weight"]}, r"did you mean 'weight'\?"),
         ({}, {"missing": "raise"}, "missing is 'drop' or 'error', got 'raise'"),
         ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),
         ({" ": range(N)}, {}, "A column has no name"),
@@ -235,7 +235,7 @@ def test_other_data_have_no_rules_to_learn(data):
 
 
 def test_a_column_that_is_not_there_is_named(data):
-    with pytest.raises(ValueError, match=r"\['dates'\] are missing; there is 'date' for 'dates'"):
+    with pytest.raises(ValueError, match=r"\['dates'\] are missing; did you mean 'date'\?"):
         data["dates"]
 
 

@@ -244,9 +244,9 @@ def test_few_rows_have_no_slabs(generator):
     [
         ({"model": object()}, TypeError, "ConditionalFlow"),
         ({"y": torch.zeros(50)}, ValueError, r"y\[:, None\]"),
-        ({"y": None}, ValueError, "y: None"),
+        ({"y": None}, ValueError, "y is missing"),
         ({"y": torch.zeros(50, 3)}, ValueError, "swapped"),
-        ({"x": torch.zeros(49, 2)}, ValueError, "same rows"),
+        ({"x": torch.zeros(49, 2)}, ValueError, "belong together"),
         ({"x": torch.zeros(50)}, ValueError, r"\(n, p\)"),
         ({"x": torch.zeros(10, 2), "y": torch.zeros(10, 4)}, ValueError, "at least 20 rows, got 10"),
         ({"x": torch.full((50, 2), torch.nan)}, ValueError, "x has NaN"),

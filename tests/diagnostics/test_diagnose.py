@@ -304,7 +304,7 @@ def test_wrong_data_are_told(generator):
         diagnose(FLOW, y, x)
     with pytest.raises(ValueError, match=r"A single output is y\[:, None\]"):
         diagnose(FLOW, x, y[:, 0])
-    with pytest.raises(ValueError, match="the same rows"):
+    with pytest.raises(ValueError, match="belong together"):
         diagnose(FLOW, x[:30], y)
     for wrong in (math.nan, math.inf):
         hole = x.clone()

@@ -103,6 +103,20 @@ def test_the_page_is_well_formed_and_names_cannot_break_it(repaired, tmp_path):
     assert "\x00" not in page.text
 
 
+def test_the_policy_of_the_page_lets_a_browser_load_and_run_nothing(repaired, tmp_path):
+    page = Page(written(repaired, tmp_path))
+    head = [(name, value) for tag, name, value in page.attributes if tag == "meta"]
+    place = head.index(("http-equiv", "Content-Security-Policy"))
+    name, policy = head[place + 1]
+    assert name == "content"
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    # No script, frame, form, font or connection: they fall back on the default.
+    assert rules == {"default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:"}
+    # It holds from where it stands, so before all else but the encoding and the size of the page.
+    assert [value for name, value in head[:place] if name in ("http-equiv", "src")] == []
+    assert head.count(("http-equiv", "Content-Security-Policy")) == 1
+
+
 def test_a_name_that_is_not_escaped_would_be_noticed():
     page = Page("<main><svg><title></svg><script>alert(1)</script></title></svg></main>")
     assert page.errors

@@ -178,8 +178,8 @@ def test_the_log_prints_and_plots():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (torch.zeros(3, 1), torch.zeros(4, 2), "training part must be"),
-        (torch.zeros(0, 1), torch.zeros(0, 2), "training part must be"),
+        (torch.zeros(3, 1), torch.zeros(4, 2), "of the training part"),
+        (torch.zeros(0, 1), torch.zeros(0, 2), "of the training part"),
         (torch.zeros(3, 1), torch.tensor([[0.0, math.nan]] * 3), "y of the training part has NaN"),
     ],
 )

@@ -276,7 +276,7 @@ def test_a_flow_without_features_is_tuned():
         ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are in the grid and given as well"),
         ({"grid": {"hidden": []}}, ValueError, "grid's hidden must be a list"),
         ({"grid": {"hidden": [torch.tensor(3)]}}, ValueError, "grid's hidden must be a list"),
-        ({"validation": (None, torch.zeros(3, 1))}, ValueError, "validation part must be"),
+        ({"validation": (None, torch.zeros(3, 1))}, ValueError, "of the validation part"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(options, kind, message, tmp_path):

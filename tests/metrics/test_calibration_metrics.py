@@ -273,3 +273,21 @@ def test_the_band_of_a_pit_density_holds_for_all_bins_at_once(generator):
 
     assert rate(power=1.0) > confidence - margin
     assert rate(power=1.5) < confidence - margin
+
+
+@pytest.mark.parametrize(
+    "function", [calibration_error, empirical_coverage, reliability_curve, pit_density, uniformity_test]
+)
+def test_nan_is_an_error_and_not_a_p_value_of_0(function):
+    more = ([0.5],) if function is empirical_coverage else ()
+    with pytest.raises(ValueError, match="1 of 3 PIT values are NaN"):
+        function(torch.tensor([0.1, math.nan, 0.7]), *more)
+
+
+@pytest.mark.parametrize("statistic", ["cvm", "ad"])
+def test_a_statistic_that_is_nan_has_no_p_value(statistic):
+    from latentcal.metrics.calibration import _anderson_darling_sf, _cramer_von_mises_sf
+
+    tail = {"cvm": _cramer_von_mises_sf, "ad": _anderson_darling_sf}[statistic]
+    with pytest.raises(ValueError, match="has no p-value"):
+        tail(math.nan, 20)

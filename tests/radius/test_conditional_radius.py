@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,19 @@ import torch
 import same
 from latentcal.base import RadialBase
 from latentcal.flows import LinearGaussianFlow
-from latentcal.radius import BallRadius, Chi, ConditionalRadius, StackedRadius, StudentRadius
+from latentcal.radius import (
+    BallRadius,
+    Chi,
+    ConditionalRadius,
+    ScaledRadius,
+    StackedRadius,
+    StudentRadius,
+    smooth,
+)
 from latentcal.radius.grouped import GroupedRadius
 from latentcal.radius.smooth import SmoothRadius, StretchedRadius
 from latentcal.recalibration import recalibrate
+from latentcal.smoothers import RidgeSmoother
 from uniformity import distance_to_uniform, uniform_limit
 
 DIM = 3
@@ -220,7 +230,7 @@ def test_weights_decide_which_rows_are_believed(generator):
         (torch.tensor([math.nan, *[1.0] * 19]), "finite"),
         (torch.tensor([-1.0, *[1.0] * 19]), "not negative"),
         (torch.zeros(20), "not all 0"),
-        (torch.ones(7), "7 weights for 20 radii"),
+        (torch.ones(7), "for 20 points"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(weights, message):
@@ -263,6 +273,37 @@ def test_small_groups_borrow_from_the_whole(generator):
     assert alone[1] == pytest.approx(whole, rel=0.05)
     assert whole < of_few[1] < 2.2 * whole
     assert of_many[1] == pytest.approx(2 * whole, rel=0.1)
+
+
+@pytest.mark.parametrize("rest", [0, 2])
+def test_groups_refitted_to_other_radii_have_laws_of_their_own_if_they_are_not_few(rest, generator):
+    """The laws are scales: that of each group is the mean of the radii that it was fitted to."""
+
+    def mean_of(radii):
+        return ScaledRadius(Chi(DIM), float(radii.mean()))
+
+    law = GroupedRadius(Chi(DIM), [Chi(DIM)] * 3, torch.tensor([0.0, 1.0, 2.0]), 0)
+    sizes, scales = (20, 10, 9, rest), (1.0, 2.0, 5.0, 7.0)  # the last group is not known
+    x = torch.cat([torch.full((n,), float(label)) for label, n in enumerate(sizes)])[:, None].double()
+    radii = torch.cat([torch.full((n,), scale) for n, scale in zip(sizes, scales, strict=True)]).double()
+    order = torch.randperm(len(x), generator=generator)
+    refitted = law.refitted(radii[order], x[order], mean_of)
+    assert refitted.labels.tolist() == [0.0, 1.0]
+    assert [each.scale for each in refitted.laws] == pytest.approx([1.0, 2.0])
+    # Those without a law of their own have one in common, and share that of all rows where they are few.
+    others = radii[30:] if 9 + rest >= 10 else radii
+    assert refitted.whole.scale == pytest.approx(float(others.mean()))
+    assert refitted.smallest(x) == 10
+    assert refitted.smallest(x[10:]) == min(10, len(x) - 30 if 9 + rest >= 10 else 10)
+    assert refitted.smallest(x[12:]) == 8
+    assert GroupedRadius(Chi(DIM), [], torch.empty(0), 0).smallest(x) == len(x)
+
+
+@pytest.mark.parametrize(("others", "smallest"), [(12, 12), (9, 15), (0, 15)])
+def test_rows_outside_of_all_groups_count_as_one_group_if_they_are_not_few(others, smallest):
+    law = GroupedRadius(Chi(DIM), [Chi(DIM)] * 2, torch.tensor([0.0, 1.0]), 0)
+    label = torch.cat([torch.zeros(20), torch.ones(15), torch.arange(2, 2 + others)])
+    assert law.smallest(label[:, None].double()) == smallest
 
 
 def test_no_group_at_all_of_sufficient_size_leaves_the_law_of_all():
@@ -379,3 +420,28 @@ def test_a_float32_flow_finds_the_groups_of_float64_labels():
     draws = model(torch.tensor([[0.1], [0.7]], dtype=torch.float64)).sample((2000,), generator)
     assert draws.dtype == torch.float32
     torch.testing.assert_close(draws.std(0).mean(-1), torch.tensor([0.5, 2.0]), rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize(("errors", "bent"), [(-0.5, False), (0.9, False), (1.1, True)])
+def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors, bent, monkeypatch):
+    """The gain of each point is made up: +-1 around a mean of so many standard errors."""
+    n = 64
+    gain = torch.ones(n, dtype=torch.float64)
+    gain[::2] = -1
+    gain += errors * float(gain.std()) / math.sqrt(n)
+    values = iter([torch.zeros(n, dtype=torch.float64), gain])
+
+    def fit(radii, **options):
+        value = next(values)
+        return SimpleNamespace(log_prob_untabulated=lambda r: value)
+
+    def dispersion(kind, x, residuals, fold, weights):
+        return SimpleNamespace(), torch.full_like(residuals, 1e-12)  # hardly a bend
+
+    monkeypatch.setattr(smooth, "StackedRadius", SimpleNamespace(fit=fit))
+    monkeypatch.setattr(smooth, "log_dispersion", dispersion)
+    x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
+    radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
+    fold = torch.arange(n) % 2
+    law = SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, fold, 64)
+    assert (law.law.log_prob_untabulated(radii) is gain) == bent

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +116,13 @@ def test_norms_like_those_of_large_images_get_the_best_rate_beyond_the_grid(seed
     assert (
         -float(paper.log_prob(fresh).mean()) > min(losses.values()) + 0.3
     )  # control: the grid's end is far off
+
+
+def test_the_published_rates_are_a_hundred_from_1e_minus_5_to_1e5(generator):
+    np.testing.assert_allclose(PAPER_GRID, np.logspace(-5, 5, 100), rtol=1e-9)
+    large = 1e27 * Chi(3).sample((40,), generator)  # they want a smaller rate than any of them
+    assert GammaKDE.fit(large, rates="paper").rate == pytest.approx(1e-5)
+    assert GammaKDE.fit(large).rate < 5e-6  # control
 
 
 def test_one_radius_gets_a_kernel_around_it():

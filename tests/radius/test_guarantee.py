@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from laws import kinks
+from scipy.stats import beta, binom
 
 from latentcal.radius import (
     BallRadius,
@@ -54,7 +55,7 @@ def test_the_beta_interval_is_that_of_an_order_statistic(generator):
     radii = torch.sort(torch.rand(repetitions, n, dtype=torch.float64, generator=generator)).values
     rounding = math.sqrt(math.log(2e6) / (2 * repetitions))
     for coverage, rank in ((0.9, 18), (0.5, 10), (0.55, 11)):
-        low, high = Guarantee(n, 0.0).coverage_interval(coverage, confidence=0.8)
+        low, high = Guarantee(n, 0.0, steps=True).coverage_interval(coverage, confidence=0.8)
         realised = radii[:, rank - 1]
         assert abs(float((realised < low).double().mean()) - 0.1) < rounding
         assert abs(float((realised > high).double().mean()) - 0.1) < rounding
@@ -63,9 +64,60 @@ def test_the_beta_interval_is_that_of_an_order_statistic(generator):
 
 
 def test_beyond_the_largest_norm_the_region_is_everything():
-    assert Guarantee(9, 0.0).coverage_interval(0.95) == (1, 1)
-    assert Guarantee(19, 0.0).coverage_interval(0.95)[1] < 1
-    assert 0 < Guarantee(9, 0.0).coverage_interval(1e-13)[0] < 0.01
+    assert Guarantee(9, 0.0, steps=True).coverage_interval(0.95) == (1, 1)
+    assert Guarantee(19, 0.0, steps=True).coverage_interval(0.95)[1] < 1
+    assert 0 < Guarantee(9, 0.0, steps=True).coverage_interval(1e-13)[0] < 0.01
+
+
+def test_the_interval_of_a_smooth_law_goes_by_the_order_statistics_around_its_edge():
+    """n = 19, level 0.9: the edge is at rank 18 up to lambda, and there are 19 norms."""
+    for lambda_, ranks in ((0.0, (18, 18)), (0.4, (17, 19)), (1.0, (17, 19)), (1.01, (16, 20))):
+        low, high = Guarantee(19, lambda_).coverage_interval(0.9)
+        assert low == pytest.approx(beta(ranks[0], 20 - ranks[0]).ppf(0.025))
+        assert high == pytest.approx(beta(ranks[1], 20 - ranks[1]).ppf(0.975) if ranks[1] < 20 else 1)
+    assert Guarantee(19, 17.5).coverage_interval(0.9) == (0, 1)
+    between = Guarantee(50, 0.0).coverage_interval(0.9)  # the edge lies between ranks 45 and 46
+    assert between == pytest.approx((beta(45, 6).ppf(0.025), beta(46, 5).ppf(0.975)))
+
+
+def test_only_a_step_function_has_the_interval_of_one_order_statistic(generator):
+    radii = Chi(2).sample((50,), generator)
+    steps, smooth = guarantee(EmpiricalRadius.fit(radii), radii), guarantee(Chi(2), radii)
+    assert steps.coverage_interval(0.9) == pytest.approx(beta(46, 5).ppf([0.025, 0.975]))
+    assert steps.steps
+    assert not smooth.steps
+    assert "(95 % of calibration sets)" in str(steps)
+    assert "(about 95 % of calibration sets)" in str(smooth)
+
+
+@pytest.mark.parametrize("fit", [GammaKDE.fit, Chi], ids=["gamma_kde", "control"])
+def test_the_interval_holds_what_a_tightened_law_covers(fit, generator):
+    """Bimodal norms, n = 50, lambda <= 1: held in at least 95 % of 60 sets, failure rate 1e-5 (binomial).
+
+    The control says lambda <= 1 of a law that does not keep it: the law that the model assumes.
+    """
+    n, sets, held = 50, 60, 0
+    low, high = Guarantee(n, 1.0).coverage_interval(0.9)
+    level = torch.tensor(0.9, dtype=torch.float64)
+    for _ in range(sets):
+        near = torch.rand(n, generator=generator) < 0.6
+        radii = torch.where(near, 0.3, 1.9) + 0.1 * torch.rand(n, dtype=torch.float64, generator=generator)
+        edge = Chi(2).icdf(level)
+        if fit is not Chi:
+            edge = tighten(fit(radii, reference=Chi(2)), radii, max_lambda=1.0).icdf(level)
+        held += low <= _bimodal_cdf(float(edge)) <= high
+    enough = binom.isf(1 - 1e-5, sets, 0.95)
+    assert held >= enough if fit is not Chi else held < enough
+
+
+def _bimodal_cdf(r: float) -> float:
+    return 0.6 * min(max(10 * (r - 0.3), 0.0), 1.0) + 0.4 * min(max(10 * (r - 1.9), 0.0), 1.0)
+
+
+def test_an_interval_without_a_lambda_is_refused():
+    for lambda_ in (math.nan, -1.0):
+        with pytest.raises(ValueError, match="needs a lambda of at least 0, got"):
+            Guarantee(50, lambda_).coverage_interval(0.9)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +130,7 @@ def test_from_the_points_needed_on_every_number_is_enough_and_one_less_is_not(
     """Ranks are whole, so precision comes in a sawtooth: 136 points were said to do, but 139 do not."""
 
     def precise(n: int) -> bool:
-        low, high = Guarantee(n, 0.0).coverage_interval(coverage, confidence)
+        low, high = Guarantee(n, 0.0, steps=True).coverage_interval(coverage, confidence)
         return low < 1 and coverage - low <= precision and high - coverage <= precision
 
     n = points_needed(precision, coverage, confidence)
@@ -90,9 +142,9 @@ def test_from_the_points_needed_on_every_number_is_enough_and_one_less_is_not(
 def test_what_is_no_probability_is_refused(name):
     arguments = {"precision": 0.1, "coverage": 0.9, "confidence": 0.95}
     for bad in (0.0, 1.0, -0.5, math.nan):
-        with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1"):
+        with pytest.raises(ValueError, match=f"{name} must lie strictly between 0 and 1"):
             points_needed(**(arguments | {name: bad}))
-    with pytest.raises(ValueError, match="coverage must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="coverage must lie strictly between 0 and 1"):
         Guarantee(9, 0.0).coverage_interval(1.5)
 
 

@@ -169,6 +169,26 @@ def test_radii_that_vary_less_than_the_reference_do_not_fill_the_core(n, generat
     assert guarantee(law, radii).lambda_ < 4 * n**0.5
 
 
+@pytest.mark.parametrize("rate", [1e4, 1e6])
+def test_the_core_retreats_from_a_steep_flank_as_far_as_it_must_and_no_farther(rate):
+    """Continuity at the flank would give the core many times the mass that it replaces."""
+    kernel, level = GammaKDE(torch.tensor([2.0]), rate), 0.05
+    law = StackedRadius([Chi(2), kernel], torch.tensor([0.02, 0.98]), core=Chi(2), level=level)
+
+    def excess(r: float) -> float:
+        """Mass that the core adds to the mixture if it ends at r."""
+        at = torch.tensor([r], dtype=torch.float64)
+        core = law._mixture("log_prob", at) - Chi(2).log_prob(at) + Chi(2).log_cdf(at)
+        return float(torch.exp(core) - torch.exp(law._mixture("log_cdf", at)))
+
+    end, _ = law._core_end()
+    quantile = float(kernel.icdf(torch.tensor((level - 0.02) / 0.98)))
+    assert excess(quantile) > 2 * level  # control: where it would end otherwise
+    assert 0.99 * level < excess(end) <= level
+    assert excess(end * (1 + 1e-6)) > level
+    assert law.table.log_total == pytest.approx(math.log1p(excess(end)), abs=1e-6)
+
+
 @pytest.mark.parametrize("n", [2, 50, 10_000])
 def test_constant_radii_give_a_narrow_law_and_warn(n):
     with pytest.warns(DiscreteOutputWarning, match=rf"100% of the {n:d} latent norms are tied"):

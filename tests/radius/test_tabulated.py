@@ -73,6 +73,33 @@ def test_a_finite_end_cuts_the_law_off_and_renormalises_it():
     torch.testing.assert_close(law.log_sf(near_end).exp(), density * (1 - near_end), rtol=2e-3, atol=0)
 
 
+class FromZero(TabulatedLaw):
+    """exp(-t) on 0 <= t <= 1: a table that starts at 0, where nobody can be asked for the mass below."""
+
+    upper = 1.0
+
+    def _log_density(self, t: torch.Tensor) -> torch.Tensor:
+        return -t
+
+    def _span(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+def test_a_table_that_starts_at_0_is_exact_down_to_the_smallest_radii():
+    law, total = FromZero(), -math.expm1(-1.0)
+    small = torch.logspace(-60, -1, 30, dtype=torch.float64)
+    t = torch.cat([small, torch.linspace(0.1, 0.999, 30, dtype=torch.float64)])
+    torch.testing.assert_close(law.log_cdf(t**3), torch.log(-torch.expm1(-t) / total), rtol=0, atol=1e-9)
+    above = (torch.exp(-t) - math.exp(-1)) / total
+    torch.testing.assert_close(law.log_sf(t**3).exp(), above, rtol=1e-9, atol=0)
+    density = torch.exp(-t) / total / (3 * t**2)
+    torch.testing.assert_close(law.log_prob(t**3), torch.log(density), rtol=1e-9, atol=1e-9)
+    log_u = torch.log(-torch.expm1(-t) / total)
+    torch.testing.assert_close(law.icdf_log_cdf(log_u), t**3, rtol=1e-8, atol=0)
+    assert law.table.touches_low
+    assert law.cdf(torch.zeros(1)) == 0
+
+
 def test_a_table_of_low_tolerance_still_integrates_to_one():
     def log_density(t: torch.Tensor) -> torch.Tensor:
         return torch.sin(250 * t) - (t - 1) ** 2

@@ -14,6 +14,7 @@ from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
 from latentcal.radius import Chi, ConditionalRadius, StackedRadius
 from latentcal.radius.folds import fold_numbers
+from latentcal.radius.grouped import GroupedRadius
 from latentcal.radius.guarantee import guarantee as measure
 from latentcal.recalibration import Aligned, AutoRecalibration, autocalibrate
 from toys import ScaleFromX, scaled_gaussian
@@ -318,6 +319,25 @@ def test_with_a_guarantee_lambda_holds_on_the_half_that_the_law_was_fitted_to():
     assert free.lambda_ > 1  # control: nobody holds it
 
 
+def test_with_a_guarantee_lambda_holds_in_every_group_and_epsilon_is_that_of_the_smallest():
+    x, y = simulated("scale by group", 240, 0)
+    flow, bound = scaled_gaussian(DIM, 1.0), 0.7
+    model = autocalibrate(flow, x, y, groups=GROUPS, guarantee=True, max_lambda=bound, folds=2)
+    assert isinstance(model.base.radius, GroupedRadius)
+    judged = fold_numbers(torch.cat([flow.latent(y, x), x], 1), 2, seed=2) == 1
+    with pytest.warns(CalibrationReuseWarning):
+        u = latent_pit(model(x), y)
+    groups = [x[:, GROUPS] == label for label in range(3)]
+    for group in groups:
+        assert measure(lc.BallRadius(1), u[judged & group]).lambda_ <= bound + 1e-6
+        assert measure(lc.BallRadius(1), u[~judged & group]).lambda_ > bound  # control: nobody holds it
+    smallest = min(int((judged & group).sum()) for group in groups)
+    record = model.recalibration
+    assert record.guaranteed
+    assert record.epsilon == pytest.approx((1 + bound) / (smallest + 1))
+    assert record.guarantee == lc.Guarantee(smallest, bound)
+
+
 def coverages(repetitions: int, n: int, **options) -> torch.Tensor:
     """Coverage of the 50 and 90 % sets over calibration sets, (repetitions, 2), known to 0.005."""
     generator = torch.Generator().manual_seed(7)
@@ -370,7 +390,7 @@ def test_without_a_bound_lambda_is_only_read_off():
     ("options", "message"),
     [
         ({"order": "space"}, "order must be 'time' or None"),
-        ({"folds": 1}, "at least 2 folds"),
+        ({"folds": 1}, "folds must be at least 2"),
         ({"weights": torch.ones(3)}, "one each"),
         ({"groups": 5}, "column 5, x has 3"),
     ],

@@ -112,7 +112,7 @@ def test_time_order_makes_folds_of_blocks():
     [
         ({"folds": 1}, "folds must be between 2 and the number of rows, 60; got 1"),
         ({"folds": 61}, "folds must be between 2"),
-        ({"weights": torch.ones(3)}, r"weights has shape \(3,\) for 60 rows"),
+        ({"weights": torch.ones(3)}, r"weights has shape \(3,\) for 60 points"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -150,3 +150,28 @@ def test_time_order_is_looked_at(fit):
         lc.cross_calibrate(overfitted, x, y, order="tmie")
     with pytest.raises(ValueError, match="y is missing"):
         lc.cross_calibrate(overfitted, x, None)
+
+
+@pytest.mark.parametrize("switched_off", [torch.inference_mode, torch.no_grad])
+def test_flows_are_trained_with_gradients_where_the_caller_has_switched_them_off(switched_off):
+    x, y = draw(40, seed=0, features=2)
+    made = []
+
+    def make(x, y):
+        weight = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.2)
+        for _ in range(30):
+            optimizer.zero_grad()
+            ((y - x @ weight.T) ** 2).mean().backward()
+            optimizer.step()
+        made.append(weight)
+        return LinearGaussianFlow(
+            weight.detach(), torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+        )
+
+    with switched_off():
+        model = lc.cross_calibrate(make, 1 * x, 1 * y, folds=2, fit=lc.ScaledRadius.fit)
+    assert all(bool((weight != 0).all()) for weight in made)
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values())
+    plain = lc.cross_calibrate(make, x, y, folds=2, fit=lc.ScaledRadius.fit)
+    torch.testing.assert_close(model(x).log_prob(y), plain(x).log_prob(y))

@@ -435,13 +435,13 @@ def test_errors_say_what_came_and_what_to_do(generator):
     flow = LinearGaussianFlow.fit(x, y)
     for call in (latent_norms, recalibrate):
         with pytest.raises(
-            ValueError, match=r"y has 3 outputs .*2 dimensions \(y: \(60, 3\), x: \(60, 2\)\).*swapped"
+            ValueError, match=r"y has 3 outputs .*has 2 \(x: \(60, 2\), y: \(60, 3\)\).*swapped"
         ):
             call(flow, y, x)
         with pytest.raises(ValueError, match="x has 60 rows and y has 59"):
             call(flow, x, y[:59])
         with pytest.raises(
-            ValueError, match=r"one row a point \(y: \(60,\), x: \(60, 3\)\)\. .* y\[:, None\]"
+            ValueError, match=r"one row a point \(x: \(60, 3\), y: \(60,\)\)\. .* y\[:, None\]"
         ):
             call(flow, x, y[:, 0])
         with pytest.raises(ValueError, match="There are no calibration points"):

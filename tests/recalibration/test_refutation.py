@@ -1,5 +1,6 @@
 import pytest
 import torch
+from scipy.stats import binom, chi, kstest
 
 from latentcal.radius import Chi
 from latentcal.recalibration import autocalibrate
@@ -21,6 +22,22 @@ def share_below(level: float, n: int, scale: float = 1.0, repetitions: int = REP
 def test_norms_that_follow_the_law_are_refuted_no_more_often_than_stated(n):
     # 0.085 of 600 or more at a true rate of 5 %: once in 5,000 seeds.
     assert share_below(0.05, n) < 0.085
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_p_value_is_four_times_the_smallest_of_four_and_not_half_of_that(far):
+    # Four looks at the same norms are paid for as if they were independent, so true rates are below the
+    # stated ones: a p-value of half the size would pass the test above.
+    radii = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).norm(dim=1)
+    if far:
+        radii[3] = 4.5
+    else:
+        radii = radii + 0.4
+    beyond = chi(3).sf(radii.sort(descending=True).values[:3].numpy())
+    single = [kstest(radii.numpy(), chi(3).cdf).pvalue, *binom.sf([0, 1, 2], 12, beyond)]
+    assert 1e-5 < 4 * min(single) < 0.5
+    assert (min(single) < single[0]) == far  # both kinds of p-value decide
+    assert contradiction(radii, Chi(3)) == pytest.approx(4 * min(single), rel=1e-6)
 
 
 def test_norms_that_do_not_follow_the_law_are_refuted():

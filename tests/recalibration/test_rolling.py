@@ -73,9 +73,11 @@ def test_a_window_follows_a_drift_that_all_the_past_does_not(generator):
 def test_origins_that_are_not_there_are_refused(generator):
     x, y = _rows(generator, n=20)
     for wrong in (0, 20):
-        with pytest.raises(ValueError, match=rf"first must lie between 1 and n - 1 = 19, got {wrong}"):
+        with pytest.raises(
+            ValueError, match=rf"first must (be at least 1|lie between 1 and n - 1 = 19), got {wrong}"
+        ):
             rolling_pit(SinhFlow(2), x, y, first=wrong)
-    with pytest.raises(ValueError, match="step and window must be at least 1, got 0 and None"):
+    with pytest.raises(ValueError, match="step must be at least 1, got 0"):
         rolling_pit(SinhFlow(2), x, y, first=5, step=0)
     with pytest.raises(ValueError, match="not batches"):
         rolling_pit(SinhFlow(2), [(x, y)], None, first=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 import numpy as np
 
 from ..data import Preprocessing
+from ..data.names import list_names
 from . import options
 from .output import json_text, table_writer
 from .progress import counting, say
@@ -48,8 +50,10 @@ def stream(
         size: rows at a time.
     """
     options.check_keep(source, keep, ["row", *names])
-    if twice := sorted({name for name in names if ["row", *names].count(name) > 1}):
-        raise click.ClickException(f"{twice} are names of targets and of other answers; fit with new names.")
+    if twice := sorted(name for name, count in Counter(["row", *names]).items() if count > 1):
+        raise click.ClickException(
+            f"{list_names(twice)} are names of targets and of other answers; fit with new names."
+        )
     done = 0
     with (
         table_writer(out, as_json=as_json, raw=raw) as write,

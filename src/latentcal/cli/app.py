@@ -13,6 +13,7 @@ import click
 
 from .._version import __version__
 from . import commands
+from .progress import printable
 
 _DEBUG = "--debug"
 
@@ -72,6 +73,8 @@ def run(arguments: Sequence[str]) -> None:
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}." if error.filename else str(error), 1, debug)
+    except MemoryError:
+        _fail("out of memory. Take a smaller file, or fewer rows or columns at a time.", 1, debug)
     except Exception as error:
         _fail(str(error) or type(error).__name__, 1, debug)
     sys.exit(code if isinstance(code, int) else 0)
@@ -96,6 +99,6 @@ def _one_line(message: str) -> str:
     line = re.sub(
         r"\b(missing|delimiter|encoding|drop)=(?:'([^']*)')?",
         lambda found: f"--{found[1]} {found[2] or ''}".rstrip(),
-        " ".join(line.strip() for line in message.splitlines() if line.strip()),
+        printable(" ".join(line.strip() for line in message.splitlines() if line.strip())),
     )
     return line.replace("set min_rows", "set --min-rows")

@@ -119,4 +119,7 @@ def load_model(folder: Path) -> Model:
             f"{folder} does not fit together: the card has {len(rules.feature_names)} features and "
             f"{len(rules.targets)} targets, the model {estimator.n_features_in_} and {estimator.n_outputs_}."
         )
+    known = (getattr(estimator, "feature_names_in_", rules.feature_names), estimator.output_names_)
+    if tuple(known[0]) != rules.feature_names or (known[1] is not None and tuple(known[1]) != rules.targets):
+        raise click.ClickException(f"{folder} does not fit together: card and model have different names.")
     return Model(estimator, rules, {key: value for key, value in card.items() if key not in _TECHNICAL})

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from ..data.chunks import check_names, column_names
+from ..data.chunks import column_names
+from ..data.names import check_names, list_names
 from .rows import Source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -107,7 +108,9 @@ def check_keep(source: Source, keep: Sequence[str], taken: Sequence[str]) -> Non
     except ValueError as error:
         raise click.ClickException(f"--keep: {error}") from error
     if both := sorted({*keep} & {*taken}):
-        raise click.ClickException(f"--keep: {both} are names of answers; rename these columns in the file.")
+        raise click.ClickException(
+            f"--keep: {list_names(both)} are names of answers; rename these columns in the file."
+        )
 
 
 def draw_without_windows() -> None:

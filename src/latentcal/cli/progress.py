@@ -14,7 +14,18 @@ _SECONDS = 10.0  # between two lines in a pipe
 
 def say(message: str) -> None:
     """A line for the human, not part of the result."""
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text without the characters that would steer a terminal, such as those of a column's name.
+
+    Args:
+        text: what is to be shown.
+        lines: whether line ends stay as they are.
+    """
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c == kept else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

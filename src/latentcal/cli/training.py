@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..data import Preprocessing, TableDataset, load_csv
 from ..data.columns import Column, is_number
+from ..data.names import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
 from .model import Model, frame
 from .progress import say
@@ -136,8 +137,8 @@ def _check_columns(data: TableDataset) -> None:
     for column in data.columns:
         if column.name in data.preprocessing.dropped and (stray := _stray(column)):
             raise click.ClickException(
-                f"{data.source}: the column {column.name!r} holds {stray!r} among numbers. Correct it, or "
-                f"leave the column out with --drop {column.name}."
+                f"{data.source}: the column {quote(column.name)} holds {quote(stray)} among numbers. "
+                f"Correct it, or leave the column out with --drop {quote(column.name)}."
             )
 
 
@@ -153,7 +154,7 @@ def _check_targets(data: TableDataset, rows: Tensor) -> None:
     y = data.y[rows]
     if constant := [name for name, same in zip(data.target_names, (y == y[0]).all(0), strict=True) if same]:
         raise click.ClickException(
-            f"{data.source}: the targets {constant} are constant: nothing is to predict. Leave them out."
+            f"{data.source}: the targets {list_names(constant)} are constant; drop them."
         )
 
 
@@ -162,5 +163,5 @@ def _tell(data: TableDataset, rules: Preprocessing) -> None:
     size = f"{data.file_rows:,} rows, {p} features, {d} target{'s' * (d > 1)}"
     say(f"{data.source}: {size}. {data.note}".rstrip())
     if rules.dropped:
-        reasons = "; ".join(f"{name} ({reason})" for name, reason in rules.dropped.items())
-        say(f"No features: {reasons}.")
+        reasons = (f"{name} ({reason})" for name, reason in rules.dropped.items())
+        say(f"Not used: {join_some(reasons, len(rules.dropped), most=1000)}.")

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ..data.names import join_some, quote
 from ..regions import Box, HalfSpace, Membership
 
 _TOKEN = re.compile(
@@ -200,8 +201,8 @@ class _Parser:
         if kind != "name":
             raise self._error("a target, a number or `(`")
         if word not in self._targets:
-            names = ", ".join(map(_written, self._targets))
-            raise WhereError(f"{word!r} in {self._text!r} is no target; write one of {names}.")
+            names = join_some(map(_written, self._targets), len(self._targets), ", ")
+            raise WhereError(f"{quote(word)} in {self._text!r} is no target; write one of {names}.")
         place = self._targets.index(self._take())
         return _Linear(tuple(float(i == place) for i in range(len(self._targets))), 0.0)
 

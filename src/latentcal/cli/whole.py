@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from ..atomic_files import check_writable
+
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
@@ -45,13 +47,16 @@ def whole_file(target: Path) -> Iterator[Path]:
 def writable_folder(target: Path) -> Iterator[None]:
     """Raise before the work in the block where a folder cannot be written to, or made."""
     real = target.resolve() if target.is_symlink() else target
-    with _beside(real, inside=real.is_dir()) as probe, _write_errors(target):
-        probe.rmdir()  # that it could be made is all
+    try:
+        check_writable(real)
+    except OSError as error:
+        raise _failure(target, error) from error
+    with _write_errors(target), _terminable():
         yield
 
 
 @contextmanager
-def _beside(target: Path, *, inside: bool = False) -> Iterator[Path]:
+def _beside(target: Path) -> Iterator[Path]:
     """A folder on the same disk for what is not complete; folders made for it go where the block fails."""
     new = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
@@ -60,8 +65,7 @@ def _beside(target: Path, *, inside: bool = False) -> Iterator[Path]:
                 if folder.exists() and not folder.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
             target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            place = target.absolute() if inside else target.absolute().parent
-            folder = Path(tempfile.mkdtemp(dir=place, prefix=f".{target.name}-"))
+            folder = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
         except OSError as error:
             raise _failure(target, error) from error
         try:

@@ -11,9 +11,10 @@ from torch import Tensor
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..radius import ConditionalRadius
 from ..recalibration import Aligned, Recalibration
+from ..validate import as_rows
 from .density import DensityScore, HPDScore
 from .distributional import DCPScore
-from .evaluation import as_tensor, evaluate, frozen, random_seed
+from .evaluation import evaluate, frozen, random_seed
 from .latent import LatentScore
 from .levels import as_levels
 from .nearest import PCPScore
@@ -105,21 +106,12 @@ def calibrate(
 ) -> Calibration:
     """Ascending scores of the calibration rows x (n, p), or None, and y (n, d), on the CPU."""
     made = as_score(score, generator)
-    x, y = as_tensor(x), as_tensor(y)
-    shapes = f"x: {None if x is None else tuple(x.shape)}, y: {None if y is None else tuple(y.shape)}"
-    if y is None or y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(
-            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
-        )
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
-    if len(y) == 0:
-        raise ValueError("There are no calibration points: y is empty.")
+    x, y = as_rows(x, y)
     with frozen(model):
         outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
     if tuple(outputs) != tuple(y.shape[1:]):
         raise ValueError(
-            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)} ({shapes}). Arguments are "
+            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)}. Arguments are "
             "(model, x, y); were x and y swapped? A distribution of numbers becomes one of vectors by "
             "Independent(distribution, 1)."
         )

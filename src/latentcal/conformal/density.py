@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ def interpolated_rank(values: Tensor, draws: Tensor) -> Tensor:
     values, draws = values.to(torch.float64), draws.to(torch.float64)
     s, n = draws.shape
     ordered = draws.T.sort().values.contiguous()  # (n, s)
-    points = values.reshape(-1, n).T.contiguous()  # (n, m)
+    points = values.reshape(math.prod(values.shape[:-1]), n).T.contiguous()  # (n, m)
     below = torch.searchsorted(ordered, points)
     left = ordered.gather(1, (below - 1).clamp(min=0))
     right = ordered.gather(1, below.clamp(max=s - 1))

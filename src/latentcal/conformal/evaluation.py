@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..flow import FlowDistribution, evaluation_mode, full_precision, tensor_options
-from ..numerics import as_tensor as numbers
+from ..numerics import as_tensor
 from ..pit import draw
+from ..validate import as_whole, check_finite
 
 Inside = Callable[[Tensor], Tensor]
 """Membership at given rows x (n, p): y (m, n, d) -> (m, n) bool."""
@@ -34,9 +35,10 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     Returns:
         (...) on the device of y.
     """
-    x, y = as_tensor(x), as_tensor(y)
-    if y is None or y.dim() == 0:
-        raise ValueError("y must be (..., d), with the outputs last; a single output is y[..., None].")
+    x, y = as_points(x, "x"), as_points(y, "y")
+    if y is None:
+        raise ValueError("y is missing; it must be (..., d), with the outputs last.")
+    batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
     rows, points, shape = _as_rows(x, y)
     m, n, dim = points.shape
     most = batch_size or max(1, _CHUNK // max(dim, score.samples))
@@ -103,11 +105,17 @@ def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
         return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
 
 
-def as_tensor(values: Any) -> Tensor | None:
-    """A tensor without a graph from a tensor, an array or numbers; None stays None."""
+def as_points(values: Any, name: str) -> Tensor | None:
+    """Finite points (..., k) as a tensor without a graph; None stays None."""
     if values is None:
         return None
-    return numbers(values)
+    points = as_tensor(values, name)
+    if points.dim() == 0 or points.shape[-1] == 0:
+        raise ValueError(
+            f"{name} has shape {tuple(points.shape)}; its features or outputs come last, a single one as "
+            f"{name}[..., None]."
+        )
+    return check_finite(points, name)
 
 
 def outputs_of(model: Any, x: Tensor | None) -> int:

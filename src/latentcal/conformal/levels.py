@@ -6,10 +6,10 @@ import math
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..numerics import as_tensor
 from ..radius.empirical import EmpiricalRadius
 
 
@@ -19,7 +19,7 @@ class InfiniteRegionWarning(UserWarning):
 
 def as_levels(coverage: Any) -> float | tuple[float, ...]:
     """Levels strictly between 0 and 1, as a number or a tuple of numbers."""
-    array = np.asarray(coverage.detach().cpu() if isinstance(coverage, Tensor) else coverage)
+    array = as_tensor(coverage, "coverage").cpu().numpy()
     if array.ndim > 1 or array.size == 0 or not bool(((array > 0) & (array < 1)).all()):
         raise ValueError(f"coverage must be a number between 0 and 1, or a list of them, got {coverage}.")
     # The shortest decimal: 0.55 in float32 means 0.55, and not the 0.5500000119 that it is.

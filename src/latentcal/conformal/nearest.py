@@ -81,7 +81,7 @@ class PCPScore(Score):
 def _distances(y: Tensor, centres: Tensor) -> Tensor:
     """Distances of y (..., n, d) to centres (s, n, d), (..., n, s)."""
     n, dim = y.shape[-2:]
-    points = y.reshape(-1, n, dim).movedim(0, 1).to(torch.float64)
+    points = y.reshape(math.prod(y.shape[:-2]), n, dim).movedim(0, 1).to(torch.float64)
     # Not by |a|^2 - 2ab + |b|^2, which loses the digits of small distances.
     distance = torch.cdist(
         points, centres.movedim(0, 1).to(points), compute_mode="donot_use_mm_for_euclid_dist"

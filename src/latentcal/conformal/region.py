@@ -14,8 +14,9 @@ from torch import Tensor
 from .. import plots
 from ..fingerprint import Fingerprint
 from ..radius.guarantee import Guarantee
+from ..validate import as_whole
 from .bounds import Bounds
-from .evaluation import as_tensor, evaluate, frozen, model_draws, outputs_of, random_seed
+from .evaluation import as_points, evaluate, frozen, model_draws, outputs_of, random_seed
 from .everything import Everything
 from .levels import as_levels, order_statistics, warn_if_infinite
 from .score import Score
@@ -52,6 +53,10 @@ class Region:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coverage", as_levels(self.coverage))
+        # False for NaN as well.
+        ascending = self.scores.dim() == 1 and bool((self.scores[1:] >= self.scores[:-1]).all())
+        if not (ascending and self.scores.is_floating_point() and bool((self.scores > -math.inf).all())):
+            raise ValueError("scores must be (n,), ascending, and neither NaN nor -infinity.")
         warn_if_infinite(self.n, max(self._levels), stacklevel=4)
 
     @property
@@ -96,8 +101,7 @@ class Region:
             generator: source of randomness.
         """
 
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}.")
+        n = as_whole(n, "n")
         return self._answers(
             lambda score, *at, source: (score.sample(self.model, *at, n, tries=tries, generator=source),),
             x,
@@ -124,8 +128,7 @@ class Region:
             generator: source of randomness.
         """
 
-        if samples < 4:
-            raise ValueError(f"A volume with an error needs at least 4 samples, got {samples}.")
+        samples = as_whole(samples, "samples", 4)
         return Volume(
             *self._answers(
                 lambda score, *at, source: score.volume(self.model, *at, samples=samples, generator=source),
@@ -173,6 +176,7 @@ class Region:
             List of float64 polygons whose last point is their first; empty where the region is everything.
         """
         region, rows, seed = self.at(coverage), _single_row(x), random_seed(generator)
+        resolution = as_whole(resolution, "resolution", 3)
         with frozen(self.model):
             if (dim := outputs_of(self.model, rows)) != 2:
                 raise ValueError(f"A boundary is drawn for two outputs, the model has {dim}; see `bounds`.")
@@ -220,12 +224,12 @@ class Region:
                 grid = torch.cartesian_prod(*sides.unbind(1))
                 density_at = self.model(rows).log_prob(grid[:, None]).exp().reshape(_SIDE, _SIDE)
             ax = plots.density_map(sides[:, 0], sides[:, 1], density_at, ax=ax)
-        return plots.region_outlines(outlines, region._levels, points=as_tensor(y), ax=ax)
+        return plots.region_outlines(outlines, region._levels, points=as_points(y, "y"), ax=ax)
 
     def __str__(self) -> str:
         lines = [f"Conformal region of {self.score} on {self.n:,} calibration points"]
         for level, threshold in zip(self._levels, self._thresholds, strict=True):
-            low, high = Guarantee(self.n, 0.0).coverage_interval(level)
+            low, high = Guarantee(self.n, 0.0, steps=True).coverage_interval(level)
             lines.append(
                 f"  {level:.1%}: score at most {threshold:.4g}; "
                 f"for 95 % of calibration sets the coverage is {low:.1%} to {high:.1%}"
@@ -260,7 +264,7 @@ class Region:
 
         The rows are along ``dim`` of each answer.
         """
-        x, region, seed = as_tensor(x), self.at(coverage), random_seed(generator)
+        x, region, seed = as_points(x, "x"), self.at(coverage), random_seed(generator)
         leading = () if x is None else tuple(x.shape[:-1])
         rows = None if x is None else x.reshape(-1, x.shape[-1])
         levels = []
@@ -280,7 +284,7 @@ class Region:
 
 
 def _single_row(x: Any) -> Tensor | None:
-    x = as_tensor(x)
+    x = as_points(x, "x")
     if x is not None and x.numel() != x.shape[-1]:
         raise ValueError(f"A boundary belongs to a single x, (p,) or (1, p); got {tuple(x.shape)}.")
     return None if x is None else x.reshape(1, -1)

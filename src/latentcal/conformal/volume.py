@@ -34,6 +34,9 @@ def mean_volume(log_terms: Tensor, hit: Tensor | None = None, *, rounding: float
         rounding: relative error of the terms, part of the standard error.
     """
     m = len(log_terms)
+    if log_terms.numel() == 0:
+        nothing = log_terms.new_zeros(log_terms.shape[1:])
+        return Volume(nothing, nothing.clone(), nothing.clone())
     terms = log_terms if hit is None else log_terms.masked_fill(~hit, -math.inf)
     log_mean = torch.logsumexp(terms, 0) - math.log(m)
     nothing = torch.isneginf(log_mean)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .columns import BOOLEAN, MISSING, Column, Kind, column_of_texts, is_number
+from .columns import BOOLEAN, MISSING, Column, Kind, column_of_texts, is_number, text_array
+from .names import check_unique, quote
 
 Cells = list[str] | np.ndarray  # of one column: texts of a file, or values of any type
 
@@ -24,9 +25,13 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     names = list(table) if isinstance(table, Mapping) else list(table.columns)
     check_unique([str(name) for name in names])
     cells = {str(name): np.asarray(table[name]) for name in names}
-    shapes = {name: column.shape for name, column in cells.items()}
-    if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
-        raise ValueError(f"All columns must be flat and of one length, got {shapes}.")
+    rows = len(next(iter(cells.values()), np.empty(0)).reshape(-1))
+    for name, column in cells.items():
+        if column.shape != (rows,):
+            raise ValueError(
+                f"All columns must be flat and of one length; {quote(name)} has the shape {column.shape}, "
+                f"the first column {rows} values."
+            )
     return cells
 
 
@@ -37,19 +42,15 @@ def as_columns(table: Any) -> list[Column]:
     return [inferred(name, cells) for name, cells in table_cells(table).items()]
 
 
-def check_unique(names: Sequence[str]) -> None:
-    """Raise where two columns have the same name."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"The columns {twice} are there more than once; each name may occur once.")
-
-
 def inferred(name: str, cells: Cells) -> Column:
     """A column of cells whose kind they tell themselves."""
     values = np.asarray(cells)
     kinds: dict[str, Kind] = {"b": "boolean", "i": "integer", "u": "integer", "f": "real"}
+    if values.dtype.kind == "c":
+        raise TypeError(f"The column {quote(name)} holds complex numbers; give real and imaginary parts.")
     if values.dtype.kind in kinds:
         return Column(name, kinds[values.dtype.kind], values.astype(np.float64))
-    texts, codes = np.unique(np.array(_texts(values), dtype=str), return_inverse=True)
+    texts, codes = np.unique(text_array(_texts(values)), return_inverse=True)
     return column_of_texts(name, texts.tolist(), codes, MISSING)
 
 
@@ -63,7 +64,7 @@ def parsed(name: str, kind: Kind, cells: Cells, first_row: int = 0) -> Column:
         first_row: number of the first cell's row, for messages.
     """
     if kind == "text":
-        return Column(name, kind, np.array(["" if t in MISSING else t for t in _texts(cells)], dtype=str))
+        return Column(name, kind, text_array(["" if t in MISSING else t for t in _texts(cells)]))
     if kind != "boolean" and isinstance(cells, np.ndarray) and cells.dtype.kind in "biuf":
         return _checked(Column(name, kind, cells.astype(np.float64)), first_row)
     if kind != "boolean" and isinstance(cells, list) and (quick := _all_floats(cells)) is not None:
@@ -79,8 +80,8 @@ def parsed(name: str, kind: Kind, cells: Cells, first_row: int = 0) -> Column:
         row, text = next((i, t) for i, t in enumerate(texts) if t not in MISSING and not fits(t))
         wanted = "true or false" if kind == "boolean" else "a number"
         raise ValueError(
-            f"The column {name!r} holds {text!r} in row {first_row + row} of the data; expected {wanted}, "
-            "as in the rows it was learned on."
+            f"The column {quote(name)} holds {quote(text)} in row {first_row + row} of the data; "
+            f"expected {wanted}, as in the rows it was learned on."
         ) from None
     return _checked(Column(name, kind, np.array(values, dtype=np.float64)), first_row)
 
@@ -99,8 +100,8 @@ def _checked(column: Column, first_row: int) -> Column:
     if infinite.any():
         row = int(infinite.argmax())
         raise ValueError(
-            f"The column {column.name!r} holds {column.values[row]:g} in row {first_row + row} of the data, "
-            "which is infinite or too large for float32."
+            f"The column {quote(column.name)} holds {column.values[row]:g} in row {first_row + row} of "
+            "the data, which is infinite or too large for float32."
         )
     return column
 

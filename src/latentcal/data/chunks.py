@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import difflib
 import importlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .cells import Cells, check_unique, inferred
+import numpy as np
+
+from .arguments import whole_number
+from .cells import Cells, inferred
 from .columns import Column, read_table
-from .textfile import open_text
+from .names import check_names, check_unique, quote
+from .textfile import check_width, open_text, read_rows
 
 _PARQUET = (".parquet", ".pq")
 
@@ -23,7 +26,7 @@ def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
         columns = [inferred(name, cells) for name, cells in _whole_parquet(path).items()]
     else:
         with open_text(path, encoding) as file:
-            _header(csv.reader(file, delimiter=delimiter), delimiter)  # before rows of another width are met
+            _header(read_rows(file, delimiter), delimiter)  # before rows of another width are met
         columns = read_table(path, delimiter=delimiter, encoding=encoding)
         columns = columns[int(columns[0].name.strip() == "") :]
     columns = [column._replace(name=column.name.strip()) for column in columns]
@@ -41,11 +44,11 @@ def read_columns(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> l
 def column_names(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
     """Names of the columns of a csv or parquet file; without a row index as pandas writes it."""
     if path.suffix in _PARQUET:
-        return list(_open_parquet(path).schema_arrow.names)
+        return _open_parquet(path)[1]
     with open_text(path, encoding) as file:
-        header = _header(csv.reader(file, delimiter=delimiter), delimiter)
+        header = _header(read_rows(file, delimiter), delimiter)
         header = header[int(header[0] == "") :]
-        if not all(header):
+        if not header or not all(header):
             raise ValueError("a column has no name; the first line must name all of them.")
         check_unique(header)
     return header
@@ -55,16 +58,16 @@ def file_chunks(
     path: Path, names: Sequence[str], size: int, delimiter: str = ",", encoding: str = "utf-8"
 ) -> Iterator[dict[str, Cells]]:
     """Cells of the named columns, at most ``size`` rows at a time; other columns are not kept."""
-    if size < 1:
-        raise ValueError(f"A chunk needs at least 1 row, got size={size}.")
+    size = whole_number(size, "size", 1)
     if path.suffix in _PARQUET:
         yield from _parquet_chunks(path, names, size)
         return
     with open_text(path, encoding) as file:
-        rows = csv.reader(file, delimiter=delimiter)
+        rows = read_rows(file, delimiter)
         header = _header(rows, delimiter)
         check_names(names, header)
-        places = {name: header.index(name) for name in names}
+        places = {name: place for place, name in enumerate(header)}
+        places = {name: places[name] for name in names}
         read = 0
         while chunk := list(islice(rows, size)):
             chunk = [row for row in chunk if row]  # an empty line is no row
@@ -83,61 +86,77 @@ def _header(rows: Iterator[list[str]], delimiter: str) -> list[str]:
     header = [name.strip() for name in next(rows, [])]
     if not header:
         raise ValueError("its first line is empty.")
+    check_width(header)
     if len(header) == 1:
         _check_delimiter(header[0], delimiter)
     return header
-
-
-def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise where a wanted column is missing, or there more than once."""
-    if absent := [name for name in wanted if name not in there]:
-        close = {name: _alike(name, there) for name in absent}
-        guesses = ", ".join(f"{found[0]!r} for {name!r}" for name, found in close.items() if found)
-        raise ValueError(
-            f"The columns {absent} are missing"
-            + (f"; there is {guesses}." if guesses else f" among {list(there)}.")
-        )
-    check_unique([name for name in there if name in set(wanted)])
-
-
-def _alike(name: str, there: Sequence[str]) -> list[str]:
-    """The name that is most like another one, in any case; none where all are different."""
-    folded = {known.casefold(): known for known in there}
-    return [folded[known] for known in difflib.get_close_matches(name.casefold(), folded, n=1)]
 
 
 def _check_delimiter(header: str, delimiter: str) -> None:
     """Raise where a file seems to have one column only because its delimiter is another one."""
     if found := [mark for mark in ";\t|," if mark in header and mark != delimiter]:
         raise ValueError(
-            f"With the delimiter {delimiter!r} it has the one column {header!r}. "
+            f"With the delimiter {delimiter!r} it has the one column {quote(header)}. "
             f"Its delimiter seems to be {found[0]!r}: pass delimiter={found[0]!r}."
         )
 
 
-def _whole_parquet(path: Path) -> dict[str, Cells]:
-    file = _open_parquet(path)
-    table = file.read()
-    check_unique(table.column_names)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+def _whole_parquet(path: Path) -> dict[str, np.ndarray]:
+    file, names = _open_parquet(path)
+    with _parquet_errors(path):
+        table = file.read()
+        return {name: _flat(column) for name, column in zip(names, table.columns, strict=True)}
 
 
 def _parquet_chunks(path: Path, names: Sequence[str], size: int) -> Iterator[dict[str, Cells]]:
-    file = _open_parquet(path)
+    file, there = _open_parquet(path)
     try:
-        check_names(names, file.schema_arrow.names)
+        check_names(names, there)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    for batch in file.iter_batches(batch_size=size, columns=list(names)):
-        yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
+    stored = dict(zip(there, file.schema_arrow.names, strict=True))
+    batches = file.iter_batches(batch_size=size, columns=[stored[name] for name in names])
+    while True:
+        with _parquet_errors(path):
+            if (batch := next(batches, None)) is None:
+                return
+            cells: dict[str, Cells] = {name: _flat(batch.column(stored[name])) for name in names}
+        yield cells
 
 
-def _open_parquet(path: Path) -> Any:
+def _flat(column: Any) -> np.ndarray:
+    """(n,) values of a column of pyarrow; lists and structures as texts."""
+    if column.type.num_fields:
+        return np.array([str(value) for value in column.to_pylist()], dtype=object)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _open_parquet(path: Path) -> tuple[Any, list[str]]:
+    """A parquet file and the names of its columns, without spaces around them, each once."""
     try:
-        pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError("Reading parquet files needs pyarrow: pip install 'latentcal[cli]'.") from error
+    with _parquet_errors(path):
+        file = parquet.ParquetFile(path)
+        names = [name.strip() for name in file.schema_arrow.names]
     try:
-        return parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is damaged, or not a parquet file: {error}") from error
+        if not names or not all(names):
+            raise ValueError("a column has no name.")
+        check_unique(names)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return file, names
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """What pyarrow says of a damaged file, which may be several lines, as one that names the file."""
+    arrow = importlib.import_module("pyarrow").ArrowException
+    try:
+        yield
+    except (arrow, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # missing, or not to be read
+            raise
+        reason = quote(str(error).partition("\n")[0], 120)
+        raise ValueError(f"{path} is damaged, or not a parquet file: {reason}.") from error

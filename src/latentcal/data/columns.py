@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .textfile import open_text
+from .names import quote
+from .textfile import check_width, open_text, read_rows
 
 Kind = Literal["text", "boolean", "integer", "real"]
 
@@ -21,6 +22,7 @@ MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "NaT"]
 )
 BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+_LONG = 200  # characters
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _ATTRIBUTE = re.compile(r"""@attribute\s+("[^"]*"|'[^']*'|\S+)\s+(.+)""", re.IGNORECASE)
 _NUMERIC = {"numeric", "real", "integer"}
@@ -75,11 +77,12 @@ def read_table(
         return _read_csv(file, header, delimiter)
 
 
-def _read_csv(file: TextIO, header: bool, delimiter: str) -> list[Column]:
-    lines = csv.reader(file, delimiter=delimiter)
+def _read_csv(file: Iterator[str], header: bool, delimiter: str) -> list[Column]:
+    lines = read_rows(file, delimiter)
     first = next(lines, None)
     if not first:
         raise ValueError("its first line is empty.")
+    check_width(first)
     # Padded with zeros, so that the sorted order of the names is the order in the file.
     names = first if header else [f"column_{i:03d}" for i in range(len(first))]
     rows = lines if header else chain([first], lines)
@@ -87,7 +90,7 @@ def _read_csv(file: TextIO, header: bool, delimiter: str) -> list[Column]:
     return [column_of_texts(name, texts, codes, MISSING) for name, (texts, codes) in columns]
 
 
-def _read_arff(file: TextIO) -> list[Column]:
+def _read_arff(file: Iterator[str]) -> list[Column]:
     names: list[str] = []
     kinds: list[Kind] = []
     for line in map(str.strip, file):
@@ -96,7 +99,7 @@ def _read_arff(file: TextIO) -> list[Column]:
         if line.lower().startswith("@attribute"):
             attribute = _ATTRIBUTE.fullmatch(line)
             if attribute is None:
-                raise ValueError(f"the line {line!r} lacks a name or a type.")
+                raise ValueError(f"the line {quote(line)} lacks a name or a type.")
             names.append(re.sub("[\"']", "", attribute[1]))
             kinds.append("real" if attribute[2].lower() in _NUMERIC else "text")
     else:
@@ -148,8 +151,13 @@ def column_of_texts(
         whole = len(present) == len(texts) and all(map(_INTEGER.fullmatch, present))
         return Column(name, kind or ("integer" if whole else "real"), np.array(numbers)[codes])
     if kind == "real":
-        raise ValueError(f"the numeric column {name!r} holds text.")
-    return Column(name, "text", np.array(["" if t in missing else t for t in texts], dtype=str)[codes])
+        raise ValueError(f"the numeric column {quote(name)} holds text.")
+    return Column(name, "text", text_array(["" if t in missing else t for t in texts])[codes])
+
+
+def text_array(texts: list[str]) -> np.ndarray:
+    """(n,) the texts; of objects where one is long: numpy's own texts all have the length of the longest."""
+    return np.array(texts, dtype=object if max(map(len, texts), default=0) > _LONG else str)
 
 
 def _numbers(texts: list[str], missing: Collection[str]) -> list[float] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .columns import Column, Kind, is_number
+from .names import list_names, quote
 
 _MOST_INTEGERS = 10  # distinct values of an integer column that counts as categorical
 _MOST_LEVELS = 20  # distinct values of a categorical feature that stays
@@ -93,7 +94,7 @@ def _nearly_numbers(column: Column) -> str:
     """A hint where one stray text has made a column of numbers one of text."""
     strays = [text for text in column.levels.tolist() if not is_number(text)]
     few = 0 < len(strays) <= len(column.levels) // 10
-    return f"; most of them are numbers, {strays[0]!r} is not" if few else ""
+    return f"; most of them are numbers, {quote(strays[0])} is not" if few else ""
 
 
 def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
@@ -132,4 +133,6 @@ def check_finite(table: Tensor, names: Sequence[str], rows: np.ndarray | None = 
     if wrong := [name for name, good in zip(names, finite.all(0).tolist(), strict=True) if not good]:
         first = int(finite.all(1).long().argmin())
         where = "" if rows is None else f", first in row {rows[first]} of the data"
-        raise ValueError(f"The columns {wrong} have missing values or numbers too large for float32{where}.")
+        raise ValueError(
+            f"The columns {list_names(wrong)} have missing values or numbers too large for float32{where}."
+        )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .arguments import whole_number
+
 
 def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Indices (train, test) of blocked cross-validation: each block in turn, without its neighbours.
@@ -56,18 +58,19 @@ def rolling_origin(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tenso
         [0, 1, 2] [4, 5]
         [0, 1, 2, 3, 4] [6, 7]
     """
-    _check(n, folds + 1, gap)
+    _check(n, whole_number(folds, "folds", 1) + 1, gap)
     for test in torch.tensor_split(torch.arange(n), folds + 1)[1:]:
         yield _pair(torch.arange(max(0, int(test[0]) - gap)), test, gap)
 
 
 def _check(n: int, blocks: int, gap: int) -> None:
+    whole_number(n, "n", 1)
+    whole_number(blocks, "folds", 1)
+    whole_number(gap, "gap", 0)
     if not 2 <= blocks <= n:
         raise ValueError(
             f"{n} rows cannot be cut into {blocks} blocks; at least 2 and at most n are possible."
         )
-    if gap < 0:
-        raise ValueError(f"gap must not be negative, got {gap}.")
 
 
 def _pair(train: Tensor, test: Tensor, gap: int) -> tuple[Tensor, Tensor]:

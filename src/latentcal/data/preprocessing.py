@@ -6,17 +6,18 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import column_list, file_path, row_index
 from .cells import Cells, as_columns, parsed, table_cells
-from .chunks import check_names, file_chunks
-from .columns import Column
+from .chunks import file_chunks
+from .columns import Column, Kind
 from .features import Feature, choose, complete_rows, encode, matrix
+from .names import check_names, join_some, list_names, quote
 
 _FORMAT = 1  # of the dictionary; raise it where an older reader would misread a newer one
 CHUNK = 10_000  # rows that are held at a time
@@ -100,15 +101,17 @@ class Preprocessing:
         targets = target_names(targets)
         columns = as_columns(table)
         check_names(targets, [column.name for column in columns])
-        columns = sorted((c for c in columns if c.name not in targets), key=lambda column: column.name)
+        own = {*targets}
+        columns = sorted((c for c in columns if c.name not in own), key=lambda column: column.name)
         if rows is not None:
-            columns = [column.of(np.asarray(rows)) for column in columns]
+            index = row_index(rows, len(columns[0].values) if columns else 0)
+            columns = [column.of(index) for column in columns]
         if columns and not len(columns[0].values):
             raise ValueError("The rules cannot be learned on a table without rows.")
         kept, dropped = choose(columns, also=lambda column: "constant" if len(column.levels) == 1 else "")
         if not kept:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
-            raise ValueError(f"No feature is left beside the targets {list(targets)}. {reasons}")
+            reasons = join_some((f"{quote(n)}: {reason}" for n, reason in dropped.items()), len(dropped))
+            raise ValueError(f"No feature is left beside the targets {list_names(targets)}. {reasons}")
         complete = complete_rows(kept, len(kept[0].values))
         return cls(tuple(Feature.of(column.of(complete)) for column in kept), targets, dropped)
 
@@ -176,7 +179,7 @@ class Preprocessing:
             delimiter: of a csv file.
             encoding: of a csv file.
         """
-        path, start, warned = Path(path), 0, set[str]()
+        path, start, warned = file_path(path), 0, set[str]()
         for cells in file_chunks(path, self._needed(targets), size, delimiter, encoding):
             try:
                 yield self._rows(cells, start, unknown, missing, targets, warned)
@@ -203,16 +206,30 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing whose ``to_dict`` gave the state."""
-        if state.get("format") != _FORMAT:
+        if (
+            not isinstance(state, Mapping)
+            or type(state.get("format")) is not int
+            or state["format"] != _FORMAT
+        ):
+            found = repr(state.get("format") if isinstance(state, Mapping) else state)[:60]
             raise ValueError(
-                f"The preprocessing has format {state.get('format')!r}, this version reads {_FORMAT}. "
+                f"The preprocessing has format {found}, this version reads {_FORMAT}. "
                 "It was saved by another version of latentcal, or is something else."
             )
         try:
             features = tuple(Feature(f["name"], f["kind"], tuple(f["levels"])) for f in state["features"])
-            return cls(features, tuple(state["targets"]), dict(state["dropped"]))
-        except (KeyError, TypeError) as error:
+            rules = cls(features, target_names(state["targets"]), dict(state["dropped"]))
+            names = [*rules.columns, *rules.targets, *rules.dropped, *rules.dropped.values()]
+            names += [level for feature in features for level in feature.levels]
+            whole = rules.to_dict() == dict(state) and all(isinstance(name, str) for name in names)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"The saved preprocessing is incomplete or damaged: {error!r}.") from error
+        kinds = all(feature.kind in get_args(Kind) for feature in features)
+        if not (whole and kinds and features and len(set(rules.columns)) == len(features)):
+            raise ValueError(
+                "The saved preprocessing is damaged: names must be text, each once, of known kinds."
+            )
+        return rules
 
     def _needed(self, targets: bool) -> tuple[str, ...]:
         return (*self.columns, *(self.targets if targets else ()))
@@ -257,16 +274,16 @@ def missing_values(columns: Sequence[Column], complete: np.ndarray, rows: np.nda
     name = next(column.name for column in columns if column.missing.any())
     return (
         f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {name!r}. Fill the gaps, or leave these rows out with "
+        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with "
         "missing='drop'."
     )
 
 
 def target_names(targets: Sequence[str] | str) -> tuple[str, ...]:
     """Names of the targets: at least one, each once."""
-    names = (targets,) if isinstance(targets, str) else tuple(targets)
+    names = column_list(targets, "targets")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"targets are the names of one or more columns, each once; got {list(names)}.")
+        raise ValueError(f"targets are the names of one or more columns, each once; got {list_names(names)}.")
     return names
 
 
@@ -277,8 +294,8 @@ def _tell_unknown(feature: Feature, column: Column, unknown: str, warned: set[st
     if not strange:
         return
     message = (
-        f"The column {feature.name!r} holds categories that were not there when the rules were learned, "
-        f"for example {strange[:3]}; known are {[*feature.levels]}."
+        f"The column {quote(feature.name)} holds categories that were not there when the rules were learned, "
+        f"for example {list_names(strange)}; known are {list_names(feature.levels)}."
     )
     if unknown == "error":
         raise ValueError(message)

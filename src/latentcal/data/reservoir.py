@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .arguments import whole_number
 from .cells import inferred
 from .chunks import column_names, file_chunks
 from .columns import MISSING, Column, column_of_texts
@@ -35,9 +36,9 @@ class Reservoir:
     """
 
     def __init__(self, size: int, seed: int | Sequence[int] = 0) -> None:
-        if size < 1:
-            raise ValueError(f"A sample has at least 1 row, got {size}.")
-        self.size, self.seen = size, 0
+        self.size, self.seen = whole_number(size, "max_rows", 1), 0
+        for part in seed if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]:
+            whole_number(part, "seed", 0)
         self._random = np.random.default_rng(seed)
 
     def offer(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,4 +100,5 @@ def _of_texts(name: str, cells: list[str]) -> Column:
 
 
 def _of_values(name: str, cells: list) -> Column:
-    return inferred(name, np.array(cells))
+    texts = any(isinstance(cell, str) for cell in cells)
+    return inferred(name, np.array(cells, dtype=object if texts else None))

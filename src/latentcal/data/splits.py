@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..validate import as_floating, as_rows
+from .arguments import SEEDS, whole_number
 from .dataset import MAX_ROWS, Dataset
 from .preprocessing import Preprocessing
 from .user_table import TableDataset
@@ -125,8 +128,6 @@ def time_split(
     """
     x, y = _tensors(data)
     times = np.arange(len(x)) if time is None else _labels(time, len(x), "time")
-    if np.any(times != times):
-        raise ValueError("time has missing values; every row needs its time.")
     order = np.argsort(times, kind="stable")
     return _split(data, x, y, order, _edges(times[order]), fractions, calibration)
 
@@ -159,13 +160,12 @@ def group_split(
 
 
 def _shuffled(n: int, seed: int) -> np.ndarray:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
+    generator = torch.Generator().manual_seed(whole_number(seed, "seed", *SEEDS))
+    return torch.randperm(n, generator=generator).numpy()
 
 
 def _at_most(order: np.ndarray, max_rows: int | None) -> np.ndarray:
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be positive, or None for all rows; got {max_rows}.")
-    return order[:max_rows]
+    return order if max_rows is None else order[: whole_number(max_rows, "max_rows", 1)]
 
 
 def _split(
@@ -216,10 +216,12 @@ def _split(
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """Raise where these are not shares of train, validation and test."""
-    if len(fractions) != 3 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+    shares = tuple(fractions) if isinstance(fractions, Iterable) else ()
+    good = len(shares) == 3 and all(isinstance(share, Real) and share > 0 for share in shares)
+    if not good or not abs(sum(shares) - 1) <= 1e-6:
         raise ValueError(
             "fractions are three positive shares, of train, validation and test, which sum to 1; "
-            f"got {tuple(fractions)}."
+            f"got {fractions!r}."
         )
 
 
@@ -227,10 +229,10 @@ def _cumulative(fractions: Sequence[float], calibration: float) -> dict[str, flo
     """Share of the rows up to the end of each part."""
     check_fractions(fractions)
     train, validation, _ = fractions
-    if not 0 <= calibration < train:
+    if not isinstance(calibration, Real) or not 0 <= calibration < train:
         raise ValueError(
             f"calibration is taken from the training part's {train}: "
-            f"it must be at least 0 and less than that, got {calibration}."
+            f"it must be at least 0 and less than that, got {calibration!r}."
         )
     ends = {"train": train - calibration, "validation": train + validation - calibration}
     if calibration:
@@ -275,21 +277,23 @@ def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def _tensors(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    x, y = (data.x, data.y) if isinstance(data, Dataset) else map(torch.as_tensor, data)
-    if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
-        raise ValueError(
-            "x must be (n, p) and y (n, d) with the same number of rows n, "
-            f"got {tuple(x.shape)} and {tuple(y.shape)}. A single target is y[:, None]."
-        )
-    for name, values in (("x", x), ("y", y)):
-        if not torch.isfinite(values).all():
-            raise ValueError(f"{name} has missing or infinite values; drop those rows first.")
-    x, y = (values if values.is_floating_point() else values.float() for values in (x, y))
-    return x, y
+    if not isinstance(data, Dataset) and not (isinstance(data, tuple | list) and len(data) == 2):
+        raise TypeError(f"data must be a data set or a pair (x, y), got {type(data).__name__}.")
+    x, y = as_rows(*((data.x, data.y) if isinstance(data, Dataset) else data), fewest=0)
+    if x is None:
+        raise ValueError("x is missing; a split takes x (n, p) and y (n, d).")
+    return as_floating(x), as_floating(y)
 
 
 def _labels(values: Any, rows: int, name: str) -> np.ndarray:
-    labels = np.asarray(values)
+    labels = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if labels.shape != (rows,):
         raise ValueError(f"{name} must have one entry for each of the {rows} rows, got shape {labels.shape}.")
+    missing = np.array([label is None for label in labels.tolist()]) | (labels != labels)
+    if missing.any():
+        raise ValueError(f"{name} has missing values, first in row {missing.argmax()}; every row needs one.")
+    try:
+        np.unique(labels)
+    except TypeError:
+        raise TypeError(f"{name} must be all numbers, all dates or all texts, which can be sorted.") from None
     return labels

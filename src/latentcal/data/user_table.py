@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .chunks import check_names, read_columns
+from .arguments import column_list, file_path, whole_number
+from .chunks import read_columns
 from .columns import Column, is_number
 from .dataset import FEWEST_ROWS, Dataset
 from .features import check_finite, complete_rows, matrix
+from .names import check_names, list_names
 from .preprocessing import Preprocessing, missing_values, target_names
 from .reservoir import Sample, sample_columns
 
@@ -42,7 +44,7 @@ class TableDataset(Dataset):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
-        check_names([name], [column.name for column in self.columns])
+        check_names(column_list(name, "name"), [column.name for column in self.columns])
         return next(column.values for column in self.columns if column.name == name)
 
     def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
@@ -88,13 +90,13 @@ def load_csv(
         ValueError: a file that is no table, a column that is missing or there twice, a target that is no
             number, too few rows, no feature left.
     """
-    path = Path(path).expanduser()
-    targets = target_names(targets)
-    drop = (drop,) if isinstance(drop, str) else tuple(drop)
+    path = file_path(path)
+    targets, drop = target_names(targets), column_list(drop, "drop")
+    min_rows = whole_number(min_rows, "min_rows", 0)
     if missing not in ("drop", "error"):
         raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
     if both := sorted({*targets} & {*drop}):
-        raise ValueError(f"The columns {both} are among targets and drop.")
+        raise ValueError(f"The columns {list_names(both)} are among targets and drop.")
     if max_rows is None:
         columns = read_columns(path, delimiter, encoding)
         total = len(columns[0].values)
@@ -103,7 +105,8 @@ def load_csv(
         sample = sample_columns(path, max_rows, seed, delimiter, encoding)
     try:
         check_names([*targets, *drop], [column.name for column in sample.columns])
-        columns = [column for column in sample.columns if column.name not in drop]
+        dropped = {*drop}
+        columns = [column for column in sample.columns if column.name not in dropped]
         return _dataset(path, sample._replace(columns=columns), targets, min_rows, missing)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -113,10 +116,12 @@ def _dataset(
     path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str
 ) -> TableDataset:
     columns = sample.columns
-    y_columns = [next(column for column in columns if column.name == name) for name in targets]
+    by_name = {column.name: column for column in columns}
+    y_columns = [by_name[name] for name in targets]
     if text := {c.name: _first_text(c) for c in y_columns if c.kind == "text"}:
         raise ValueError(
-            f"The targets {[*text]} are text, not numbers; they hold for example {[*text.values()]}."
+            f"The targets {list_names(text)} are text, not numbers; they hold for example "
+            f"{list_names([*text.values()])}."
         )
     n = len(y_columns[0].values)
     if n == 0:
@@ -125,9 +130,8 @@ def _dataset(
         raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
     known = np.flatnonzero(complete_rows(y_columns, n))
     if not len(known):
-        raise ValueError(f"None of its {n} rows has all the targets {list(targets)}.")
+        raise ValueError(f"None of its {n} rows has all the targets {list_names(targets)}.")
     rules = Preprocessing.fit(columns, targets, known)
-    by_name = {column.name: column for column in columns}
     features = [by_name[name] for name in rules.columns]
     complete = complete_rows(features, n)
     index = known[complete[known]]
@@ -146,8 +150,8 @@ def _dataset(
     check_finite(y, targets, sample.rows[index])
     if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
         raise ValueError(
-            f"The targets {constant} are constant in float32: there is nothing to predict. Leave them out, "
-            "or subtract a large offset."
+            f"The targets {list_names(constant)} are constant in float32: there is nothing to predict. "
+            "Leave them out, or subtract a large offset."
         )
     without_target, without_feature = n - len(known), len(known) - len(index)
     left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."

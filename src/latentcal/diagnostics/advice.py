@@ -13,6 +13,7 @@ from .findings import Finding
 from .groups import error_limit
 from .history import Recalibrated
 from .measures import Measured
+from .points import effective_points
 from .predictions import HDR, LATENTS, MARGINALS
 from .questions import UNIFORM
 
@@ -45,11 +46,6 @@ def advised(
             finding = replace(finding, remedy=remedy)
         answer.append(finding)
     return tuple(answer)
-
-
-def effective_points(record: Any) -> float:
-    """Independent calibration points of equal weight that say as much as those of a recalibration."""
-    return float(record.n if record.effective_n is None else record.effective_n)
 
 
 def noise_limit(n: int, record: Any) -> float:

@@ -10,7 +10,7 @@ import torch
 from ..discrete import atoms
 from ..flow import ConditionalFlow
 from ..norms import Euclidean
-from .advice import advised, effective_points, explained_by_noise, noise_limit, notes
+from .advice import advised, explained_by_noise, noise_limit, notes
 from .conditional import examine
 from .findings import check_permutations, judged
 from .history import recalibration_of, trained_flow
@@ -146,11 +146,9 @@ def diagnose(
         changes=() if before is None else _changes(before, after),
         conditional=conditional,
         atoms=repeated,
-        points=CalibrationPoints.of(
-            n if record is None else round(effective_points(record)),
-            used=record is not None,
-            coverage=coverage,
-        ),
+        points=CalibrationPoints.of(n, coverage=coverage)
+        if record is None
+        else CalibrationPoints.behind(record, coverage=coverage),
         noise=noise,
         within_noise=within_noise,
         reused=past.reused,

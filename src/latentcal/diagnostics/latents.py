@@ -11,6 +11,7 @@ from torch import Tensor
 from ..fingerprint import warn_of_reuse
 from ..flow import ConditionalFlow, evaluation_mode, full_precision
 from ..numerics import as_tensor
+from ..validate import as_rows
 from .history import recalibration_of
 
 _CHUNK = 1 << 22  # numbers encoded at a time
@@ -60,14 +61,7 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
             f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y). "
             "A model of another library is wrapped first, by an adapter; a FlowRegressor has diagnose(X, y)."
         )
-    x, y = as_numbers(x, "x"), as_numbers(y, "y")
-    shapes = f"x: {None if x is None else tuple(x.shape)}, y: {None if y is None else tuple(y.shape)}"
-    if y is None or y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(f"x must be (n, p) or None and y (n, d) ({shapes}). A single output is y[:, None].")
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x and y must have the same rows ({shapes}).")
-    if len(y) < FEWEST_ROWS:
-        raise ValueError(f"To tell anything takes at least {FEWEST_ROWS} rows, got {len(y)}.")
+    x, y = as_rows(as_numbers(x, "x"), as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
     parts = []
     size = max(1, _CHUNK // (y.shape[1] + (0 if x is None else x.shape[1])))
     with torch.no_grad(), evaluation_mode(model):

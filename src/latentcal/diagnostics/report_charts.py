@@ -197,7 +197,7 @@ def mean_direction(name: str, mean: Tensor, n: int) -> Chart:
 
 
 def points_chart(name: str, points: CalibrationPoints) -> Chart:
-    """What regions truly cover, by the number of calibration points."""
+    """What conformal regions truly cover, by the number of calibration points, and what the model's do."""
     most = 10 ** math.ceil(math.log10(max(points.n, *points.needed.values())))
     counts = [round(10 ** (1 + i / 16 * (math.log10(most) - 1))) for i in range(17)]
     kept = [(n, interval) for n in counts if (interval := coverage_interval(n, points.coverage)) is not None]
@@ -206,8 +206,8 @@ def points_chart(name: str, points: CalibrationPoints) -> Chart:
     chart = Chart(
         name,
         "Coverage by number of calibration points",
-        f"The interval that holds the true coverage of {100 * points.coverage:g} % regions for 95 % of "
-        f"calibration sets narrows from [{first[0]:.0%}, {first[1]:.0%}] at {kept[0][0]:,} points to "
+        f"The interval that holds the true coverage of conformal {100 * points.coverage:g} % regions for "
+        f"95 % of calibration sets narrows from [{first[0]:.0%}, {first[1]:.0%}] at {kept[0][0]:,} points to "
         f"[{last[0]:.1%}, {last[1]:.1%}] at {kept[-1][0]:,}.",
         x=(10, most),
         y=(bottom, 1),

@@ -200,9 +200,12 @@ def points(report: CalibrationReport) -> str:
     points = report.points
     regions = f"{100 * points.coverage:g} % regions"
     rows = [[f"±{100 * precision:g} %", f"{n:,}"] for precision, n in points.needed.items()]
-    caption = f"Points with which {regions} cover what they should, for 95 % of calibration sets."
+    caption = f"Points with which conformal {regions} cover what they should, for 95 % of calibration sets."
     whose = "that the model was recalibrated on" if points.used else "that are at hand here"
-    said = f"Grey: what {regions} truly cover, for 95 % of sets. Blue: the {points.n:,} points {whose}."
+    said = (
+        f"Grey: what conformal {regions} truly cover, for 95 % of sets. Blue: the {points.n:,} points {whose}"
+        + (", and the model's own law." if points.used else ".")
+    )
     return section(
         "How many calibration points do I need?",
         f"<p>{text(points.promise)}</p>",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..conformal import Region
+from ..numerics import as_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,9 @@ class PredictedRegion:
                 f"y has the columns {list(names)}, but the model was fitted to {list(self.output_names)}; "
                 "give the same in the same order."
             )
-        values = torch.tensor(np.array(y, dtype=np.float64))
+        values = as_tensor(y, "y").to(torch.float64)
+        if values.dim() == 0 or len(values) != len(self.x):
+            raise ValueError(f"y must have the {len(self.x)} rows of X, got shape {tuple(values.shape)}.")
         return self.region.contains(values.reshape(len(values), -1), self.x).numpy()
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:

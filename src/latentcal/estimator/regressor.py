@@ -22,6 +22,7 @@ from ..diagnostics import CalibrationReport, diagnose
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, Standardized, full_precision
 from ..flows.ridge import fit_ridge
+from ..numerics import as_tensor
 from ..radius import RadiusLaw
 from ..recalibration import latent_norms, recalibrate
 from ..regions import Box, probability
@@ -198,7 +199,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
         Returns:
             (n, d), as ``predict``; for k levels an array (k, n, d).
         """
-        levels = torch.as_tensor(q, dtype=torch.float64)
+        levels = as_tensor(q, "q").to(torch.float64)
         tail = torch.minimum(levels, 1 - levels).reshape(-1)
         if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
             raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
@@ -247,7 +248,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
             X: (n, p) features.
             coverage: a probability, or several of them for nested regions.
         """
-        x = torch.tensor(self._numbers(X))
+        x = self._tensor(self._numbers(X))
         region = Region(self.base_model_, LatentScore(), self._calibrated(), coverage)
         return PredictedRegion(region, x, self.output_names_)
 
@@ -261,7 +262,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
             **options: of :func:`latentcal.probability`; its points are the same at every call by default.
         """
         check_is_fitted(self, "model_")
-        x = torch.tensor(self._numbers(X))
+        x = self._tensor(self._numbers(X))
         if isinstance(region, PredictedRegion):
             region = region.region
         region = Box(*region) if isinstance(region, (tuple, list)) else region
@@ -376,7 +377,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
         check_is_fitted(self, "model_")
         if draws < 1:
             raise ValueError(f"The number of draws must be at least 1, got {draws}.")
-        return torch.tensor(self._numbers(X)).split(max(1, _CHUNK // (draws * self.n_outputs_)))
+        return self._tensor(self._numbers(X)).split(max(1, _CHUNK // (draws * self.n_outputs_)))
 
     @torch.no_grad()
     def _summary(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Any:

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import math
 import os
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import flows
+from ..class_names import features_of
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..persistence import ModelFileError, read_sections, write_sections
@@ -35,11 +38,20 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_log(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == _LOG
+    if not isinstance(value, dict) or set(value) != _LOG:
+        return False
+    losses = [value["train_loss"], value["validation_loss"]]
+    return (
+        all(isinstance(each, list) and all(type(loss) in (int, float) for loss in each) for each in losses)
+        and type(value["best_epoch"]) is int
+        and -1 <= value["best_epoch"] < max(len(losses[1]), 1)
+        and type(value["seconds"]) in (int, float)
+        and isinstance(value["stopped"], str)
+    )
 
 
 def _is_fingerprint(value: Any) -> bool:
-    hashes = value.get("hashes") if isinstance(value, dict) else None
+    hashes = value.get("hashes") if isinstance(value, dict) and set(value) == {"hashes"} else None
     return isinstance(hashes, list) and all(type(each) is int and 0 <= each < 1 << 64 for each in hashes)
 
 
@@ -50,7 +62,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "output_names_": lambda value: value is None or _is_names(value),
     "training_log_": _is_log,
     "_flat": lambda value: isinstance(value, bool),
-    "_seed": lambda value: type(value) is int,
+    "_seed": lambda value: type(value) is int and 0 <= value < 1 << 63,
     "_trained_on": _is_fingerprint,
 }
 _OPTIONAL = {"feature_names_in_"}
@@ -80,10 +92,12 @@ def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> tuple[FlowR
         )
     parameters, state = _checked(kind, _any_float(sections["estimator"]), path)
     norms = tensors.get(_NORMS)
-    if set(tensors) != {_NORMS} or norms is None or norms.dim() != 1 or norms.dtype != torch.float64:
+    if set(tensors) != {_NORMS} or norms is None or not _is_norms(norms):
         raise ModelFileError(f"{path} must have the norms of the calibration rows, and no other tensors.")
     if not isinstance(model, ConditionalFlow) or model.base.dim != state["n_outputs_"]:
         raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
+    if features_of(model) not in (None, state["n_features_in_"]):
+        raise ModelFileError(f"{path} does not fit together: the model has other features.")
     estimator = kind(**parameters)
     state["training_log_"] = flows.TrainingLog(**state["training_log_"])
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
@@ -107,10 +121,34 @@ def _checked(
         raise ModelFileError(f"{path}: the estimator's parameters must be {sorted(known)}.")
     if not isinstance(state, dict) or not set(_STATE) - _OPTIONAL <= set(state) <= set(_STATE):
         raise ModelFileError(f"{path}: the estimator's state must have the entries {sorted(_STATE)}.")
-    wrong = [name for name, value in state.items() if not _STATE[name](value)]
-    if wrong:
-        raise ModelFileError(f"{path}: {wrong[0]} of the estimator is {str(state[wrong[0]])[:60]!r}.")
+    wrong = {name: value for name, value in state.items() if not _STATE[name](value)}
+    hints = typing.get_type_hints(kind.__init__)
+    wrong |= {name: value for name, value in parameters.items() if not _is_plain(value, hints.get(name, Any))}
+    for names, count in (("feature_names_in_", "n_features_in_"), ("output_names_", "n_outputs_")):
+        if not wrong and state.get(names) is not None and len(state[names]) != state[count]:
+            wrong[names] = state[names]
+    if not wrong and state["_flat"] and state["n_outputs_"] != 1:
+        wrong["n_outputs_"] = state["n_outputs_"]
+    for name, value in wrong.items():
+        raise ModelFileError(f"{path}: {name} of the estimator is {repr(value)[:60]}.")
     return parameters, state
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    """Whether a value is of the types that a parameter may have, as far as JSON has them."""
+    if hint is Any:
+        return True
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    kinds = {typing.get_origin(each) or each for each in typing.get_args(hint) or (hint,)}
+    return type(value) in kinds or (type(value) is int and float in kinds)
+
+
+def _is_norms(norms: Tensor) -> bool:
+    """Whether a tensor is ascending norms (n,), float64; false where one is NaN."""
+    if norms.dtype != torch.float64 or norms.dim() != 1:
+        return False
+    return bool(((norms >= 0) & torch.isfinite(norms)).all()) and bool((norms[1:] >= norms[:-1]).all())
 
 
 def _finite(value: Any) -> Any:

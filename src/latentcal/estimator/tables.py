@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from ..numerics import as_tensor
 from .preparation import Pair
 
 
@@ -35,14 +36,16 @@ class TableEstimator(BaseEstimator):
                 f"y has {y.shape[1]} outputs {'' if names is None else names}, but the model was fitted to "
                 f"{self.n_outputs_} {'' if known is None else known}; give the same in the same order."
             )
-        return torch.tensor(x), torch.tensor(y, dtype=torch.float64)
+        return self._tensor(x), self._tensor(y, "y")
 
     def _numbers(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
         """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
         if not reset:
             check_is_fitted(self, "n_outputs_")
         try:
-            return validate_data(self, X, *y, reset=reset, dtype=np.float64, **checks)
+            given = [_without_graph(values, name) for values, name in zip((X, *y), "Xy", strict=False)]
+            with np.errstate(invalid="ignore"):  # it adds up infinities before it refuses them
+                return validate_data(self, *given, reset=reset, dtype=np.float64, **checks)
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
@@ -52,6 +55,11 @@ class TableEstimator(BaseEstimator):
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
 
+    @staticmethod
+    def _tensor(array: np.ndarray, name: str = "X") -> Tensor:
+        """A float64 copy, whatever the byte order and the strides of the array are."""
+        return as_tensor(array, name).to(torch.float64).clone()
+
     def _answer(self, values: Tensor, X: Any) -> Any:
         """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
         array = values[..., 0].numpy() if self._flat else values.numpy()
@@ -60,3 +68,14 @@ class TableEstimator(BaseEstimator):
         import pandas as pd
 
         return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
+
+
+def _without_graph(values: Any, name: str) -> Any:
+    """A tensor of any kind as an array; dates, which scikit-learn takes for numbers, are refused."""
+    if isinstance(values, Tensor):
+        return as_tensor(values, name).cpu().to(torch.float64).numpy()
+    kinds: Any = getattr(values, "dtypes", getattr(values, "dtype", None))
+    kinds = list(kinds) if hasattr(kinds, "__iter__") else [kinds]
+    if any(getattr(kind, "kind", "f") in "mMV" for kind in kinds):
+        raise TypeError(f"{name} must be numbers, got {kinds}. Encode dates and records first.")
+    return values

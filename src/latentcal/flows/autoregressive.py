@@ -75,14 +75,14 @@ class AutoregressiveFlow(ConditionalFlow):
     def _transform(self, x: Tensor | None, points: Tensor) -> tuple[Any, Tensor]:
         """The map at x, and the points expanded to its leading dims."""
         if self.features == 0:
-            return self.network().transform, points
+            return self.network.transform(None), points
         if x is None or x.shape[-1] != self.features:
             shape = None if x is None else tuple(x.shape)
             raise ValueError(
                 f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
             )
         x = x.to(points.dtype)
-        return self.network(x).transform, broadcast_leading(x, points)[1]
+        return self.network.transform(x), broadcast_leading(x, points)[1]
 
 
 def _import_zuko() -> Any:

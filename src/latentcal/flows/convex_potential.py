@@ -214,5 +214,7 @@ def _rows(context: Context, leading: torch.Size, device: torch.device) -> Tensor
 
 
 def _deviation(values: Tensor) -> Tensor:
+    if len(values) < 2:
+        return torch.ones_like(values[0])
     deviation = values.std(0)
     return torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation)).nan_to_num(1.0)

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
 from ..numerics import to_tensor
+from ..validate import as_floating, as_rows, check_finite
 
 
 class LinearGaussianFlow(ConditionalFlow):
@@ -36,8 +37,16 @@ class LinearGaussianFlow(ConditionalFlow):
     def __init__(
         self, weight: Tensor | None, bias: Tensor, scale_tril: Tensor, base: RadialBase | None = None
     ) -> None:
+        weight = None if weight is None else _parameter(weight, "weight")
+        bias, scale_tril = _parameter(bias, "bias"), _parameter(scale_tril, "scale_tril")
         if bias.dim() != 1:
             raise ValueError(f"bias must be (d,), got {tuple(bias.shape)}.")
+        tensors = {"bias": bias, "scale_tril": scale_tril} | ({} if weight is None else {"weight": weight})
+        for name, tensor in tensors.items():
+            if not (
+                bias.is_floating_point() and tensor.dtype == bias.dtype and bool(torch.isfinite(tensor).all())
+            ):
+                raise ValueError(f"{name} must be finite, and all of one floating dtype; got {tensor.dtype}.")
         dim = bias.shape[0]
         if scale_tril.shape != (dim, dim):
             raise ValueError(
@@ -63,13 +72,7 @@ class LinearGaussianFlow(ConditionalFlow):
             y: (n, d) outputs; n must be at least p + d + 1.
             base: law of z; N(0, I) if None.
         """
-        x, y = None if x is None else to_tensor(x, "x"), to_tensor(y, "y")
-        if y.dim() != 2 or (x is not None and (x.dim() != 2 or len(x) != len(y))):
-            shapes = f"x: {None if x is None else tuple(x.shape)}, y: {tuple(y.shape)}"
-            raise ValueError(f"x must be (n, p) and y (n, d) with the same n ({shapes}).")
-        for name, values in (("x", x), ("y", y)):
-            if values is not None and not bool(torch.isfinite(values).all()):
-                raise ValueError(f"{name} has NaN or infinite values; drop or fill those rows.")
+        x, y = as_rows(x, y)
         (n, dim), features = y.shape, 0 if x is None else x.shape[1]
         if n < features + dim + 1:
             raise ValueError(
@@ -123,3 +126,9 @@ class LinearGaussianFlow(ConditionalFlow):
                 f"(x: {tuple(x.shape)})."
             )
         return x.to(self.weight.dtype) @ self.weight.T + self.bias
+
+
+def _parameter(values: Tensor, name: str) -> Tensor:
+    # Triangular systems are solved in 32 or 64 bits.
+    values = check_finite(as_floating(to_tensor(values, name)), name)
+    return values.to(torch.promote_types(values.dtype, torch.float32))

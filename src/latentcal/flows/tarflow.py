@@ -174,6 +174,9 @@ class TarFlow(ConditionalFlow):
         base: RadialBase | None = None,
     ) -> None:
         colours, height, width = image_shape
+        counts = (*image_shape, patch_size, channels, num_blocks, layers_per_block, head_dim, num_classes + 1)
+        if min(counts) < 1:
+            raise ValueError("Sizes and numbers of blocks and layers must be positive.")
         if height % patch_size or width % patch_size:
             raise ValueError(f"Patches of side {patch_size} do not tile an image of {height} x {width}.")
         if channels % head_dim:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..flow import ConditionalFlow, evaluation_mode, tensor_options
-from ..numerics import to_tensor
+from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
 from ..plots import training_curves
 from ..progress_bar import ProgressBar
+from ..validate import as_rows, as_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,8 +111,7 @@ def train_flow(
     x, y = _as_trainable(flow, x, y, "training")
     validation = _as_trainable(flow, *validation, "validation")
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+        as_whole(value, name)
     generator = torch.Generator(device=y.device).manual_seed(seed)
     optimizer = torch.optim.Adam(flow.parameters(), lr=learning_rate)
     scheduler = None if schedule is None else schedule(optimizer)
@@ -205,6 +204,8 @@ def _epoch(
 
 def _nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
     z, log_abs_det = flow.encode(y, x)
+    if bool(torch.isnan(z).any()):
+        return z.sum(-1)  # the training has diverged, and its log says so
     return -(flow.base.given(x).log_prob(z) + log_abs_det)
 
 
@@ -218,22 +219,9 @@ def _snapshot(flow: ConditionalFlow) -> dict[str, Tensor]:
 
 
 def _as_trainable(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
+    x, y = as_rows(x, y, outputs=flow.base.dim, part=part)
     dtype, device = tensor_options(flow)
-    y = to_tensor(y, "y").to(dtype=dtype, device=device)
-    x = None if x is None else to_tensor(x, "x").to(device=device)
-    if x is not None and x.is_floating_point():
-        x = x.to(dtype=dtype)
-    if y.dim() != 2 or y.shape[1] != flow.base.dim or (x is not None and len(x) != len(y)) or len(y) == 0:
-        raise ValueError(
-            f"The {part} part must be x (n, p) and y (n, {flow.base.dim}) with n >= 1, got "
-            f"x {None if x is None else tuple(x.shape)} and y {tuple(y.shape)}."
-        )
-    for name, values in (("x", x), ("y", y)):
-        if values is not None and not bool(torch.isfinite(values).all()):
-            raise ValueError(
-                f"{name} of the {part} part has NaN or infinite values. Drop or fill those rows."
-            )
-    return x, y
+    return as_context(flow, x), y.to(dtype=dtype, device=device)
 
 
 def _likely_cause(y: Tensor, learning_rate: float) -> str:

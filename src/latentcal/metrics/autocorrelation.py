@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import to_tensor
+from ..validate import as_whole
 
 
 class AutocorrelationTest(NamedTuple):
@@ -68,10 +69,10 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
     u = to_tensor(u, "u").detach().to(torch.float64)
     if u.dim() != 1 or len(u) < 10:
         raise ValueError(f"u must be at least 10 PIT values in time order, (n,); got shape {tuple(u.shape)}.")
-    if bool(torch.isnan(u).any()):
-        raise ValueError(f"{int(torch.isnan(u).sum())} of {len(u)} PIT values are NaN.")
+    if not bool(((u >= 0) & (u <= 1)).all()):
+        raise ValueError("u must be PIT values in [0, 1], none of them NaN. latent_pit makes them.")
     n = len(u)
-    lags = min(10, n // 10) if lags is None else lags
+    lags = min(10, n // 10) if lags is None else as_whole(lags, "lags")
     if not 1 <= lags < n / 2:
         raise ValueError(f"lags must lie between 1 and n / 2 = {n / 2}, got {lags}.")
     statistics, times, excess = [], [], 1 + 2 * lags / n

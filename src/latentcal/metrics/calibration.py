@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..numerics import to_tensor
+from ..numerics import as_tensor, to_tensor
+from ..validate import as_number, as_share, as_whole
 
 Statistic = Literal["ks", "cvm", "ad"]
 
@@ -88,7 +89,7 @@ def calibration_error(u: Tensor, p: float = 1) -> Tensor:
         >>> calibration_error(torch.tensor([0.5, 0.5, 0.5]), p=float("inf"))
         tensor(0.2500, dtype=torch.float64)
     """
-    if not p >= 1:
+    if not as_number(p, "p") >= 1:
         raise ValueError(f"p must be at least 1 (1, 2, ..., or infinity), got {p}.")
     ordered = _sorted_pit(u)
     n = ordered.numel()
@@ -105,7 +106,7 @@ def empirical_coverage(u: Tensor, levels: Tensor | Sequence[float]) -> Tensor:
         tensor([0.5000, 0.7500], dtype=torch.float64)
     """
     ordered = _sorted_pit(u)
-    levels = torch.as_tensor(levels, dtype=torch.float64, device=ordered.device)
+    levels = to_tensor(levels, "levels").to(ordered)
     if not bool(((levels >= 0) & (levels <= 1)).all()):
         raise ValueError(f"levels are probabilities in [0, 1], got {levels.tolist()}.")
     return torch.searchsorted(ordered.detach(), levels.contiguous(), right=True) / ordered.new_tensor(
@@ -141,13 +142,14 @@ def reliability_curve(
     """
     from scipy.stats import binom, kstwo
 
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    confidence = as_share(confidence, "confidence")
     ordered = _sorted_pit(u).detach()
     n = ordered.numel()
     if levels is None:
         levels = torch.linspace(0, 1, 101, dtype=torch.float64)
-    levels = torch.as_tensor(levels, dtype=torch.float64, device=ordered.device)
+    levels = as_tensor(levels, "levels").to(ordered)
+    if levels.dim() != 1:
+        raise ValueError(f"levels must be (k,) probabilities, got shape {tuple(levels.shape)}.")
     tail, at = (1 - confidence) / 2, levels.cpu().numpy()
     half_width = float(kstwo.ppf(confidence, n))
     return ReliabilityCurve(
@@ -176,10 +178,7 @@ def pit_density(u: Tensor, bins: int = 20, confidence: float = 0.95) -> PitDensi
     """
     from scipy.stats import binom
 
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    bins, confidence = as_whole(bins, "bins"), as_share(confidence, "confidence")
     ordered = _sorted_pit(u).detach()
     n = ordered.numel()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=ordered.device)
@@ -275,6 +274,8 @@ def _quadratic_sf(x: float, factor: float, offset: int) -> float:
 
     Every term is relatively accurate, so small p-values are as well.
     """
+    if math.isnan(x):  # max and min below would make it a p-value of 0
+        raise ValueError("The statistic is NaN, so it has no p-value.")
     if x <= 2e-3:  # both laws have less than 1e-15 of their mass below
         return 1.0
     # Both ends of each integral are inverse square roots: in the angle of t they are smooth.
@@ -302,8 +303,9 @@ def _sorted_pit(u: Tensor) -> Tensor:
             "Look for non-finite values in x, y or the model's output."
         )
     if bool(((u < 0) | (u > 1)).any()):
+        lowest, highest = (float(end) for end in torch.aminmax(u.detach()))
         raise ValueError(
-            f"PIT values are probabilities in [0, 1], got values from {float(u.min())} to {float(u.max())}. "
+            f"PIT values are probabilities in [0, 1], got values from {lowest} to {highest}. "
             "Were latent norms or densities passed? latent_pit turns observations into PIT values."
         )
     return torch.sort(u).values

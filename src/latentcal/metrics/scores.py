@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+import numbers
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..numerics import to_tensor
+from ..validate import as_floating, as_number, as_whole, check_finite, check_numbers
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -53,6 +55,9 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
     pairs = s * (s - 1) if other is None else s * s_other
     y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
     other = samples if other is None else other.reshape(s_other, -1, d)
+    unit = _unit(y, samples, other)
+    if unit != 1:
+        y, samples, other = y / unit, samples / unit, other / unit
     width = max(1, _CHUNK_BUDGET // ((s + s_other) * d + s * s_other))
     height = max(1, _CHUNK_BUDGET // (width * s_other))
     scores = []
@@ -62,7 +67,7 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
         left, right = left.transpose(0, 1), right.transpose(0, 1)
         misfit = _distances(left, here[:, None]).mean((1, 2))
         spread = sum(_distances(rows, right).sum((1, 2)) for rows in left.split(height, dim=1))
-        scores.append(misfit - spread / (2 * pairs))
+        scores.append((misfit - spread / (2 * pairs)) * unit)
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
 
@@ -93,15 +98,20 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
         tensor([4.5000])
     """
     samples, y = _matched(samples, y, "samples")
-    if not order > 0:
+    if not as_number(order, "order") > 0:
         raise ValueError(f"order must be positive, got {order}.")
     batch, s, d = y.shape[:-1], samples.shape[0], y.shape[-1]
-    weights = y.new_ones(d, d) if weights is None else torch.as_tensor(weights).to(y)
+    weights = y.new_ones(d, d) if weights is None else to_tensor(weights, "weights").to(y)
     if weights.shape != (d, d):
         raise ValueError(
             f"weights must be ({d}, {d}), one for each pair of outputs, got {tuple(weights.shape)}."
         )
+    if not bool((check_finite(weights, "weights") >= 0).all()):
+        raise ValueError("weights must not be negative.")
     y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
+    unit = y.new_tensor(_unit(y, samples))
+    if unit != 1:
+        y, samples = y / unit, samples / unit
     width = max(1, _CHUNK_BUDGET // (s * d))
     scores = []
     for seen, drawn in zip(y.split(width), samples.split(width, dim=1), strict=True):
@@ -111,7 +121,7 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
             observed = (seen[:, i + 1 :] - seen[:, i : i + 1]).abs() ** order
             expected = ((drawn[..., i + 1 :] - drawn[..., i : i + 1]).abs() ** order).mean(0)
             score = score + (observed - expected) ** 2 @ (weights[i, i + 1 :] + weights[i + 1 :, i])
-        scores.append(score)
+        scores.append(score * unit ** (2 * order))
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
 
@@ -130,7 +140,10 @@ def bits_per_dim(nll: Number, dim: int, scale: float = 128.0) -> Number:
         >>> round(bits_per_dim(0.0, dim=784), 6)
         7.0
     """
-    return (nll / dim + math.log(scale)) / math.log(2)
+    dim, scale = as_whole(dim, "dim"), as_number(scale, "scale")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}.")
+    return (_number(nll, "nll") / dim + math.log(scale)) / math.log(2)
 
 
 def relative_score(score: Number, base: Number) -> Number:
@@ -144,9 +157,24 @@ def relative_score(score: Number, base: Number) -> Number:
         >>> relative_score(-2.5, -2.0)
         -0.25
     """
-    if bool(torch.as_tensor(base == 0).any()):
-        raise ValueError("A score relative to a baseline of 0 is not defined; compare differences instead.")
+    score, base = _number(score, "score"), _number(base, "base")
+    if bool(torch.as_tensor((base == 0) | (abs(base) == math.inf)).any()):
+        raise ValueError("base must be finite and not 0; for a baseline of 0 compare differences instead.")
     return (score - base) / abs(base)
+
+
+def _number(value: Any, name: str) -> Any:
+    """A number as it is, anything else as a floating tensor without NaN."""
+    if isinstance(value, numbers.Real):
+        return as_number(value, name)
+    return check_numbers(as_floating(to_tensor(value, name)), name)
+
+
+def _unit(*parts: Tensor) -> float:
+    """A unit in which squares neither overflow nor vanish; 1 for numbers of ordinary size."""
+    ends = [end for part in parts if part.numel() for end in torch.aminmax(part.detach())]
+    size = max((abs(float(end)) for end in ends), default=1.0)
+    return size if size > 0 and not 1e-10 < size < 1e10 else 1.0
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
@@ -164,4 +192,4 @@ def _matched(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
             f"{tuple(y.shape)}. Samples come first: pred.sample((s,)) has the right shape."
         )
     dtype = torch.promote_types(torch.promote_types(samples.dtype, y.dtype), torch.float32)
-    return samples.to(dtype), y.to(dtype)
+    return check_finite(samples.to(dtype), name), check_finite(y.to(dtype), "y")

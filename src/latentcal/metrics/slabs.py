@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import to_tensor
+from ..validate import as_share, as_whole, check_finite
 
 _SELECTION = 10_000  # rows at most among which slabs are chosen
 _FEWEST = 10  # rows that a slab holds at least where it is chosen
@@ -45,7 +46,7 @@ class Slab:
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether rows lie in the slab, (..., p) -> (...)."""
-        along = torch.as_tensor(x).to(torch.float64) @ self.direction
+        along = to_tensor(x, "x").to(torch.float64) @ self.direction
         return (along >= self.lower) & (along <= self.upper)
 
 
@@ -94,12 +95,8 @@ def worst_slab_coverage(
         (0, 0.0, True)
     """
     x, covered = _checked(x, covered)
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie strictly between 0 and 1, got {share}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
-    if directions < 0:
-        raise ValueError(f"directions must be at least 0, got {directions}.")
+    share, confidence = as_share(share, "share"), as_share(confidence, "confidence")
+    directions = as_whole(directions, "directions", 0)
     device = x.device if generator is None else generator.device
     order = torch.randperm(len(x), generator=generator, device=device).to(x.device)
     half = min(len(x) // 2, _SELECTION)
@@ -137,7 +134,10 @@ def binomial_interval(successes: int, n: int, confidence: float = 0.95) -> tuple
     """
     from scipy.stats import beta
 
-    tail = (1 - confidence) / 2
+    successes, n = as_whole(successes, "successes", 0), as_whole(n, "n", 0)
+    if successes > n:
+        raise ValueError(f"successes must be at most n, got {successes} of {n}.")
+    tail = (1 - as_share(confidence, "confidence")) / 2
     lower = float(beta.ppf(tail, successes, n - successes + 1)) if successes else 0.0
     upper = float(beta.isf(tail, successes + 1, n - successes)) if successes < n else 1.0
     return lower, upper
@@ -148,7 +148,7 @@ def _directions(x: Tensor, count: int, generator: torch.Generator | None) -> Ten
     scale = x.std(0)
     varies = x.amax(0) > x.amin(0)
     if not bool(varies.any()):
-        raise ValueError("Every feature is constant: there are no slabs to compare.")
+        raise ValueError("Every feature of x is constant: there are no slabs to compare.")
     axes = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[varies]
     if int(varies.sum()) == 1:
         return axes
@@ -194,9 +194,5 @@ def _checked(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{len(x)} rows are too few to choose a slab and measure it; give {_FEWEST_ROWS}.")
     if not bool(((covered == 0) | (covered == 1)).all()):
         raise ValueError("covered must hold True or False (1 or 0) for each row.")
-    x = x.to(torch.float64)
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(
-            f"x has {int((~torch.isfinite(x)).sum())} NaN or infinite values. Drop or fill them."
-        )
+    x = check_finite(x.to(torch.float64), "x")
     return x, covered.to(device=x.device, dtype=torch.bool)

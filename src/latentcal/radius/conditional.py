@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..numerics import as_tensor, outside_inference_mode
 from ..smoothers import NeighbourSmoother, RidgeSmoother, Smoother
+from ..validate import as_weights, check_finite
 from .folds import fold_numbers
-from .law import RadiusLaw, as_float64, check_radii
+from .law import RadiusLaw, check_radii
 
 _FOLDS = 5
 _SMOOTHERS: dict[str, type[Smoother]] = {"ridge": RidgeSmoother, "neighbours": NeighbourSmoother}
@@ -64,16 +65,16 @@ class ConditionalRadius(RadiusLaw):
                 "ConditionalRadius.fit needs the features and the law that the model assumes: "
                 "ConditionalRadius.fit(radii, x, reference=flow.base.radius)."
             )
-        x = as_tensor(x)
+        x, radii = as_tensor(x, "x"), as_tensor(radii, "radii").reshape(-1)
         if x.dim() != 2 or len(x) != len(radii):
             raise ValueError(f"x must be (n, p) for {len(radii)} radii, got shape {tuple(x.shape)}.")
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError("x has NaN or infinite values; drop or fill them.")
+        check_finite(x, "x")
+        weights = as_weights(weights, len(radii))
         if weights is not None:
             check_radii(radii, weights, upper=reference.upper)
-            kept = as_float64(weights).reshape(-1) > 1e-12 * as_float64(weights).max()
+            kept = weights > 1e-12 * weights.max()
             fold = None if fold is None else fold[kept]
-            x, radii, weights = x[kept], as_float64(radii)[kept], as_float64(weights)[kept]
+            x, radii, weights = x[kept], radii[kept], weights[kept]
         radii, weights = check_radii(radii, weights, upper=reference.upper)
         if groups is not None:
             return GroupedRadius.of(radii, x, reference, weights, groups, nodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..numerics import to_tensor
 from .law import RadiusLaw, as_float64, check_radii
 
 
@@ -61,17 +62,17 @@ class EmpiricalRadius(RadiusLaw):
         return torch.log1p(-self.cdf(r))
 
     def icdf(self, u: Tensor) -> Tensor:
-        return self._order_statistic(as_float64(u), _rounding(u))
+        return self._order_statistic(to_tensor(u, "u").to(torch.float64), _rounding(u))
 
     def icdf_log_cdf(self, v: Tensor) -> Tensor:
-        return self._order_statistic(torch.exp(as_float64(v)), _rounding(v))
+        return self._order_statistic(torch.exp(to_tensor(v, "v").to(torch.float64)), _rounding(v))
 
     def icdf_log_sf(self, v: Tensor) -> Tensor:
-        return self._order_statistic(-torch.expm1(as_float64(v)), _rounding(v))
+        return self._order_statistic(-torch.expm1(to_tensor(v, "v").to(torch.float64)), _rounding(v))
 
     def _order_statistic(self, u: Tensor, rounding: float) -> Tensor:
         if not bool(((u >= 0) & (u <= 1)).all()):
-            raise ValueError("icdf takes probabilities in [0, 1].")
+            raise ValueError("icdf takes probabilities in [0, 1] as u, or their logs as v.")
         n = self.radii.numel()
         # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
         rank = torch.ceil(u * (n + 1) * (1 - rounding) - 1e-9).long()
@@ -95,5 +96,5 @@ class EmpiricalRadius(RadiusLaw):
 
 def _rounding(probability: Tensor) -> float:
     """Relative error of a probability, or absolute of its log, in the dtype that it was given in."""
-    dtype = torch.as_tensor(probability).dtype
+    dtype = to_tensor(probability).dtype
     return 8 * torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps

@@ -90,8 +90,7 @@ def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: in
     n = len(rows)
     if contiguous:
         return _blocks(n, folds).to(rows.device)
-    values = rows.detach().cpu().numpy()
-    order = np.lexsort(values.T[::-1])
+    values, order = rows.detach().cpu().numpy(), sorted_order(rows).numpy()
     begins = np.ones(n, dtype=bool)
     begins[1:] = (values[order[1:]] != values[order[:-1]]).any(1)
     copies = np.diff(np.append(np.flatnonzero(begins), n))
@@ -102,6 +101,11 @@ def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: in
     fold = torch.empty(n, dtype=torch.long)
     fold[torch.from_numpy(order)] = drawn[torch.from_numpy(group)]
     return fold.to(rows.device)
+
+
+def sorted_order(rows: Tensor) -> Tensor:
+    """Numbers of rows (n, k) in ascending order, (n,); the first columns decide."""
+    return torch.from_numpy(np.lexsort(rows.detach().cpu().numpy().T[::-1]))
 
 
 def _blocks(n: int, folds: int) -> Tensor:

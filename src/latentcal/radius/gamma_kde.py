@@ -52,6 +52,8 @@ class GammaKDE(TabulatedLaw):
         centers = as_float64(centers).detach().reshape(-1)
         if centers.numel() == 0 or not bool((torch.isfinite(centers) & (centers > 0)).all()):
             raise ValueError("centers must be positive, finite and at least one.")
+        if not upper > 0:
+            raise ValueError(f"upper must be positive, got {upper}.")
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"rate must be positive and finite, got {rate}.")
         weights = torch.ones_like(centers) if weights is None else as_float64(weights).detach().reshape(-1)
@@ -111,6 +113,14 @@ class GammaKDE(TabulatedLaw):
         t = cube_roots(as_float64(r))
         flat = _in_chunks(self._log_density, t.reshape(-1), size=1024)
         return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
+
+    @torch.no_grad()
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        if math.isfinite(self.upper):
+            return self.sample(shape, generator)
+        kernel = torch.multinomial(self.weights, math.prod(shape), replacement=True, generator=generator)
+        t = torch._standard_gamma(self.rate * self.centers[kernel], generator) / self.rate
+        return t.reshape(shape) ** 3
 
     def _log_density(self, t: Tensor) -> Tensor:
         kernels = log_kernels(t, self.centers, self.rate) + torch.log(self.weights)

@@ -43,6 +43,10 @@ class GroupedRadius(ConditionalRadius):
         groups: int | Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__()
+        if labels.shape != (len(laws),):
+            raise ValueError(f"{len(laws)} laws need as many labels, got {tuple(labels.shape)}.")
+        if any(law.upper != whole.upper for law in laws):
+            raise ValueError(f"All laws must end where that of all rows does, at {whole.upper:g}.")
         self.whole, self.groups, self.upper = whole, groups, whole.upper
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("labels", as_float64(labels))
@@ -142,6 +146,10 @@ class ChosenRadius(RadiusLaw):
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._chosen(lambda law, r: law.log_prob_untabulated(r), r)
+
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        places = torch.zeros(shape, dtype=torch.float64)
+        return self._chosen(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
 
     def log_cdf(self, r: Tensor) -> Tensor:
         return self._chosen(lambda law, r: law.log_cdf(r), r)

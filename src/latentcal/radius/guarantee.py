@@ -8,29 +8,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..numerics import log1mexp, solve_increasing, with_own_slope
+from ..numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
 from ..splines import UnitSpline, monotone_slopes
+from ..validate import as_number, as_share
+from .empirical import EmpiricalRadius
 from .folds import effective_size
 from .law import RadiusLaw, as_float64, check_radii
 
 _FIRST_KNOTS = 1000
+_ROUNDING = 1e-9  # of a rank
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    r"""What n calibration norms say about the coverage of the sets :math:`\{F(l) \le \alpha\}`.
+    r"""What n calibration norms say about the coverage of the regions :math:`\{l \le F^{-1}(\alpha)\}`.
 
     Averaged over calibration sets, coverage is within :math:`\epsilon = (1 + \lambda) / (n + 1)` of
     :math:`\alpha`, *if* :math:`\lambda` was bounded before the data were seen (``tighten``). Read off the
-    data, as here, it is a diagnostic. ``coverage_interval`` speaks of this one calibration set.
+    data, as by ``guarantee``, it is a diagnostic. ``coverage_interval`` speaks of this one calibration set.
 
     Attributes:
         n: number of calibration norms, or the effective one where they carry weights.
         lambda_: :math:`(n + 1) \max_i |F(L_{(i)}) - i / (n + 1)|`.
+        steps: whether F is the step function of the norms (``EmpiricalRadius``, conformal regions), whose
+            regions end at order statistics.
     """
 
     n: float
     lambda_: float
+    steps: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -38,28 +44,51 @@ class Guarantee:
         return (1 + self.lambda_) / (self.n + 1)
 
     def coverage_interval(self, coverage: float = 0.9, confidence: float = 0.95) -> tuple[float, float]:
-        r"""Interval that holds the true coverage of :math:`\{l \le L_{(k)}\}`, k = ceil(coverage (n + 1)).
+        r"""Interval that holds the true coverage of this calibration set's region, for most calibration sets.
 
-        Given the calibration set, that coverage is a number; over calibration sets it follows
-        :math:`\mathrm{Beta}(k, n + 1 - k)`. Beyond the largest norm the set is everything: (1, 1).
+        Over calibration sets the coverage of :math:`\{l \le L_{(i)}\}` follows
+        :math:`\mathrm{Beta}(i, n + 1 - i)`. The region of a step function ends at :math:`L_{(k)}` with
+        :math:`k = \lceil \alpha (n + 1) \rceil`, so that the interval is exact (without ties); beyond the
+        largest norm the region is everything: (1, 1). The edge of a smooth law's region lies between
+        :math:`L_{(i)}` and :math:`L_{(j)}`,
+
+        .. math:: i = \lfloor \alpha (n + 1) - \lambda \rfloor, \qquad
+                  j = \lceil \alpha (n + 1) + \lambda \rceil,
+
+        and the interval goes from the lower end of the one to the upper end of the other; to 0 or 1 where
+        there is no such norm. It holds for at least the share ``confidence`` of calibration sets if lambda
+        was bounded in advance. With a lambda read off the data that share is approximate.
         """
         from scipy.stats import beta
 
-        _check_probability("coverage", coverage)
-        _check_probability("confidence", confidence)
-        rank = max(math.ceil(coverage * (self.n + 1) - 1e-9), 1)
-        if rank > self.n:
-            return 1.0, 1.0
-        tail = (1 - confidence) / 2
-        law = beta(rank, self.n + 1 - rank)
-        return float(law.ppf(tail)), float(law.ppf(1 - tail))
+        coverage = as_share(coverage, "coverage")
+        confidence = as_share(confidence, "confidence")
+        if not self.lambda_ >= 0:
+            raise ValueError(f"An interval of the coverage needs a lambda of at least 0, got {self.lambda_}.")
+        level, tail = coverage * (self.n + 1), (1 - confidence) / 2
+        if self.steps:
+            first = last = max(math.ceil(level - _ROUNDING), 1)
+            if last > self.n:
+                return 1.0, 1.0
+        else:
+            # Within rounding of a whole number the ranks are those of the number.
+            first = math.floor(max(level - self.lambda_ + _ROUNDING, 0.0))
+            last = math.ceil(min(level + self.lambda_ - _ROUNDING, self.n + 1))
+        low = float(beta(first, self.n + 1 - first).ppf(tail)) if first >= 1 else 0.0
+        high = float(beta(last, self.n + 1 - last).ppf(1 - tail)) if last <= self.n else 1.0
+        return low, high
 
     def __str__(self) -> str:
         low, high = self.coverage_interval()
         return (
             f"n = {self.n:.0f}, lambda = {self.lambda_:.3g}, epsilon = {self.epsilon:.3g}; a 90 % region of "
-            f"this calibration set covers {low:.1%} to {high:.1%} (95 % of calibration sets)"
+            f"this calibration set covers {low:.1%} to {high:.1%} ({self.share_of_sets})"
         )
+
+    @property
+    def share_of_sets(self) -> str:
+        """For which calibration sets an interval of confidence 0.95 holds, in words."""
+        return "95 % of calibration sets" if self.steps else "about 95 % of calibration sets"
 
 
 def guarantee(
@@ -97,13 +126,15 @@ def guarantee(
     with torch.no_grad():
         scaled = (n + 1) * law.cdf(radii)
     distance = torch.maximum((scaled - first).abs(), (scaled - last).abs())
-    return Guarantee(n, float(distance.max()))
+    return Guarantee(n, float(distance.max()), steps=isinstance(law, EmpiricalRadius))
 
 
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
-    """Smallest n from which on the coverage of one calibration set is within ``precision`` of the wanted one.
+    """Smallest n from which on a conformal region's coverage is within ``precision`` of the wanted one.
 
-    Up to the share ``1 - confidence`` of calibration sets, for the set of ``coverage_interval``.
+    For the share ``confidence`` of calibration sets, and regions that end at an order statistic (``steps``).
+    A smooth law's region is as precise where it follows the order statistics, but nothing promises that it
+    does; ``Guarantee.coverage_interval`` says how far it may be off.
 
     Examples:
         >>> points_needed(0.05), points_needed(0.01)
@@ -111,13 +142,13 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
     """
     from scipy.stats import beta
 
-    _check_probability("precision", precision)
-    _check_probability("coverage", coverage)
-    _check_probability("confidence", confidence)
+    precision = as_share(precision, "precision")
+    coverage = as_share(coverage, "coverage")
+    confidence = as_share(confidence, "confidence")
     tail = (1 - confidence) / 2
 
     def precise(n: int) -> bool:
-        low, high = Guarantee(n, 0.0).coverage_interval(coverage, confidence)
+        low, high = Guarantee(n, 0.0, steps=True).coverage_interval(coverage, confidence)
         return coverage - low <= precision and high - coverage <= precision and low < 1
 
     def surely_precise(n: int) -> bool:
@@ -164,6 +195,9 @@ class TightenedRadius(RadiusLaw):
         self.law, self.pull, self.upper = law, float(pull), law.upper
         self.register_buffer("widths", as_float64(widths).detach())
         self.register_buffer("heights", as_float64(heights).detach())
+        check_shapes(widths=(self.widths, "b"), heights=(self.heights, "b"))
+        if len(self.widths) == 0 or not bool(((self.widths > 0) & (self.heights > 0)).all()):
+            raise ValueError("widths and heights must be positive, and at least one each.")
         self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
 
     def log_prob(self, r: Tensor) -> Tensor:
@@ -258,7 +292,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     values, counts = torch.unique_consecutive(radii, return_counts=True)
     counts = counts.to(torch.float64)
     floor = (float(counts.max()) - 1) / 2
-    if max_lambda < floor or max_lambda < 0:
+    if as_number(max_lambda, "max_lambda") < floor or max_lambda < 0:
         raise ValueError(
             f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and "
             f"a continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
@@ -304,8 +338,3 @@ def _lambda(cdf: Tensor) -> float:
     n = cdf.numel()
     ranks = torch.arange(1, n + 1, dtype=cdf.dtype, device=cdf.device)
     return float(((n + 1) * cdf - ranks).abs().max())
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value}.")

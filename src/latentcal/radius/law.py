@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import LOG_HALF, Float64Module, log1mexp, solve_increasing, with_own_slope
+from ..numerics import LOG_HALF, Float64Module, log1mexp, solve_increasing, to_tensor, with_own_slope
+from ..validate import as_shape, as_weights, check_numbers
 
 # Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
 _BLOCK = 2**16
+_LARGEST_RADIUS = 1e140
+_FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
 
 
 class DiscreteOutputWarning(UserWarning):
@@ -59,21 +62,21 @@ class RadiusLaw(Float64Module):
 
     def icdf(self, u: Tensor) -> Tensor:
         """Radius below which a share ``u`` lies, (...) -> (...); at u = 0 and 1 the ends of the support."""
-        u = as_float64(u)
+        u = to_tensor(u, "u").to(torch.float64)
         if not bool(((u >= 0) & (u <= 1)).all()):
-            raise ValueError(f"icdf takes probabilities in [0, 1], got values in {_range_of(u)}.")
+            raise ValueError(f"icdf takes probabilities in [0, 1], got u in {_range_of(u)}.")
         return self._differentiable_quantile(
             u, torch.log(u), torch.log1p(-u), lambda r, _: torch.exp(-self.log_prob(r))
         )
 
     def icdf_log_cdf(self, v: Tensor) -> Tensor:
         """Radius whose ``log_cdf`` is ``v`` <= 0, (...) -> (...): the way to address the far lower tail."""
-        v = _check_log_probability(as_float64(v), "icdf_log_cdf")
+        v = _check_log_probability(v, "icdf_log_cdf")
         return self._differentiable_quantile(v, v, log1mexp(v), lambda r, v: torch.exp(v - self.log_prob(r)))
 
     def icdf_log_sf(self, v: Tensor) -> Tensor:
         """Radius whose ``log_sf`` is ``v`` <= 0, (...) -> (...): the way to address the far upper tail."""
-        v = _check_log_probability(as_float64(v), "icdf_log_sf")
+        v = _check_log_probability(v, "icdf_log_sf")
         return self._differentiable_quantile(v, log1mexp(v), v, lambda r, v: -torch.exp(v - self.log_prob(r)))
 
     @torch.no_grad()
@@ -119,7 +122,7 @@ class RadiusLaw(Float64Module):
         r = as_float64(r)
         inner = r.clamp(min=1e-100)
         log_density = self.log_prob(inner) - (dim - 1) * torch.log(inner)
-        return log_density.masked_fill(r < 0, -math.inf)
+        return log_density.masked_fill((r < 0) | torch.isposinf(r), -math.inf)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         """``log_prob`` for laws that are soon dropped, (...) -> (...): laws with a table do not make it.
@@ -128,6 +131,13 @@ class RadiusLaw(Float64Module):
         points are and the answer is that of the mixture.
         """
         return self.log_prob(r)
+
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """``sample`` for laws that are soon dropped: mixtures draw from their parts and make no table.
+
+        Exact, but in the core of a :class:`StackedRadius`, where draws are those of the mixture.
+        """
+        return self.sample(shape, generator)
 
     def log_anchors(self) -> tuple[float, ...]:
         """Logs of the quartiles and of the quantiles at log tails of -500: where the law lives."""
@@ -167,6 +177,12 @@ class RadiusLaw(Float64Module):
             (lower_half, log_cdf, 1.0, self.log_cdf),
             (~lower_half, -log_sf, -1.0, self.log_sf),
         ):
+            if bool((target[half].abs() > _FAR).any()):
+                # Of a heavy tail the end of the floats comes first: the quantile is then the end itself.
+                end = sign * float(tail(torch.exp(target.new_tensor([-sign * _LOG_LARGEST]))))
+                beyond = half & ((target <= end) if sign > 0 else (target >= end))
+                log_r[beyond] = -sign * math.inf
+                half = half & ~beyond
             if bool(half.any()):
                 wanted = target[half]
                 log_r[half] = solve_increasing(
@@ -213,7 +229,9 @@ class RadiusLaw(Float64Module):
 
     def _uniform(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         device = generator.device if generator is not None else self._device()
-        return torch.rand(shape, dtype=torch.float64, generator=generator, device=device).to(self._device())
+        return torch.rand(as_shape(shape), dtype=torch.float64, generator=generator, device=device).to(
+            self._device()
+        )
 
     def _device(self) -> torch.device:
         for tensor in (*self.buffers(), *self.parameters()):
@@ -224,9 +242,9 @@ class RadiusLaw(Float64Module):
         raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")
 
 
-def as_float64(values: Tensor | float) -> Tensor:
-    """``values`` as a float64 tensor, (...) -> (...); numbers and numpy arrays are taken as well."""
-    return torch.as_tensor(values, dtype=torch.float64)
+def as_float64(values: Any, name: str = "r") -> Tensor:
+    """Numbers of any kind as a float64 tensor, (...) -> (...); NaN is refused."""
+    return check_numbers(to_tensor(values, name).to(torch.float64), name)
 
 
 def check_radii(
@@ -240,7 +258,7 @@ def check_radii(
         ValueError: where a radius is NaN, infinite, negative or beyond the support, where none is positive,
             or where the weights are not finite, not negative and not all zero.
     """
-    radii = as_float64(radii).detach().reshape(-1)
+    radii = to_tensor(radii, "radii").detach().to(torch.float64).reshape(-1)
     if radii.numel() == 0:
         raise ValueError("No radii to fit a law to: the calibration set is empty.")
     for bad, what, hint in (
@@ -255,17 +273,17 @@ def check_radii(
     ):
         if bool(bad.any()):
             raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
+    if float(radii.max()) > _LARGEST_RADIUS:
+        raise ValueError(
+            f"radii reach {float(radii.max()):.3g}; their squares must be floats, so {_LARGEST_RADIUS:g} is "
+            "the limit. The flow's scale is far from that of y: standardise y, or drop such rows."
+        )
     radii = radii.clamp(max=upper)
+    weights = as_weights(weights, radii.numel())
     if weights is None:
         weights = torch.ones_like(radii)
     else:
-        weights = as_float64(weights).detach().reshape(-1).to(radii.device)
-        if weights.numel() != radii.numel():
-            raise ValueError(
-                f"{weights.numel()} weights for {radii.numel()} radii; give one weight a radius."
-            )
-        if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
-            raise ValueError("Weights must be finite, not negative and not all 0.")
+        weights = weights.to(radii.device)
         # A fold of points that carry no weight would have nothing to hold out, or nothing to learn from.
         kept = weights > 1e-12 * weights.max()
         radii, weights = radii[kept], weights[kept] / weights[kept].mean()
@@ -304,13 +322,15 @@ def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
         )
 
 
-def _check_log_probability(v: Tensor, name: str) -> Tensor:
+def _check_log_probability(v: Any, name: str) -> Tensor:
+    v = to_tensor(v, "v").to(torch.float64)
     if not bool((v <= 0).all()):
-        raise ValueError(f"{name} takes log-probabilities <= 0, got values in {_range_of(v)}.")
+        raise ValueError(f"{name} takes log-probabilities <= 0, got v in {_range_of(v)}.")
     return v
 
 
 def _range_of(values: Tensor) -> str:
+    values = values.detach()
     if bool(torch.isnan(values).any()):
         return f"{int(torch.isnan(values).sum())} NaN of {values.numel()} values"
     return f"[{float(values.min())}, {float(values.max())}]"

@@ -26,7 +26,7 @@ class _ReferenceLaw(RadiusLaw):
 
     def __init__(self, dim: int, *shapes: float) -> None:
         super().__init__()
-        if dim < 1 or dim != int(dim):
+        if not 1 <= dim < 1 << 31 or dim != int(dim):
             raise ValueError(f"dim must be a whole number, at least 1, got {dim}.")
         self.dim = int(dim)
         # A buffer, so that samples follow the model to its device; not saved, since dim tells it all.
@@ -221,9 +221,9 @@ class StudentRadius(_ReferenceLaw):
 
     def __init__(self, dim: int, degrees_of_freedom: float) -> None:
         super().__init__(dim, dim / 2, degrees_of_freedom / 2)
-        if not 0 < degrees_of_freedom < math.inf:
+        if not 1e-100 <= degrees_of_freedom <= 1e100:
             raise ValueError(
-                f"degrees_of_freedom must be positive and finite, got {degrees_of_freedom}. "
+                f"degrees_of_freedom must be positive and finite (to 1e±100), got {degrees_of_freedom}. "
                 "The limit of infinitely many is the normal law: Chi(dim)."
             )
         self.degrees_of_freedom = float(degrees_of_freedom)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..numerics import outside_inference_mode
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 
+_SMALLEST = 1e-100
 _OUTLIER_SHARE = 0.01
 LARGEST_LOG_POWER = math.log(20.0)
 
@@ -33,8 +34,10 @@ class ScaledRadius(RadiusLaw):
     def __init__(self, reference: RadiusLaw, scale: float = 1.0, power: float = 1.0) -> None:
         super().__init__()
         for name, value in (("scale", scale), ("power", power)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}.")
+            if not _SMALLEST <= value <= 1 / _SMALLEST:  # beyond, quantiles leave the floats
+                raise ValueError(
+                    f"{name} must be positive, between {_SMALLEST} and its inverse, got {value}."
+                )
         if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
             raise ValueError(
                 f"A law on [0, {reference.upper:g}] keeps its support only under r -> r^b on [0, 1]; "
@@ -82,6 +85,9 @@ class ScaledRadius(RadiusLaw):
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._log_prob(self.reference.log_prob_untabulated, as_float64(r))
+
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        return self.scale * self.reference.sample_untabulated(shape, generator) ** self.power
 
     def _log_prob(self, of_reference: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
         if self.power == 1:

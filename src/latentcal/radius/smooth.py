@@ -37,6 +37,10 @@ class SmoothRadius(ConditionalRadius):
 
     def __init__(self, law: RadiusLaw, scale: Smoother, shape: Smoother | None, median: float) -> None:
         super().__init__()
+        if scale.answers != 1 or (shape is not None and shape.answers != 1):
+            raise ValueError("scale and shape must have one answer each.")
+        if not 0 < median < math.inf:
+            raise ValueError(f"median must be positive and finite, got {median}.")
         self.law, self.scale, self.shape, self.median = law, scale, shape, float(median)
 
     @classmethod
@@ -126,6 +130,10 @@ class StretchedRadius(RadiusLaw):
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._stretch.log_prob(self.law.log_prob_untabulated, as_float64(r))
+
+    @torch.no_grad()
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        return self._stretch.radius(self.law.sample_untabulated(shape, generator))
 
     def log_cdf(self, r: Tensor) -> Tensor:
         return self.law.log_cdf(self._stretch.standard(as_float64(r)))

@@ -16,6 +16,7 @@ from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 1000
+_LARGEST_RATIO = 1e12  # between sizes of bins, for which the map keeps its digits
 _SMALLEST_BIN = 1e-3
 _LARGEST_LOG_SLOPE = math.log(1e3)  # without a bound the likelihood of tied radii has none either
 
@@ -52,11 +53,15 @@ class SplineRadius(TabulatedLaw):
         super().__init__()
         if not (math.isfinite(shift) and math.isfinite(scale) and scale > 0):
             raise ValueError(f"shift must be finite and scale positive, got {shift} and {scale}.")
+        if not upper > 0:
+            raise ValueError(f"upper must be positive, got {upper}.")
         self.shift, self.scale, self.upper = float(shift), float(scale), float(upper)
         for name, values in (("widths", widths), ("heights", heights), ("slopes", slopes)):
             values = as_float64(values).detach().reshape(-1)
             if not bool((torch.isfinite(values) & (values > 0)).all()):
                 raise ValueError(f"{name} must be positive and finite.")
+            if bool((values.max() > _LARGEST_RATIO * values.min()) if values.numel() else False):
+                raise ValueError(f"{name} must not differ by more than a factor of {_LARGEST_RATIO:g}.")
             self.register_buffer(name, values)
         if not self.widths.numel() == self.heights.numel() == self.slopes.numel() - 1:
             raise ValueError(

@@ -59,6 +59,8 @@ class StackedRadius(TabulatedLaw):
             raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
             raise ValueError("weights must not be negative and not all 0.")
+        if any(part.upper != core.upper for part in parts):
+            raise ValueError(f"All parts must end where the core does, at {core.upper:g}.")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}.")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
@@ -142,6 +144,15 @@ class StackedRadius(TabulatedLaw):
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
+
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        count = math.prod(shape)
+        part = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        r = torch.empty_like(part, dtype=self.weights.dtype)
+        for number in torch.unique(part).tolist():
+            mine = part == number
+            r[mine] = self.parts[number].sample_untabulated((int(mine.sum()),), generator)
+        return r.reshape(shape)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         r = as_float64(r)

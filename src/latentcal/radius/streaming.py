@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numerics import as_tensor
 from .guarantee import TightenedRadius
 from .law import RadiusLaw, as_float64, check_radii
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
@@ -117,6 +118,9 @@ class StreamingRadius(RadiusLaw):
                     f"{tuple(given.shape)}. It is the state of another law; leave it out to start anew."
                 )
             self.register_buffer(name, start if given is None else as_float64(given).detach().clone())
+        counted = [self.totals, *([self.recent] if self.bins is None else [self.bins[0], self.bins[2]])]
+        if not all(part is None or bool((part >= 0).all()) for part in counted):
+            raise ValueError("totals, recent and bins must not be negative: it is no state of this law.")
         self._law: tuple[RadiusLaw, ...] = ()  # in a tuple, so that it is no submodule
 
     @classmethod
@@ -160,7 +164,7 @@ class StreamingRadius(RadiusLaw):
         Raises:
             ValueError: where one is NaN, infinite, negative or beyond the support; none is learned then.
         """
-        radii = as_float64(radii).detach().reshape(-1).to(self.totals.device)
+        radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
             radii, _ = check_radii(radii, upper=self.upper)  # says what is wrong, or forgives rounding
         self._learn(radii, torch.ones_like(radii))

@@ -28,6 +28,9 @@ _AT_CHECKS = torch.from_numpy(np.vander(_CHECKS, DEGREE + 1, increasing=True))
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
+_BEYOND = "its numbers are too far apart, or beyond what float64 can hold. Fit it to other radii."
+
+
 class TabulatedLaw(RadiusLaw):
     r"""A law whose density is known exactly but costs much, seen through a table in :math:`t = r^{1/3}`.
 
@@ -74,6 +77,8 @@ class TabulatedLaw(RadiusLaw):
                 low, high = self._span()
                 if math.isfinite(self.upper):
                     high = self.upper ** (1 / 3)
+                if not 0 <= low < high < math.inf:
+                    raise ValueError(f"{type(self).__name__} cannot be evaluated: {_BEYOND}")
                 self._table = DensityTable.of(
                     self._log_density,
                     low,
@@ -174,8 +179,10 @@ class DensityTable(nn.Module):
         super().__init__()
         half = (edges[1:] - edges[:-1]) / 2
         mass = _masses_between_nodes(coefficients, half)  # (c, 8)
-        below, above = math.exp(log_below), math.exp(log_above)
+        below, above = math.exp(min(log_below, 700.0)), math.exp(min(log_above, 700.0))
         total = below + float(mass.sum()) + above
+        if not 0 < total < math.inf:
+            raise ValueError(f"A density cannot be tabulated: {_BEYOND}")
         self.log_total = math.log(total)
         coefficients = coefficients.clone()
         coefficients[0] -= self.log_total
@@ -208,8 +215,7 @@ class DensityTable(nn.Module):
         # Ascending keys by which a quantile finds its cell: log F up to the split, -log(1 - F) beyond it.
         keys = [from_left[: split_node + 1 : DEGREE].log(), -from_right[split_node::DEGREE].log()]
         self.register_buffer("edge_log_tail", torch.cat(keys), persistent=False)
-        self.log_cdf_at_low = math.log(below / total) if below > 0 else -math.inf
-        self.log_sf_at_high = math.log(above / total) if above > 0 else -math.inf
+        self.log_cdf_at_low, self.log_sf_at_high = log_below - self.log_total, log_above - self.log_total
 
     @classmethod
     def of(

@@ -32,7 +32,8 @@ def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
     with mean and covariance of latents that are winsorised at four standard deviations, and
     :math:`\alpha, \beta` of the highest held-out Gaussian likelihood. The overall scale is left to the law of
     the radius: full shrinkage is the identity. (Any other root of :math:`\Sigma`, such as Cholesky's, is a
-    rotation away: the same distribution under a radial law.)
+    rotation away: the same distribution under a law of the Euclidean norm, and another one under other norms
+    or where maps of single coordinates follow.)
 
     Args:
         z: (n, d) latents.

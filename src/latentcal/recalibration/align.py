@@ -16,13 +16,15 @@ from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..numerics import outside_inference_mode
-from ..radius.folds import fold_numbers
+from ..radius.folds import fold_numbers, sorted_order
 from ..radius.guarantee import guarantee
-from ..radius.law import as_float64, tied_share
+from ..radius.law import tied_share
 from ..radius.reference import Chi
+from ..validate import as_weights
 from .affine import cross_fit_affine
 from .by_features import cross_fit_features
 from .cross_fitting import FOLDS, CrossFit, check_order
+from .draws import Outputs
 from .maps import Chain, LatentMap
 from .marginals import cross_fit_marginals
 from .record import Recalibration
@@ -52,6 +54,8 @@ class Aligned(ConditionalFlow):
 
     def __init__(self, flow: ConditionalFlow, map: LatentMap) -> None:
         super().__init__(flow.base)
+        if map.dim not in (None, flow.base.dim):
+            raise ValueError(f"The map has {map.dim} coordinates, the flow's latent has {flow.base.dim}.")
         self.flow, self.map = flow, map
 
     @classmethod
@@ -213,30 +217,41 @@ class LatentRows:
     weights: Tensor
     """(n,) of mean 1."""
     fingerprint: Fingerprint
+    outputs: Outputs | None = None
+    """What the latents were encoded from; None where nobody asks for it."""
 
     @classmethod
-    def made(cls, gathered: Gathered, weights: Tensor | None) -> LatentRows:
+    def made(cls, gathered: Gathered, weights: Tensor | None, outputs: Outputs | None = None) -> LatentRows:
         """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
-        z, x, fingerprint = gathered
-        if weights is None:
-            return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint)
-        weight = as_float64(weights).detach().cpu()
-        if weight.shape != (len(z),):
-            raise ValueError(f"weights has shape {tuple(weight.shape)} for {len(z)} points; give one each.")
-        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool(weight.sum() > 0):
-            raise ValueError("Weights must be finite, not negative and not all 0.")
+        z, x, fingerprint, _ = gathered
+        weight = as_weights(weights, len(z))
+        if weight is None:
+            return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint, outputs)
+        weight = weight.cpu()
         kept = weight > 1e-12 * weight.max()
-        return cls(z, x, weight / weight[kept].mean(), fingerprint).take(kept)
+        return cls(z, x, weight / weight[kept].mean(), fingerprint, outputs).take(kept)
 
     def take(self, rows: Tensor) -> LatentRows:
-        """Some of the rows, by a mask (n,)."""
+        """Some of the rows, by a mask (n,) or by their numbers."""
         x = None if self.x is None else self.x[rows]
-        return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint)
+        outputs = None if self.outputs is None else self.outputs.take(rows)
+        return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint, outputs)
 
     def folds(self, count: int, *, contiguous: bool, seed: int = 0) -> Tensor:
         """Fold of each row, (n,); see :func:`fold_numbers`."""
+        return fold_numbers(self._keys(), count, contiguous=contiguous, seed=seed)
+
+    def spread_out(self, most: int, *, contiguous: bool) -> Tensor:
+        """Numbers of at most so many rows, equally spaced when sorted (or, contiguous, in their order)."""
+        n = len(self)
+        count = min(n, most)
+        places = torch.arange(count) * n // count
+        return places if contiguous else sorted_order(self._keys())[places]
+
+    def _keys(self) -> Tensor:
+        """(n, k) what tells rows apart."""
         columns = [self.z[:, :_KEYS]] if self.x is None else [self.z[:, :_KEYS], self.x[:, :_KEYS].double()]
-        return fold_numbers(torch.cat(columns, 1), count, contiguous=contiguous, seed=seed)
+        return torch.cat(columns, 1)
 
     def __len__(self) -> int:
         return len(self.z)

@@ -47,7 +47,7 @@ class AtomCare:
                 "Batches are seen once, too late to fit the noise to all outputs. "
                 "Pass it: discrete=Dequantizer.fit(y_train)."
             )
-        values = None if y is None else as_tensor(y)
+        values = None if y is None else as_tensor(y, "y")
         if values is None or values.dim() != 2 or len(values) == 0 or not bool(torch.isfinite(values).all()):
             return cls(mode, given, None)
         fitted = Dequantizer.fit(values) if mode == "dequantize" and given is None else given

@@ -21,9 +21,11 @@ from ..radius.law import RadiusLaw, tied_share, warn_if_tied
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
+from ..validate import as_whole
 from .align import Aligned, LatentRows
 from .atoms import AtomCare, Discrete
 from .cross_fitting import FOLDS, check_order
+from .draws import MOST_OUTPUTS, Outputs
 from .effective import FEWEST_IN_TIME, effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
 from .norms import check_base
@@ -80,7 +82,9 @@ def autocalibrate(
     cross-validated log-likelihood. Differences are paired, point by point, and the simplest rung within one
     standard error of the best (corrected for training sets that overlap) is fitted to all rows. Inside a
     rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere.
-    ``print(model.recalibration)`` shows the ladder.
+    A rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged
+    model, or more of them far outside the range of the outputs. ``print(model.recalibration)`` shows the
+    ladder, what was refused and why.
 
     Args:
         flow: the flow.
@@ -108,8 +112,7 @@ def autocalibrate(
             "A finite-sample guarantee rests on rows that are exchangeable with those to come: there is none "
             "with weights or in time order. Leave out one of the two."
         )
-    if folds < 2:
-        raise ValueError(f"Cross-validation needs at least 2 folds, got {folds}.")
+    folds = as_whole(folds, "folds", 2)
     care = AtomCare.of(y, discrete)
     gathered = gather(
         flow,
@@ -119,11 +122,13 @@ def autocalibrate(
         jitter=care.jitter(generator),
         batch_size=batch_size,
         progress=progress,
+        keep_y=flow.base.dim <= MOST_OUTPUTS,
     )
+    outputs = None if gathered.y is None else Outputs.of(gathered.y, flow)
     with care.one_warning():
         return calibrate_rows(
             flow,
-            LatentRows.made(gathered, weights),
+            LatentRows.made(gathered, weights, outputs),
             groups=groups,
             contiguous=order == "time",
             folds=folds,

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
-from ..numerics import as_tensor, outside_inference_mode
+from ..numerics import outside_inference_mode
 from ..progress_bar import ProgressBar
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
+from ..validate import as_rows, as_weights, as_whole
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
 from .cross_fitting import FOLDS, check_order
+from .draws import Outputs
 from .ensemble import FlowEnsemble
 from .ladder import Groups
 from .norms import recalibrate_norms
@@ -73,17 +74,11 @@ def cross_calibrate(
     if not callable(make_flow) or isinstance(make_flow, ConditionalFlow):
         raise TypeError("make_flow must be a function that trains: make_flow(x, y) -> flow.")
     check_order(order)
-    if y is None:
-        raise ValueError("y is missing. The arguments are (make_flow, x, y), or (make_flow, None, y).")
-    outputs = as_tensor(y)
-    features = None if x is None else as_tensor(x)
-    n = len(outputs)
-    if features is not None and len(features) != n:
-        raise ValueError(f"x has {len(features)} rows and y has {n}; they must belong together.")
+    features, outputs = as_rows(x, y)
+    n, folds = len(outputs), as_whole(folds, "folds", 2)
     if not 2 <= folds <= n:
         raise ValueError(f"folds must be between 2 and the number of rows, {n}; got {folds}.")
-    if weights is not None and np.shape(weights) != (n,):
-        raise ValueError(f"weights has shape {tuple(np.shape(weights))} for {n} rows; give one each.")
+    weights = as_weights(weights, n)
     columns = [outputs] if features is None else [outputs, features]
     known = torch.cat([part.reshape(n, -1).double() for part in columns], 1)
     fold = fold_numbers(known, folds, contiguous=order == "time", seed=seed)
@@ -100,7 +95,8 @@ def cross_calibrate(
         flows.append(flow)
     assert latents is not None
     at = None if features is None else as_context(flows[0], features).cpu()
-    rows = LatentRows.made(Gathered(latents, at, Fingerprint.of(features, outputs)), weights)
+    gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
+    rows = LatentRows.made(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
 
     def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:
@@ -117,7 +113,8 @@ def cross_calibrate(
 
 
 def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
-    flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
+    with torch.enable_grad():  # also where the caller has switched gradients off: this is training
+        flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
         raise TypeError(f"make_flow must return a ConditionalFlow, it returned {type(flow).__name__}.")
     return flow

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..data.names import list_names
 from ..flow import ConditionalFlow
 from ..numerics import as_tensor
 from ..progress_bar import ProgressBar, on_terminal
@@ -33,14 +34,15 @@ class DelayedRows(NamedTuple):
         if hasattr(partitions, "to_delayed") and hasattr(partitions, "columns"):
             if not targets:
                 raise ValueError("A DataFrame needs the names of its outputs: targets=['a', 'b'].")
-            columns = list(partitions.columns)
-            y_names = _listed(targets)
-            others = [name for name in columns if name not in y_names]
+            columns, y_names = list(partitions.columns), _listed(targets)
+            known, outputs = {*columns}, {*y_names}
+            others = [name for name in columns if name not in outputs]
             x_names = others if features is None else _listed(features)
-            if both := [name for name in x_names if name in y_names]:
-                raise ValueError(f"The columns {both} are among targets and features.")
-            if missing := [name for name in (*y_names, *x_names) if name not in columns]:
-                raise ValueError(f"The DataFrame has no columns {missing}; it has {columns}.")
+            if both := [str(name) for name in x_names if name in outputs]:
+                raise ValueError(f"The columns {list_names(both)} are among targets and features.")
+            if missing := [str(name) for name in (*y_names, *x_names) if name not in known]:
+                there = list_names([*map(str, columns)])
+                raise ValueError(f"The DataFrame has no columns {list_names(missing)}; it has {there}.")
             return cls(list(partitions.to_delayed()), x_names, y_names)
         if isinstance(partitions, Iterable) and not isinstance(partitions, Tensor | str):
             if hasattr(partitions, "columns"):
@@ -140,7 +142,8 @@ def _numbers(frame: Any) -> Tensor:
         texts = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "biuf"]
         if texts:
             raise ValueError(
-                f"the columns {texts} hold no numbers. Encode them, or name the numeric ones: features=[...]."
+                f"the columns {list_names(texts)} hold no numbers. Encode them, or name the "
+                "numeric ones: features=[...]."
             )
         values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     return as_tensor(values)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
 from .align import CROSS_FITS, LatentRows, obstacle
 from .cross_fitting import FOLDS
+from .draws import DrawComparison
 from .maps import Chain, LatentMap
+from .paired import mean_and_error
 from .refutation import contradiction
 
 Groups = int | Callable[[Tensor], Tensor] | None
@@ -34,7 +36,6 @@ _MOST_COORDINATES = 64  # that marginals are tried for
 _DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
 _STRETCH = 1.5  # beyond which a tail is added
 _INFLATION = 0.01  # of the variance by draws of the tail
-_BLOCKS = 20  # of rows in time order, for standard errors
 _FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
 
 
@@ -85,6 +86,8 @@ class Ladder:
         p_value: of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged model is
             no choice if the next rung gains on held-out rows; None where rows are weighted or in time order,
             for which the test does not hold.
+        refusals: why each was refused, empty where it was not. Only a rung that would be chosen is examined.
+        unexamined: why the draws of rungs could not be compared, empty where they could.
     """
 
     names: list[str]
@@ -96,6 +99,13 @@ class Ladder:
     n: int
     folds: int
     p_value: float | None = None
+    refusals: list[str] = field(default_factory=list)
+    unexamined: str = ""
+
+    def __post_init__(self) -> None:
+        columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
+        if len({len(column) for column in columns}) != 1 or not 0 <= self.chosen < len(self.names):
+            raise ValueError("A ladder has a name and four numbers for each rung, and one of them is chosen.")
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
@@ -103,24 +113,36 @@ class Ladder:
             f"Held-out log-likelihood over the unchanged model, nats a point ({self.n:,} rows)",
             f"    {'rung':<{width}}  {'gain':>8}  {'s.e.':>7}  {'behind the best':>18}",
         ]
-        best = max(range(len(self.gains)), key=self.gains.__getitem__)
         for i, name in enumerate(self.names):
-            gap = "the best" if i == best else f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
+            gap = f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
+            gap = "refused" if self._refused(i) else "the best" if i == self.best else gap
             mark = "->" if i == self.chosen else "  "
             lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>18}")
-        reason = (
-            "it is the best"
-            if self.chosen == best
-            else "the simplest that is within one standard error of the best"
-        )
+        refused = [(name, why) for name, why in zip(self.names, self.refusals, strict=False) if why]
+        lines += [f"Refused: {name}; {why}." for name, why in refused]
+        best = "the best that was not refused" if refused else "the best"
+        within = f"the simplest that is within one standard error of {best}"
+        reason = f"it is {best}" if self.chosen == self.best else within
         if self.refuted and self.behind[0] <= self.behind_errors[0] + _TIE:
             reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
-        return "\n".join([*lines, f"Chosen: {self.names[self.chosen]} ({reason})."])
+        lines.append(f"Chosen: {self.names[self.chosen]} ({reason}).")
+        return "\n".join(
+            [*lines, *([f"Draws were not compared: {self.unexamined}."] * bool(self.unexamined))]
+        )
+
+    @property
+    def best(self) -> int:
+        """Number of the rung that gains most, of those that were not refused."""
+        return max((i for i in range(len(self.gains)) if not self._refused(i)), key=self.gains.__getitem__)
 
     @property
     def refuted(self) -> bool:
         """Whether the unchanged model was no choice."""
-        return self.p_value is not None and self.p_value < _REFUTED and self.gains[1] > 0
+        contradicted = self.p_value is not None and self.p_value < _REFUTED
+        return contradicted and self.gains[1] > 0 and not self._refused(1)
+
+    def _refused(self, number: int) -> bool:
+        return number < len(self.refusals) and bool(self.refusals[number])
 
 
 @dataclass(frozen=True)
@@ -229,17 +251,28 @@ def climb(
     folds = min(folds, len(rows))
     fold = rows.folds(folds, contiguous=contiguous)
     log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
+    fitted: list[list[FittedRung]] = [[] for _ in rungs]
     with silent_about_ties(), ProgressBar(total=folds * len(rungs), desc="ladder", progress=progress) as bar:
         for number in range(folds):
             held_out = fold == number
             fitter = RungFitter(rows.take(~held_out), base, groups, contiguous=contiguous, nodes=_COARSE)
             for i, rung in enumerate(rungs):
-                log_likelihood[i, held_out] = fitter.fit(rung).log_likelihood(rows.take(held_out), base)
+                fitted[i].append(fitter.fit(rung))
+                log_likelihood[i, held_out] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
                 bar.update()
     exchangeable = not contiguous and bool((rows.weights == rows.weights[0]).all())
     p_value = contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None
     names = [rung.name for rung in rungs]
-    ladder = _compare(names, log_likelihood, rows.weights, folds, contiguous, p_value)
+    draws = DrawComparison(rows, base, fold, contiguous=contiguous)
+    refusals = [""] * len(rungs)
+    while True:
+        ladder = _compare(names, log_likelihood, rows.weights, folds, contiguous, p_value, refusals)
+        if ladder.chosen == 0:
+            break
+        refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen])
+        if not refusals[ladder.chosen]:
+            ladder = replace(ladder, unexamined=draws.obstacle)
+            break
     return rungs[ladder.chosen], ladder
 
 
@@ -263,41 +296,31 @@ def _compare(
     folds: int,
     contiguous: bool,
     p_value: float | None,
+    refusals: list[str],
 ) -> Ladder:
-    def mean_and_error(difference: Tensor) -> tuple[float, float]:
-        mean, error = _mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous)
-        # Training sets of two folds overlap, so held-out differences vary together: the correction of Nadeau
-        # and Bengio, without which a richer rung wins by chance too often.
-        return mean, error * math.sqrt(1 + folds / max(folds - 1, 1))
+    def compare(difference: Tensor) -> tuple[float, float]:
+        return mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous=contiguous, folds=folds)
 
-    gains, errors = zip(*(mean_and_error(row - log_likelihood[0]) for row in log_likelihood), strict=True)
-    best = max(range(len(names)), key=gains.__getitem__)
-    behind = [mean_and_error(log_likelihood[best] - row) for row in log_likelihood]
+    gains, errors = zip(*(compare(row - log_likelihood[0]) for row in log_likelihood), strict=True)
+    nothing = [0.0] * len(names)
     ladder = Ladder(
         names,
         list(gains),
         list(errors),
-        [gap for gap, _ in behind],
-        [error for _, error in behind],
-        best,
+        nothing,
+        nothing,
+        0,
         log_likelihood.shape[1],
         folds,
         p_value,
+        list(refusals),
     )
-    tied = [i for i, (gap, error) in enumerate(behind) if gap <= error + _TIE]
-    return replace(ladder, chosen=next(i for i in tied if i > 0 or not ladder.refuted))
-
-
-def _mean_and_error(difference: Tensor, weights: Tensor, contiguous: bool) -> tuple[float, float]:
-    """Weighted mean of differences (n,) and its standard error, by blocks where rows are ordered."""
-    mean = weights @ difference / weights.sum()
-    share = weights * (difference - mean) / weights.sum()
-    if contiguous:
-        blocks = min(_BLOCKS, len(share))
-        block = torch.arange(len(share)) * blocks // len(share)
-        share = torch.zeros(blocks, dtype=share.dtype).index_add_(0, block, share)
-    count = len(share)
-    return float(mean), float(share.norm()) * math.sqrt(count / max(count - 1, 1))
+    behind, behind_errors = zip(
+        *(compare(log_likelihood[ladder.best] - row) for row in log_likelihood), strict=True
+    )
+    possible = (i for i in range(len(names)) if not refusals[i] and (i > 0 or not ladder.refuted))
+    chosen = next(i for i in possible if behind[i] <= behind_errors[i] + _TIE)
+    return replace(ladder, behind=list(behind), behind_errors=list(behind_errors), chosen=chosen)
 
 
 @contextmanager

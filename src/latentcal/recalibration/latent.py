@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from ..numerics import outside_inference_mode
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
+from ..validate import as_weights
 from .atoms import AtomCare, Discrete
 from .cross_fitting import check_order
 from .norms import recalibrate_norms
@@ -138,7 +138,7 @@ def recalibrate(
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
     check_order(order)
     care = AtomCare.of(y, discrete)
-    radii, features, fingerprint = gather(
+    radii, features, fingerprint, _ = gather(
         flow,
         x,
         y,
@@ -147,10 +147,7 @@ def recalibrate(
         batch_size=batch_size,
         progress=progress,
     )
-    if weights is not None and np.shape(weights) != (len(radii),):
-        raise ValueError(
-            f"weights has shape {tuple(np.shape(weights))} for {len(radii)} points; give one each."
-        )
+    weights = as_weights(weights, len(radii))
     with care.one_warning():
         return recalibrate_norms(
             flow, radii, features, fingerprint, fit=fit, weights=weights, order=order, **care.record

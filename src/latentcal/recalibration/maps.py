@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,11 @@ class LatentMap(Float64Module):
     Calling it gives :math:`z'` and :math:`\log|\det \partial z'/\partial z|`, (..., d), (..., p) -> (..., d),
     (...), in float64. Constructor arguments are the whole state, kept as attributes of the same names.
     """
+
+    @property
+    def dim(self) -> int | None:
+        """Number d of coordinates; None for a map that takes any."""
+        return None
 
     def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         """The latent point that is mapped to z, (..., d), (..., p) -> (..., d)."""
@@ -40,6 +46,8 @@ class AffineMap(LatentMap):
     def __init__(self, shift: Tensor, matrix: Tensor) -> None:
         super().__init__()
         shift, matrix = shift.to(torch.float64), matrix.to(torch.float64)
+        if shift.dim() != 1:
+            raise ValueError(f"shift must be (d,), got {tuple(shift.shape)}.")
         dim = len(shift)
         if matrix.shape not in ((dim,), (dim, dim)):
             raise ValueError(f"matrix must be ({dim}, {dim}) or ({dim},), got {tuple(matrix.shape)}.")
@@ -50,6 +58,10 @@ class AffineMap(LatentMap):
         self.register_buffer("_inverse", torch.empty_like(matrix), persistent=False)
         self.register_buffer("_log_abs_det", matrix.new_zeros(()), persistent=False)
         self._forget()
+
+    @property
+    def dim(self) -> int:
+        return len(self.shift)
 
     def _forget(self) -> None:
         diagonal = self.matrix.dim() == 1
@@ -82,7 +94,15 @@ class FeatureAffineMap(LatentMap):
 
     def __init__(self, shift: Smoother, log_scale: Smoother, limit: float = 3.0) -> None:
         super().__init__()
+        if shift.answers != log_scale.answers:
+            raise ValueError(f"shift has {shift.answers} answers, log_scale has {log_scale.answers}.")
+        if not 0 <= limit < math.inf:
+            raise ValueError(f"limit must be finite and not negative, got {limit}.")
         self.shift, self.log_scale, self.limit = shift, log_scale, limit
+
+    @property
+    def dim(self) -> int:
+        return self.shift.answers
 
     def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         shift, log_scale = self._at(x)
@@ -123,6 +143,10 @@ class CoordinateMap(LatentMap):
                 raise ValueError(f"{name} must be finite and {'positive' if rise is value else 'ascending'}.")
             self.register_buffer(name, value.to(torch.float64))
 
+    @property
+    def dim(self) -> int:
+        return len(self.knots)
+
     def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mapped, log_slope = self._spline()(z.to(self.knots))
         return mapped, log_slope.sum(-1)
@@ -145,7 +169,13 @@ class Chain(LatentMap):
 
     def __init__(self, maps: Sequence[LatentMap]) -> None:
         super().__init__()
+        if len(dims := {step.dim for step in maps} - {None}) > 1:
+            raise ValueError(f"Maps one after the other must have the same coordinates, got {dims}.")
         self.maps = nn.ModuleList(maps)  # type: ignore[assignment]
+
+    @property
+    def dim(self) -> int | None:
+        return next((step.dim for step in self.maps if step.dim is not None), None)
 
     def forward(self, z: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z = z.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Pre-rank recalibration of any predictor: its draws resampled, its density tilted, by the law of its PIT."""
+"""Pre-rank recalibration of any predictor: its density is tilted by the law of its PIT."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,12 @@ from torch.distributions import Distribution
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
 from ..progress_bar import ProgressBar
+from ..validate import as_floating, as_rows, as_whole
 from .beta_mixture import BetaMixture
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
+from .prerank_proposal import log_density, propose, reach_of, spread_of
+from .prerank_tilted import ScoreTable, TiltedDistribution
+from .probit_mixture import ProbitMixture
 from .rows import row_batches
 
 
@@ -27,15 +31,29 @@ class PrerankRecalibration:
 
     Args:
         counts: (K + 1,) calibration points of which k = 0, ..., K of K draws have at most their pre-rank.
-        law: the smooth law of their PIT values.
+        law: the smooth law of their PIT values: of normal scores, or, for resampling, of ranks.
         fit_seconds: time that drawing, ranking and fitting took.
         fingerprint: sketch of the calibration rows.
+        spread: (k + 1,) logs of how far the points lie from the centres of their predictions, at levels
+            0, 1/k, ..., 1; None for resampling.
     """
 
     counts: Tensor = field(repr=False)
-    law: BetaMixture
+    law: BetaMixture | ProbitMixture
     fit_seconds: float
     fingerprint: Fingerprint = field(repr=False)
+    spread: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.law, ProbitMixture) == (self.spread is None):
+            raise ValueError(
+                "A law of normal scores (ProbitMixture) goes with a spread, a law of ranks (BetaMixture) "
+                f"without; got {type(self.law).__name__} {'without' if self.spread is None else 'with'} one."
+            )
+        counts = self.counts
+        whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
+        if not (whole and len(counts) > 1 and bool((counts >= 0).all()) and 0 < int(counts.sum()) < 1 << 53):
+            raise ValueError("counts must be (K + 1,) whole numbers, not negative and not all 0.")
 
     @property
     def n(self) -> int:
@@ -53,14 +71,15 @@ class PrerankRecalibration:
 class PrerankRecalibrated:
     r"""A predictor whose draws and density follow the law of the PIT on calibration data.
 
-    With :math:`U(x, y) = P(g(x, Y') \le g(x, y))`, :math:`Y'` from the base model, calling it gives a
-    distribution that
+    With :math:`U(x, y) = P(g(x, Y') \le g(x, y))`, :math:`Y'` from the base model, and :math:`f_U` the
+    density of U on calibration data, calling it gives a distribution with the density
+    :math:`f'(y|x) = f(y|x)\, f_U(U(x, y)) / Z(x)`:
 
-    - ``sample`` draws by resampling candidates of the base model, so that their ranks follow the empirical
-      law of U (Algorithm "Pre-rank recalibration" of Dheur and Ben Taieb, 2025; with the negative log density
-      as pre-rank it is the HDR recalibration of Chung et al., 2024),
-    - has the explicit density :math:`f'(y|x) = f(y|x)\, f_U(U(x, y))`, with :math:`f_U` a smooth law fitted
-      to the same ranks.
+    - a :class:`TiltedDistribution`, whose integral is 1 up to a stated error and whose draws follow it, or
+    - for ``method="resampling"`` a :class:`PrerankDistribution`, whose draws are candidates of the base
+      model, resampled so that their ranks follow the empirical law of U (Algorithm "Pre-rank recalibration"
+      of Dheur and Ben Taieb, 2025; with the negative log density as pre-rank it is the HDR recalibration of
+      Chung et al., 2024).
 
     The tilted density need not have the base density's order: where :math:`f_U` rises steeply, a point of
     lower f has the higher f'. The published HDR-ECE of HDR recalibration ranks by the *base* density; that is
@@ -73,8 +92,8 @@ class PrerankRecalibrated:
         prerank: the pre-rank g.
         recalibration: the fitted laws of U, empirical and smooth.
         bins: number B of bins of the resampling.
-        first_bin_from_zero: whether the first bin takes the points with U = 0.
-        density_samples: draws by which ``log_prob`` estimates U.
+        first_bin_from_zero: whether the first bin of the resampling takes the points with U = 0.
+        density_samples: draws by which ``log_prob`` estimates U, and as many the integral.
         seed: of those draws, which are the same for all x and in every call.
         batch_size: points whose pre-rank is computed at a time; as many as give 2^18 numbers if None.
     """
@@ -98,7 +117,13 @@ class PrerankRecalibrated:
 
     def __call__(self, x: Tensor | None = None) -> PrerankDistribution:
         """Recalibrated distribution at features x, (..., p)."""
-        return PrerankDistribution(self, x)
+        kind = TiltedDistribution if self.method == "importance" else PrerankDistribution
+        return kind(self, x)
+
+    @property
+    def method(self) -> Literal["importance", "resampling"]:
+        """How draws are made; see :func:`recalibrate_prerank`."""
+        return "importance" if isinstance(self.recalibration.law, ProbitMixture) else "resampling"
 
     @property
     def samples(self) -> int:
@@ -126,14 +151,12 @@ class PrerankRecalibrated:
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """Log of what the density is multiplied by, for each rank of y among the s draws, (s + 1,)."""
-        return self.recalibration.law.log_rank_ratio(self.density_samples)
+        """Log of what the density is multiplied by, for each rank of y among the s draws, (s + 1,).
 
-    @property
-    def normalization_error(self) -> float:
-        """Standard deviation, over its random numbers, of the integral of the density at one x around 1."""
-        variance = (torch.exp(2 * self.log_ratio).mean() - 1).clamp(min=0) / (self.density_samples + 2)
-        return float(variance) ** 0.5
+        For ``method="resampling"``.
+        """
+        assert isinstance(self.recalibration.law, BetaMixture)
+        return self.recalibration.law.log_rank_ratio(self.density_samples)
 
     def base_prerank(self, pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
         """The pre-rank by the base model, (..., d) -> (...), of points under a recalibrated prediction."""
@@ -142,18 +165,25 @@ class PrerankRecalibrated:
         return self.prerank(pred.base, y, pred.x if x is None else x)
 
     def __repr__(self) -> str:
-        settings = (
-            f"{name}={getattr(self, name)}"
-            for name in ("samples", "bins", "first_bin_from_zero", "density_samples", "seed")
-        )
+        names = ["density_samples", "seed"]
+        if self.method == "resampling":
+            names = ["bins", "first_bin_from_zero", *names]
+        settings = (f"{name}={getattr(self, name)!r}" for name in ("method", "samples", *names))
         return f"PrerankRecalibrated({type(self.model).__name__}, {self._statistic}, {', '.join(settings)})"
 
     def __str__(self) -> str:
-        n = self.recalibration.n
+        sampling = f"{self.samples} candidates in {self.bins} bins"
+        density = f"{self.density_samples} draws a point"
+        if self.method == "importance":
+            sampling = f"{self.density_samples} weighted candidates or more"
+            density = (
+                f"2 x {self.density_samples} weighted draws a point; error: model(x).normalization_error"
+            )
         return (
-            f"{type(self.model).__name__} recalibrated by {self._statistic} on {n:,} points\n"
-            f"  sampling   {self.samples} candidates in {self.bins} bins\n"
-            f"  density    {self.density_samples} draws a point; integral 1 ± {self.normalization_error:.2g}"
+            f"{type(self.model).__name__} recalibrated by {self._statistic} on "
+            f"{self.recalibration.n:,} points\n"
+            f"  sampling   {sampling}\n"
+            f"  density    {density}"
         )
 
     @property
@@ -168,6 +198,7 @@ def recalibrate_prerank(
     *,
     prerank: Prerank = negative_log_density,
     samples: int = 100,
+    method: Literal["importance", "resampling"] = "importance",
     bins: int = 20,
     first_bin_from_zero: bool = True,
     density_samples: int = 1000,
@@ -181,8 +212,12 @@ def recalibrate_prerank(
               \hat Y^{(k)}_i \sim f(\cdot | x_i),
 
     with the pre-rank g = -log f for HDR recalibration. Any model that gives torch distributions will do; it
-    needs no latent. Candidates are resampled by the empirical law of :math:`\hat U`, the density is tilted by
-    a smooth one, see :class:`PrerankRecalibrated`. The rows must be ones that training did not see.
+    needs no latent. The density is tilted by a smooth law of U and normalised at each x, and draws are made
+    from it, see :class:`PrerankRecalibrated`. The rows must be ones that training did not see.
+
+    A model that is too narrow has observations beyond all of its draws, where ranks tell nothing. Therefore U
+    is estimated from weighted draws that reach as far as the observations: of a flow with latents of a wider
+    radius, of other models from ellipsoids about their draws.
 
     Args:
         model: x (n, p) -> torch Distribution with batch shape (n,) and event shape (d,).
@@ -190,11 +225,16 @@ def recalibrate_prerank(
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
         prerank: ``prerank(pred, y, x)``, y (s, n, d) or (n, d) -> (s, n) or (n,).
-        samples: candidates K, drawn for every calibration point and for every prediction.
+        samples: draws K by which every calibration point is ranked; for resampling also the candidates of
+            every prediction.
+        method: "importance" for a normalised density and draws from it; "resampling" for the published
+            algorithm, which resamples draws of the model by their ranks and cannot go beyond them.
         bins: number B of bins of the resampling.
-        first_bin_from_zero: count the first bin from 0, so that all K samples are drawn; False keeps to the
-            published formula, which loses those that stand for points with U = 0.
-        density_samples: draws by which ``log_prob`` estimates U; its error falls with their root.
+        first_bin_from_zero: count the first bin of the resampling from 0, so that all K samples are drawn;
+            False keeps to the published formula, which loses those that stand for points with U = 0.
+        density_samples: weighted draws by which U is estimated, at every calibration point and in
+            ``log_prob``, and as many for the integral; the errors of both fall with their root. For
+            resampling, draws by which ``log_prob`` estimates U.
         generator: source of randomness. Draws are made in blocks of rows that depend on the shapes alone.
         batch_size: points, draws included, whose pre-rank is computed at a time; a matter of memory, not of
             the result. As many as give 2^18 numbers if None.
@@ -202,6 +242,10 @@ def recalibrate_prerank(
 
     Returns:
         The recalibrated predictor.
+
+    Raises:
+        TypeError: where the model's predictions have no density.
+        ValueError: where calibration points have density 0 under the model, so that no tilt can reach them.
 
     Warns:
         CalibrationReuseWarning: where a model that was recalibrated before is recalibrated on the same rows.
@@ -213,14 +257,17 @@ def recalibrate_prerank(
         >>> narrow = lambda x: Independent(Normal(x.expand(-1, 2), 1.0), 1)
         >>> wide = recalibrate_prerank(narrow, x, y, generator=source)
         >>> samples = wide(x).sample((100,), generator=source)
-        >>> samples.shape, samples.std() > 1.5
+        >>> samples.shape, (samples.std() - 2).abs() < 0.1
         (torch.Size([100, 500, 2]), tensor(True))
     """
     if not callable(prerank):
         raise TypeError(f"prerank must be a function of (pred, y, x), got {type(prerank).__name__}.")
     if not callable(model):
         raise TypeError(f"model must be a function from x to a distribution, got {type(model).__name__}.")
+    if method not in ("importance", "resampling"):
+        raise ValueError(f"method must be 'importance' or 'resampling', got {method!r}.")
     _check_whole(samples=samples, bins=bins, density_samples=density_samples, batch_size=batch_size)
+    samples, batch_size = int(samples), None if batch_size is None else int(batch_size)
     x, y = _joined(x, y)
     started = time.perf_counter()
     fingerprint = Fingerprint.of(x, y)
@@ -235,6 +282,7 @@ def recalibrate_prerank(
     blocks = blocks_of(n, samples * dim)
     own_seed, *seeds = seeds_of(1 + len(blocks), generator)
     at_most, ranks = torch.empty(n, dtype=torch.long), torch.empty(n, dtype=torch.long)
+    reach = torch.empty(n, dtype=torch.float64)
     with (
         torch.no_grad(),
         evaluating(model),
@@ -244,50 +292,85 @@ def recalibrate_prerank(
             source = torch.Generator().manual_seed(seed)
             pred, own_x = predict(model, x, block, dim)
             value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
-            values = preranks_of(prerank, pred, draw(pred, (samples,), source), own_x, batch_size)
+            draws = draw(pred, (samples,), source)
+            values = preranks_of(prerank, pred, draws, own_x, batch_size)
             below, at_most[block] = (values < value).sum(0).cpu(), (values <= value).sum(0).cpu()
             # Uniform on 0, ..., K where the model is true, also if pre-ranks are tied.
             v = torch.rand(len(below), dtype=torch.float64, generator=source)
             ranks[block] = below + (v * (at_most[block] - below + 1)).long()
+            if method == "importance":
+                reach[block] = reach_of(pred, y[block], draws).cpu()
             bar.update(len(below))
+        law: BetaMixture | ProbitMixture
+        spread = None
+        if method == "importance":
+            spread = spread_of(reach)
+            law = ProbitMixture.fit(
+                _scores(model, prerank, x, y, spread, density_samples, generator, batch_size)
+            )
+        else:
+            law = BetaMixture.fit(ranks, samples)
     record = PrerankRecalibration(
         counts=torch.bincount(at_most, minlength=samples + 1),
-        law=BetaMixture.fit(ranks, samples),
+        law=law,
         fit_seconds=time.perf_counter() - started,
         fingerprint=fingerprint,
+        spread=spread,
     )
     return PrerankRecalibrated(
         model, prerank, record, bins, first_bin_from_zero, density_samples, own_seed, batch_size
     )
 
 
+def _scores(
+    model: Callable[..., Distribution],
+    prerank: Prerank,
+    x: Tensor | None,
+    y: Tensor,
+    spread: Tensor,
+    samples: int,
+    generator: torch.Generator | None,
+    batch_size: int | None,
+) -> Tensor:
+    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true."""
+    n, dim = y.shape
+    scores = torch.empty(n, dtype=torch.float64)
+    blocks = blocks_of(n, samples * dim)
+    for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
+        source = torch.Generator().manual_seed(seed)
+        pred, own_x = predict(model, x, block, dim)
+        log_density_of_y = log_density(pred, y[block][None], batch_size)
+        impossible = torch.isneginf(log_density_of_y)
+        if bool(impossible.any()):
+            raise ValueError(
+                f"{int(impossible.sum())} of the calibration points {block.start} to {block.stop - 1} have "
+                "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
+                "wider support, drop the points, or use method='resampling', which ignores where they lie."
+            )
+        found = propose(pred, spread, samples, source, batch_size=batch_size)
+        values = preranks_of(prerank, pred, found.y, own_x, batch_size)
+        value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
+        table = ScoreTable.of(values.T.to(torch.float64), found.log_weights.T)
+        v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
+        scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
+    return scores
+
+
 def _joined(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
     """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
-    pairs = list(row_batches(x, y)[0])
-    if not pairs or not all(len(y) for _, y in pairs if y.dim()):
+    pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
+    if not any(len(y) for _, y in pairs):
         raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
-    y = torch.cat([torch.atleast_1d(y) for _, y in pairs])
-    x = None if pairs[0][0] is None else torch.cat([x for x, _ in pairs])  # type: ignore[misc]
-    shapes = f"y: {tuple(y.shape)}, x: {None if x is None else tuple(x.shape)}"
-    if y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(
-            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
-        )
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
-    for name, values in (("x", x), ("y", y)):
-        if values is not None and not bool(torch.isfinite(values).all()):
-            wrong = int((~torch.isfinite(values)).any(1).sum())
-            raise ValueError(
-                f"{name} has NaN or infinite values in {wrong} of {len(y)} rows. Drop or fill them."
-            )
-    return x, y
+    if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
+        raise ValueError("The batches of x and y must have the same features and the same outputs.")
+    xs, ys = zip(*pairs, strict=True)
+    return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
 
 
 def _check_whole(**numbers: int | None) -> None:
     for name, value in numbers.items():
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if value is not None:
+            as_whole(value, name)
     samples, bins = numbers["samples"], numbers["bins"]
     if samples is not None and bins is not None and bins > samples:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The distribution that pre-rank recalibration predicts: resampled draws and a tilted density."""
+"""The distribution that published pre-rank recalibration predicts: resampled draws, a density by ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.distributions import Distribution, constraints
 from ..flow import FlowDistribution, evaluation_mode
 from ..numerics import to_tensor
 from ..pit import Prerank, draw, prerank_values
+from .prerank_proposal import NUMBERS, explain_missing_density, log_density, pieces_of
 
 if TYPE_CHECKING:
     from .prerank import PrerankRecalibrated
 
 _ROWS = 64
-_NUMBERS = 1 << 18  # drawn at a time
 _KEPT = 1 << 22
 
 
@@ -29,7 +29,9 @@ class PrerankDistribution(Distribution):
 
     ``resample`` is the published algorithm, ``sample`` draws from its sets, ``log_prob`` is the tilted
     density :math:`f'(y|x) = f(y|x)\, f_U(U(x, y))`. Both estimate one law: resampling by a step function of
-    B bins on K candidates, the density by a smooth law on ``density_samples`` draws.
+    B bins on K candidates, the density by a smooth law on ``density_samples`` draws. Neither reaches beyond
+    the draws of the base model: where it is too narrow, the two disagree and the density does not integrate
+    to 1. :class:`TiltedDistribution`, the default, has no such limit.
 
     Args:
         recalibrated: the predictor.
@@ -60,8 +62,8 @@ class PrerankDistribution(Distribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrerankDistribution:
         """The same prediction repeated to a larger batch shape."""
         if self.x is None:
-            return PrerankDistribution(self.recalibrated, None, torch.Size(batch_shape))
-        return PrerankDistribution(self.recalibrated, self.x.expand(*batch_shape, self.x.shape[-1]))
+            return type(self)(self.recalibrated, None, torch.Size(batch_shape))
+        return type(self)(self.recalibrated, self.x.expand(*batch_shape, self.x.shape[-1]))
 
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
         """Draws of y, (*sample_shape, ..., d), from as many sets of ``resample`` as are needed.
@@ -90,9 +92,10 @@ class PrerankDistribution(Distribution):
 
         The same (x, y) gives the same number in every call: U is estimated with the predictor's own seed,
         from draws that are common to all x. The integral over y is 1 on average over seeds, and for one seed
-        up to ``recalibrated.normalization_error``. Draws are made for each x, not for each y.
+        up to ``normalization_error``, unless the base model is too narrow. Draws are made for each x, not for
+        each y.
         """
-        log_base, below, at_most = self._evaluate(value)
+        log_base, below, at_most = self._evaluate(value, self._ranks)
         log_ratio = self.recalibrated.log_ratio.to(below.device)
         ratio_up_to = torch.cat([log_ratio.new_zeros(1), torch.exp(log_ratio).cumsum(0)])
         # Tied ranks share the mean of their ratios. Without ties a difference of sums would only cost digits.
@@ -107,7 +110,7 @@ class PrerankDistribution(Distribution):
         U is estimated from s draws with an error :math:`\sigma = \sqrt{U (1 - U) / s}`; this is half the
         difference between the log tilts at U + σ and U - σ.
         """
-        _, below, at_most = self._evaluate(value)
+        _, below, at_most = self._evaluate(value, self._ranks)
         samples = self.recalibrated.density_samples
         # Given the rank, U follows a beta law with this mean and deviation.
         u = ((below + at_most).to(torch.float64) / 2 + 1) / (samples + 2)
@@ -116,9 +119,16 @@ class PrerankDistribution(Distribution):
         high, low = (_interpolated(self.recalibrated.log_ratio.to(u.device), ranks) for ranks in ends)
         return (high - low).abs() / 2
 
+    @property
+    def normalization_error(self) -> Tensor:
+        """Standard deviation, over its random numbers, of the integral of the density around 1, (...)."""
+        model = self.recalibrated
+        variance = (torch.exp(2 * model.log_ratio).mean() - 1).clamp(min=0) / (model.density_samples + 2)
+        return variance.sqrt().expand(self.batch_shape)
+
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
-        return f"PrerankDistribution({type(self.base).__name__}, {shapes})"
+        return f"{type(self).__name__}({type(self.base).__name__}, {shapes})"
 
     def _resample(self, wanted: int, generator: torch.Generator | None, *, shuffled: bool) -> Tensor:
         """(wanted, rows, d) draws from sets of the algorithm."""
@@ -152,32 +162,35 @@ class PrerankDistribution(Distribution):
                 columns.append(torch.cat(sets))
         return torch.cat(columns, 1)
 
-    def _evaluate(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Base log density of y, and how many of the common draws are below it and at most at it in rank."""
+    def _evaluate(self, value: Tensor, answer: Callable[[slice, Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+        """Base log density of y, (...), and what ``answer`` gives for a block's pre-ranks (rows, l)."""
         model = self.recalibrated
         value = _accept(value, self.batch_shape, self.event_shape[0])
         leading, dim = value.shape[:-1], self.event_shape[0]
-        if value.numel() == 0:
-            nothing = value.new_empty(leading)
-            return nothing, nothing.long(), nothing.long()
         # All y of one x side by side, (rows, l, d), whichever dims of x and y broadcast.
         row = torch.arange(self._rows, device=value.device).reshape(self.batch_shape).expand(leading)
         order = torch.argsort(row.reshape(-1), stable=True)
-        points = value.reshape(-1, dim)[order].reshape(self._rows, -1, dim)
+        points = value.reshape(-1, dim)[order].reshape(self._rows, -1, dim) if value.numel() else value
         columns = []
         with torch.no_grad(), evaluating(model.model):
-            for block in blocks_of(self._rows, model.density_samples * dim):
+            for block in blocks_of(self._rows, model.density_samples * dim) if value.numel() else ():
                 pred, x = predict(model.model, self._flat_x, block, dim)
                 y = points[block].transpose(0, 1)
-                log_base = torch.cat([pred.log_prob(part) for part in _pieces(y, model.batch_size)])
+                log_base = log_density(pred, y, model.batch_size)
                 values = preranks_of(model.prerank, pred, y, x, model.batch_size)
                 values = values.to(torch.float64).T.contiguous()
-                common = self._common_preranks(block)
-                below, at_most = (torch.searchsorted(common, values, right=right) for right in (False, True))
-                columns.append((log_base.T, below, at_most))
+                columns.append((log_base.T, *answer(block, values)))
+        if not columns:
+            nothing = value.new_empty(leading)
+            return [nothing, nothing.long(), nothing.long()]
         merged = (torch.cat(column).reshape(-1) for column in zip(*columns, strict=True))
-        log_base, below, at_most = (torch.empty_like(v).index_copy_(0, order.to(v.device), v) for v in merged)
-        return log_base.reshape(leading), below.reshape(leading), at_most.reshape(leading)
+        return [torch.empty_like(v).index_copy_(0, order.to(v.device), v).reshape(leading) for v in merged]
+
+    def _ranks(self, block: slice, values: Tensor) -> tuple[Tensor, Tensor]:
+        """How many of the common draws are below pre-ranks (rows, l), and how many at most at them."""
+        common = self._common_preranks(block)
+        below, at_most = (torch.searchsorted(common, values, right=right) for right in (False, True))
+        return below, at_most
 
     def _common_preranks(self, block: slice) -> Tensor:
         """Pre-ranks of the draws that estimate U, (rows, s), ascending; a row's depend on its x alone."""
@@ -191,7 +204,7 @@ class PrerankDistribution(Distribution):
         sources = [torch.Generator().manual_seed(model.seed) for _ in parts]
         common_draws = _flow_draws if shared else draw
         pred, x = predict(model.model, self._flat_x, block, dim)
-        values, size = [], max(1, _NUMBERS // dim)
+        values, size = [], max(1, NUMBERS // dim)
         for done in range(0, model.density_samples, size):
             shape = (min(size, model.density_samples - done),)
             draws = [common_draws(part, shape, source) for part, source in zip(preds, sources, strict=True)]
@@ -214,15 +227,22 @@ def preranks_of(
     prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, size: int | None
 ) -> Tensor:
     """Pre-ranks (s, rows) of points (s, rows, d), ``size`` points at a time."""
-    parts = [
-        prerank_values(prerank, pred, part, x, (len(part), *pred.batch_shape)) for part in _pieces(y, size)
-    ]
+    with explain_missing_density(pred):
+        parts = [
+            prerank_values(prerank, pred, part, x, (len(part), *pred.batch_shape))
+            for part in pieces_of(y, size)
+        ]
     return torch.cat(parts)
+
+
+def numbers_at_a_time(numbers: int) -> int:
+    """How many items of so many numbers each are drawn at a time."""
+    return max(1, NUMBERS // numbers)
 
 
 def blocks_of(n: int, numbers: int) -> list[slice]:
     """Blocks of n rows that draw at most 2^18 numbers each, where a row draws ``numbers``."""
-    rows = min(_ROWS, max(1, _NUMBERS // numbers))
+    rows = min(_ROWS, max(1, NUMBERS // numbers))
     return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
@@ -244,12 +264,6 @@ def _flow_draws(pred: FlowDistribution, shape: tuple[int, ...], source: torch.Ge
         return pred.base.sample((*shape, 1), generator, dtype).expand(*full, -1)
 
     return pred._draw(latents, shape, source)
-
-
-def _pieces(y: Tensor, size: int | None) -> tuple[Tensor, ...]:
-    """Points (s, rows, d) in parts along their first dim, of ``size`` points each or a little less."""
-    points = max(1, _NUMBERS // y.shape[-1]) if size is None else size
-    return y.split(max(1, points // max(1, y.shape[1])))
 
 
 def _base(model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size) -> Distribution:

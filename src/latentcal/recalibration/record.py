@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..base import RadialBase
 from ..fingerprint import Fingerprint
+from ..radius.empirical import EmpiricalRadius
+from ..radius.guarantee import Guarantee
 from ..radius.law import RadiusLaw
 
 
@@ -56,6 +59,15 @@ class Recalibration:
     atom_share: float | None = None
     atom_output: int | None = None
     dequantized: bool = False
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What the calibration points say about coverage; None where no law of the norm was fitted."""
+        if math.isnan(self.lambda_):
+            return None
+        # n as it is in epsilon: the effective one, or with a guarantee for groups that of the smallest.
+        n = round((1 + self.lambda_) / self.epsilon - 1, 6)
+        return Guarantee(n, self.lambda_, steps=isinstance(self.law, EmpiricalRadius))
 
     def _about_epsilon(self) -> str:
         return (

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..flow import ConditionalFlow, as_context
-from ..numerics import as_tensor
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
+from ..validate import as_rows, as_whole
 from .latent import latent_norms
 from .norms import check_base
 
@@ -51,9 +51,10 @@ def rolling_pit(
     """
     if y is None:
         raise ValueError("rolling_pit takes rows in time order, (flow, x, y), not batches.")
-    if step < 1 or (window is not None and window < 1):
-        raise ValueError(f"step and window must be at least 1, got {step} and {window}.")
-    x = None if x is None else as_context(flow, as_tensor(x))
+    first, step = as_whole(first, "first"), as_whole(step, "step")
+    window = None if window is None else as_whole(window, "window")
+    x, y = as_rows(x, y, outputs=flow.base.dim)
+    x = as_context(flow, x)
     check_base(flow, x)
     radii = latent_norms(flow, x, y, batch_size=batch_size)
     n = len(radii)

@@ -12,6 +12,7 @@ from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..numerics import as_tensor
 from ..progress_bar import ProgressBar
+from ..validate import as_rows, as_whole
 
 
 def visit_norms(
@@ -33,8 +34,7 @@ def visit_norms(
             f"flow must be a ConditionalFlow, got {type(flow).__name__}. "
             "The arguments are (flow, x, y); a model of another library is wrapped first, by an adapter."
         )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
     batches, total = row_batches(x, y)
     row = 0
     with (
@@ -43,7 +43,7 @@ def visit_norms(
         ProgressBar(total=total, desc="latent norms", unit=" points", progress=progress) as bar,
     ):
         for batch_x, batch_y in batches:
-            _check_batch(flow, batch_x, batch_y)
+            batch_x, batch_y = as_rows(batch_x, batch_y, outputs=flow.base.dim, fewest=0)
             size = batch_size or max(len(batch_y), 1)
             for start in range(0, len(batch_y), size):
                 part_x = None if batch_x is None else batch_x[start : start + size]
@@ -65,6 +65,8 @@ class Gathered(NamedTuple):
     x: Tensor | None
     """(n, p)."""
     fingerprint: Fingerprint
+    y: Tensor | None = None
+    """(n, d), on the CPU; None where it was not asked for."""
 
 
 def gather(
@@ -76,9 +78,11 @@ def gather(
     jitter: Callable[[Tensor], Tensor] | None,
     batch_size: int | None,
     progress: bool,
+    keep_y: bool = False,
 ) -> Gathered:
     """Visit all rows, and warn the caller's caller where the flow was recalibrated on them before."""
     values: list[Tensor] = []
+    outputs: list[Tensor] = []
     features: list[Tensor] = []
     fingerprint = Fingerprint()
     previous = getattr(flow, "recalibration", None)
@@ -87,6 +91,8 @@ def gather(
     def keep(batch_x: Tensor | None, batch_y: Tensor, value: Tensor) -> None:
         nonlocal fingerprint
         values.append(value)
+        if keep_y:
+            outputs.append(batch_y.cpu())
         if batch_x is not None:
             features.append(as_context(flow, batch_x).cpu())  # as the law will see it when it predicts
         fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
@@ -100,7 +106,12 @@ def gather(
             "A second recalibration on them only fits their noise more closely.",
             stacklevel=5,
         )
-    return Gathered(torch.cat(values), torch.cat(features) if features else None, fingerprint)
+    return Gathered(
+        torch.cat(values),
+        torch.cat(features) if features else None,
+        fingerprint,
+        torch.cat(outputs) if outputs else None,
+    )
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
@@ -118,28 +129,12 @@ def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]],
 
 def _as_pair(batch: Any) -> tuple[Tensor | None, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return (None if batch[0] is None else as_tensor(batch[0])), as_tensor(batch[1])
+        return (None if batch[0] is None else as_tensor(batch[0], "x")), as_tensor(batch[1], "y")
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return None, as_tensor(batch[0])
+        return None, as_tensor(batch[0], "y")
     if isinstance(batch, Tensor) or hasattr(batch, "__array__"):
-        return None, as_tensor(batch)
+        return None, as_tensor(batch, "y")
     raise TypeError(f"A batch must be a pair (x, y), or y alone; got {type(batch).__name__}.")
-
-
-def _check_batch(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> None:
-    dim = flow.base.dim
-    shapes = f"y: {tuple(y.shape)}, x: {None if x is None else tuple(x.shape)}"
-    if y.dim() != 2 or (x is not None and x.dim() != 2):
-        raise ValueError(
-            f"x must be (n, p) and y (n, d), one row a point ({shapes}). A single output is y[:, None]."
-        )
-    if y.shape[1] != dim:
-        raise ValueError(
-            f"y has {y.shape[1]} outputs but the flow's latent has {dim} dimensions ({shapes}). "
-            "Arguments are (flow, x, y); were x and y swapped?"
-        )
-    if x is not None and len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)} ({shapes}); they must belong together.")
 
 
 def _check_norms(norms: Tensor, first_row: int) -> None:

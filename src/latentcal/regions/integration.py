@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
-from ..flow import FlowDistribution, full_precision, tensor_options
+from ..flow import FlowDistribution
 from ..norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from ..pit import draw
 from ..transport import radial_transport
@@ -159,9 +159,7 @@ def _decoded(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
     z = z.reshape(len(z), *(1 for _ in batch), z.shape[-1]).expand(-1, *batch, -1)
     if source is not None:
         z = radial_transport(source, pred.base)(z)
-    dtype, device = tensor_options(pred.flow)
-    with torch.no_grad(), full_precision(pred.flow):
-        return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+    return pred.decode(z)
 
 
 def _integrate(

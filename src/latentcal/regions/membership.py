@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics import as_tensor, to_tensor
+from ..validate import as_number, check_numbers
+
 
 class Membership:
     """A set of outputs y. Sets combine: ``a | b`` is the union, ``a & b`` the intersection, ``~a`` the rest.
@@ -26,6 +29,7 @@ class Membership:
 
     def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         """Whether each y lies inside, (..., d) -> (...) bool."""
+        y = _outputs(y)
         inside = torch.as_tensor(self._rule(y, x))
         if inside.shape != y.shape[:-1] or inside.dtype != torch.bool:
             raise ValueError(
@@ -58,7 +62,7 @@ class Box(Membership):
     """
 
     def __init__(self, lower: Any, upper: Any) -> None:
-        lower, upper = (torch.as_tensor(side, dtype=torch.float64) for side in (lower, upper))
+        lower, upper = (_sides(lower, "lower"), _sides(upper, "upper"))
         try:
             self.lower, self.upper = torch.broadcast_tensors(lower, upper)
         except RuntimeError:
@@ -72,6 +76,7 @@ class Box(Membership):
             )
 
     def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        y = _outputs(y)
         lower, upper = self.sides(y.shape[-1])
         return ((y >= lower.to(y.device)) & (y <= upper.to(y.device))).all(-1)
 
@@ -94,17 +99,29 @@ class HalfSpace(Membership):
     """
 
     def __init__(self, normal: Any, offset: float) -> None:
-        self.normal, self.offset = torch.as_tensor(normal, dtype=torch.float64), float(offset)
+        self.normal, self.offset = _sides(normal, "normal"), as_number(offset, "offset")
         if self.normal.dim() != 1 or not bool(torch.isfinite(self.normal).all() & (self.normal != 0).any()):
             raise ValueError(f"normal must be (d,), finite and not 0, got {self.normal.tolist()}.")
 
     def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        y = _outputs(y)
         if y.shape[-1] != len(self.normal):
             raise ValueError(f"The normal has {len(self.normal)} entries, y has {y.shape[-1]} outputs.")
         return y.to(torch.float64) @ self.normal.to(y.device) <= self.offset
 
     def __repr__(self) -> str:
         return f"HalfSpace({self.normal.tolist()}, {self.offset})"
+
+
+def _sides(values: Any, name: str) -> Tensor:
+    return check_numbers(as_tensor(values, name).to(torch.float64), name)
+
+
+def _outputs(y: Any) -> Tensor:
+    y = check_numbers(to_tensor(y, "y"), "y")
+    if y.dim() == 0:
+        raise ValueError("y is a single number; it must be (..., d), with the outputs last.")
+    return y
 
 
 def as_membership(region: Any) -> Any:

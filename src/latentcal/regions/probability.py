@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..flow import ConditionalFlow
 from ..numerics import to_tensor
+from ..validate import as_whole, check_finite
 from .integration import (
     Estimate,
     box_quadrature,
@@ -68,8 +69,7 @@ def probability(
     region = as_membership(region)
     x, shape = flat_rows(x)
     dim = model_dim(model, x)
-    if samples < 2:
-        raise ValueError(f"samples must be at least 2, got {samples}.")
+    samples = as_whole(samples, "samples", 2)
     if x is not None and len(x) == 0:
         nothing = torch.empty(shape, dtype=torch.float64)
         return Estimate(nothing, nothing.clone(), method or default_method(model, region, dim))
@@ -112,6 +112,7 @@ def flat_rows(x: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
     if x is None:
         return None, ()
     x = to_tensor(x, "x")
-    if x.dim() < 1:
-        raise ValueError("x is a single number; it must be (..., p), with the features last.")
+    if x.dim() < 1 or x.shape[-1] == 0:
+        raise ValueError(f"x must be (..., p), with the features last; got shape {tuple(x.shape)}.")
+    check_finite(x, "x")
     return x.reshape(-1, x.shape[-1]), tuple(x.shape[:-1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..numerics import Float64Module
+from ..numerics import Float64Module, check_indices, check_shapes
 
 _LEVELS = (0.25, 0.5, 0.75)  # of the hinges
 _MOST_VALUES = 10  # of a column that is taken for a label
@@ -52,6 +52,12 @@ class AdditiveFeatures(Float64Module):
         scale: Tensor,
     ) -> None:
         super().__init__()
+        check_shapes(low=(low, "p"), high=(high, "p"))
+        check_shapes(place=(place, "k"), mean=(mean, "k"), scale=(scale, "k"))
+        check_indices("column", column, len(place), len(low))
+        check_indices("kind", kind, len(place), 3)
+        if not bool((low <= high).all()) or not bool((scale > 0).all()):
+            raise ValueError("low must not be above high, and scale must be positive.")
         for name, value in (("low", low), ("high", high), ("place", place), ("mean", mean), ("scale", scale)):
             self.register_buffer(name, value)
         self.register_buffer("column", column)

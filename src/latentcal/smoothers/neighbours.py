@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..numerics import check_indices, check_shapes
 from .smoother import Smoother, standardizer
 
 _MOST_POINTS = 2000
@@ -41,10 +42,24 @@ class NeighbourSmoother(Smoother):
         self, mean: Tensor, scale: Tensor, points: Tensor, values: Tensor, weights: Tensor, count: Tensor
     ) -> None:
         super().__init__()
+        check_shapes(
+            mean=(mean, "p"),
+            scale=(scale, "p"),
+            points=(points, "n p"),
+            values=(values, "n k"),
+            weights=(weights, "n"),
+        )
+        check_indices("count", count - 1, values.shape[1], 1 << 31)
+        if not bool((scale > 0).all()) or not bool((weights >= 0).all()) or not bool((weights > 0).any()):
+            raise ValueError("scale must be positive, weights not negative and not all 0.")
         for name, value in (("mean", mean), ("scale", scale), ("points", points), ("values", values)):
             self.register_buffer(name, value)
         self.register_buffer("weights", weights)
         self.register_buffer("count", count)
+
+    @property
+    def answers(self) -> int:
+        return self.values.shape[1]
 
     @classmethod
     def cross_fit(

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..numerics import check_shapes
 from .features import AdditiveFeatures
 from .smoother import Smoother
 
@@ -33,9 +34,16 @@ class RidgeSmoother(Smoother):
 
     def __init__(self, features: AdditiveFeatures, coefficients: Tensor, intercept: Tensor) -> None:
         super().__init__()
+        check_shapes(
+            place=(features.place, "m"), coefficients=(coefficients, "m k"), intercept=(intercept, "k")
+        )
         self.features = features
         self.register_buffer("coefficients", coefficients)
         self.register_buffer("intercept", intercept)
+
+    @property
+    def answers(self) -> int:
+        return len(self.intercept)
 
     @classmethod
     def cross_fit(

@@ -18,6 +18,11 @@ class Smoother(Float64Module):
     Constructor arguments are the whole state, kept as attributes of the same names.
     """
 
+    @property
+    def answers(self) -> int:
+        """Number k of targets."""
+        raise NotImplementedError
+
     @classmethod
     def cross_fit(
         cls: type[_Own], x: Tensor, targets: Tensor, fold: Tensor, weights: Tensor, *, level: bool = True

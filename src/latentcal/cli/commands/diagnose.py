@@ -9,7 +9,7 @@ import click
 from .. import options
 from ..model import load_model
 from ..output import json_text
-from ..progress import say
+from ..progress import printable, say
 from ..report import advise, fewest_rows, report_on, write_page
 from ..rows import Source, random_rows
 from ..whole import whole_file
@@ -71,7 +71,7 @@ def command(
     if rows.total > len(rows.x):
         say(f"{len(rows.x):,} random rows of {rows.total:,} are used (--max-rows).")
     report = report_on(model, rows.x, rows.y, seed=seed, level=level)
-    click.echo(json_text(report.to_dict()) if as_json else str(report))
+    click.echo(json_text(report.to_dict()) if as_json else printable(str(report), lines=True))
     advise(model, report)
     if html is not None:
         write_page(report, html)

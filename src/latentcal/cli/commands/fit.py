@@ -12,7 +12,7 @@ import click
 from .. import options
 from ..model import check_overwriting, write_model
 from ..output import json_text
-from ..progress import say
+from ..progress import printable, say
 from ..report import advise, summary
 from ..rows import Source
 from ..training import FLOWS, RECALIBRATIONS, Settings, fit_table
@@ -130,6 +130,6 @@ def command(
             json_text({"model": out, **model.facts, "report": None if report is None else report.to_dict()})
         )
     elif report is not None:
-        click.echo(f"\n{summary(report)}\n")
+        click.echo(f"\n{printable(summary(report), lines=True)}\n")
         advise(model, report)
     say(f"{out} is written; `latentcal info {out}` tells about it, `latentcal predict {out} ...` predicts.")

@@ -7,9 +7,13 @@ from typing import Any
 
 import click
 
+from ...data.names import join_some
 from .. import options
 from ..model import read_card
 from ..output import json_text
+from ..progress import printable
+
+_WIDEST = 5000  # characters of a list of columns; --json has all of them
 
 
 @click.command()
@@ -28,12 +32,7 @@ def command(folder: Path, as_json: bool) -> None:
         click.echo(json_text(card))
         return
     for title, text in _lines(folder, card):
-        click.echo(f"{title + ':':<15} {_printable(text)}")
-
-
-def _printable(text: str) -> str:
-    """Text without the characters that would steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        click.echo(f"{title + ':':<15} {printable(text)}")
 
 
 def _lines(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
@@ -47,9 +46,16 @@ def _lines(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
             ),
         ),
         ("written", str(card["written"])),
-        ("targets", ", ".join(rules["targets"])),
-        ("features", ", ".join(_feature(feature) for feature in rules["features"])),
-        ("no features", "; ".join(f"{name} ({why})" for name, why in rules["dropped"].items())),
+        ("targets", join_some(rules["targets"], len(rules["targets"]), ", ", _WIDEST)),
+        ("features", join_some(map(_feature, rules["features"]), len(rules["features"]), ", ", _WIDEST)),
+        (
+            "not used",
+            join_some(
+                (f"{name} ({why})" for name, why in rules["dropped"].items()),
+                len(rules["dropped"]),
+                most=_WIDEST,
+            ),
+        ),
         ("flow", f"{card.get('flow')}, recalibration {card.get('recalibration')}"),
         ("data", "{file}, {rows:,} rows".format(**card["data"]) if "data" in card else ""),
         ("rows", rows),

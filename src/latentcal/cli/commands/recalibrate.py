@@ -86,12 +86,14 @@ def command(
         }
         facts.pop("quality", None)  # that of the model before
         write_model(Model(estimator, model.rules, facts), target)
-    low, high = Guarantee(len(rows.x), 0.0).coverage_interval(_LEVEL)
+    region = Guarantee(len(rows.x), 0.0, steps=True).coverage_interval(_LEVEL)
+    law = estimator.model_.recalibration.guarantee.coverage_interval(_LEVEL)
     result = {
         "model": target,
         **facts["recalibrated"],
         "L-ECE before": before,
-        "coverage of 90 %": [low, high],
+        "coverage of 90 %": list(region),
+        "coverage of 90 % by the law": list(law),
     }
     if as_json:
         click.echo(json_text(result))
@@ -100,10 +102,14 @@ def command(
     click.echo(f"{target} is recalibrated on {used} of {source.path}.")
     click.echo(f"On them the model as it was had an L-ECE of {before:.4f}.")
     click.echo(
-        f"With so many rows a {100 * _LEVEL:.0f} % region covers between {100 * low:.1f} and "
-        f"{100 * high:.1f} % (in 95 % of cases)."
+        f"{100 * _LEVEL:.0f} % regions of `latentcal regions` cover {_between(region)} (for 95 % of "
+        f"calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
     )
     say(f"`latentcal diagnose {target} test.csv` examines it, with rows that are in neither file.")
+
+
+def _between(interval: tuple[float, float]) -> str:
+    return f"between {100 * interval[0]:.1f} and {100 * interval[1]:.1f} %"
 
 
 @torch.no_grad()

@@ -1,0 +1,147 @@
+"""Files that appear complete or not at all, and what a process that was killed has left of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+UNFINISHED = re.compile(r"\.latentcal-[0-9a-f]{16}")
+"""Names of files that are being written, or were when their process was killed."""
+
+_ABANDONED = 3600.0  # seconds, where there are no locks; a model is written in a few
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def new_file(path: Path, content: bytes) -> Iterator[None]:
+    """Write a file that appears complete or not at all, with the permissions of any new file.
+
+    It replaces one of that name. Inside the block nobody takes it for abandoned.
+    """
+    fresh, lock = _claim(path.parent)
+    try:
+        try:
+            with fresh.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            patiently(lambda: fresh.replace(path))
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(path: Path, is_needed: Callable[[], bool]) -> None:
+    """Remove a file that nobody is writing any more, unless it is needed, which is asked last."""
+    with _abandoned(path) as nobody:
+        if nobody and not is_needed():
+            path.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise OSError where a folder cannot be made, or no file in it; nothing stays."""
+    new = make_folder(folder)
+    try:
+        probe, lock = _claim(folder)
+        probe.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+    finally:
+        remove_folders(new)
+
+
+def make_folder(target: Path) -> list[Path]:
+    """Make a folder with its parents; those that are new, the innermost first."""
+    new = [folder for folder in (target, *target.parents) if not folder.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    return new
+
+
+def remove_folders(folders: list[Path]) -> None:
+    """Remove folders up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk, where the system can (Windows cannot open a folder)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems have no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def patiently(action: Callable[[], _Result]) -> _Result:
+    """Do what Windows forbids while another process has the file open, as soon as it allows it."""
+    for _ in range(100 if os.name == "nt" else 0):
+        try:
+            return action()
+        except PermissionError:
+            time.sleep(0.01)
+    return action()
+
+
+def _claim(folder: Path) -> tuple[Path, int | None]:
+    """A new file in a folder, and the lock by which others see that it is being written."""
+    while True:
+        fresh = folder / f".latentcal-{secrets.token_hex(8)}"
+        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        if fcntl is None:
+            os.close(descriptor)
+            return fresh, None
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if fresh.exists():  # else it was taken for abandoned before it was locked
+            return fresh, descriptor
+        os.close(descriptor)
+
+
+@contextmanager
+def _abandoned(path: Path) -> Iterator[bool]:
+    """Whether the process that wrote a file is done with it or dead, which stays so inside the block."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # gone meanwhile, or not ours to read
+        yield False
+        return
+    try:
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOTSUP, "no locks")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        except OSError:
+            free = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED
+            if fcntl is None:
+                os.close(descriptor)  # Windows does not remove an open file
+                descriptor = -1
+        yield free
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,0 +1,189 @@
+"""Whether draws of a rung are as good as those of the unchanged model: energy score and range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ..base import RadialBase
+from ..flow import ConditionalFlow, evaluation_mode
+from ..metrics import energy_score
+from .maps import LatentMap
+from .paired import mean_and_error
+
+if TYPE_CHECKING:
+    from ..radius.law import RadiusLaw
+    from .align import LatentRows
+
+_ROWS, _DRAWS = 256, 8192  # that are looked at, at most
+_NUMBERS, _FEWEST = 1 << 18, 32  # numbers in all draws of a model, at most, and draws, at least
+MOST_OUTPUTS = _NUMBERS // _FEWEST
+_FAR = 3.0  # ranges of the calibration outputs, from the nearest of them
+_SHARE = 1e-3  # of draws that may be that far away
+
+
+class Fitted(Protocol):
+    """A map of the latent and a law of the radius for it."""
+
+    @property
+    def map(self) -> LatentMap: ...
+
+    @property
+    def law(self) -> RadiusLaw: ...
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of calibration rows, and the flows that turn latents of these rows into outputs.
+
+    Args:
+        y: (n, d).
+        flows: those that encoded the rows.
+        encoder: (n,) number of the flow that encoded each row.
+    """
+
+    y: Tensor
+    flows: tuple[ConditionalFlow, ...]
+    encoder: Tensor
+
+    @classmethod
+    def of(cls, y: Tensor, flow: ConditionalFlow) -> Outputs:
+        """Outputs that one flow encoded."""
+        return cls(y, (flow,), torch.zeros(len(y), dtype=torch.long))
+
+    def take(self, rows: Tensor) -> Outputs:
+        """Some of the rows, by a mask (n,) or by their numbers."""
+        return Outputs(self.y[rows], self.flows, self.encoder[rows])
+
+    def decode(self, z: Tensor, x: Tensor | None) -> Tensor:
+        """The y of latents (s, n, d) at the features (n, p) of the rows, (s, n, d) float64."""
+        y = torch.empty_like(z)
+        for number, flow in enumerate(self.flows):
+            rows = self.encoder == number
+            if bool(rows.any()):
+                with evaluation_mode(flow):
+                    y[:, rows] = flow(None if x is None else x[rows]).decode(z[:, rows]).to(y)
+        return y
+
+
+class DrawComparison:
+    """Compares draws of rungs with those of the unchanged model, at rows that the rungs were not fitted to.
+
+    Likelihood looks at densities where outputs were observed. A map that is steep somewhere between them can
+    send draws far away at no cost in likelihood, so the draws themselves are compared. All models have the
+    same directions and the same ranks of the radius, which makes differences between them precise.
+
+    Args:
+        rows: the calibration rows, with their outputs.
+        base: law of the latent of the unchanged model.
+        fold: (n,) fold of each row.
+        contiguous: whether rows are in time order.
+    """
+
+    def __init__(self, rows: LatentRows, base: RadialBase, fold: Tensor, *, contiguous: bool) -> None:
+        self.base, self.contiguous = base, contiguous
+        self.folds = int(fold.max()) + 1
+        self.obstacle = ""
+        """Why draws cannot be compared; empty where they can."""
+        if base.dim > MOST_OUTPUTS:
+            self.obstacle = f"{base.dim:,} outputs are too many to sample here (at most {MOST_OUTPUTS:,})"
+        elif rows.outputs is None:
+            self.obstacle = "the outputs of the calibration rows are not known"
+        if self.obstacle or rows.outputs is None:
+            return
+        count = min(_DRAWS, _NUMBERS // base.dim)
+        chosen = rows.spread_out(min(_ROWS, max(1, count // 4)), contiguous=contiguous)
+        self.rows, self.fold = rows.take(chosen), fold[chosen]
+        self.samples = count // len(chosen)
+        y = rows.outputs.y
+        self.low, high = y.amin(0).double(), y.amax(0).double()
+        self.range = high - self.low
+        self.varied = self.range > 0
+        if not bool(self.varied.any()):
+            self.obstacle = "every output has the same value in all calibration rows"
+
+    def refusal(self, fitted: Sequence[Fitted]) -> str:
+        """Why a rung, fitted without each of the folds, is not admissible; empty where it is.
+
+        Where the draws of the unchanged model fail, nothing is refused and ``obstacle`` says so.
+        """
+        if not self.obstacle and not hasattr(self, "unchanged"):
+            try:
+                self.unchanged = self._judged(self._latents())
+            except Exception as problem:  # the flow is the user's, and recalibration itself needs no decode
+                self.obstacle = f"the flow cannot decode them ({_described(problem)})"
+        if self.obstacle:
+            return ""
+        try:
+            score, far = self._judged(self._mapped(fitted))
+        except Exception as problem:
+            return f"its draws cannot be decoded ({_described(problem)})"
+        share, share_before = (self._mean(part)[0] for part in (far, self.unchanged[1]))
+        excess, error = self._mean(far - self.unchanged[1] if share_before > _SHARE else far - _SHARE)
+        if excess > error:
+            return (
+                f"{share:.2%} of its draws lie outside the calibration outputs by more than {_FAR:g} times "
+                f"their range, against {share_before:.2%} of those of the unchanged model"
+            )
+        rise, error = self._mean(score - self.unchanged[0])
+        if rise > error:
+            return (
+                f"it raises the energy score on held-out rows by {rise:.2g} ± {error:.1g}, from "
+                f"{self._mean(self.unchanged[0])[0]:.2g}, each output in units of its range"
+            )
+        return ""
+
+    def _mean(self, values: Tensor) -> tuple[float, float]:
+        return mean_and_error(values, self.rows.weights, contiguous=self.contiguous, folds=self.folds)
+
+    def _latents(self) -> Tensor:
+        """Draws from the base, (s, m, d), the same at every call."""
+        source = torch.Generator().manual_seed(0)
+        return self.base.sample((self.samples, len(self.rows)), source, torch.float64)
+
+    @torch.no_grad()
+    def _mapped(self, fitted: Sequence[Fitted]) -> Tensor:
+        """The same draws as latents of the flow under a rung, each row by the fit that did not see it."""
+        z = self._latents()
+        source = torch.Generator().manual_seed(1)
+        for number, rung in enumerate(fitted):
+            rows = self.fold == number
+            if bool(rows.any()):
+                x = None if self.rows.x is None else self.rows.x[rows]
+                z[:, rows] = rung.map.inverse(self._with_law(z[:, rows], rung.law.given(x), source), x)
+        return z
+
+    def _with_law(self, z: Tensor, law: RadiusLaw, source: torch.Generator) -> Tensor:
+        """Latents (s, m, d) with radii of another law: of each row, the largest one is the largest again."""
+        before = self.base.norm_of(z)
+        radii = law.sample_untabulated(tuple(before.shape), source).sort(0).values
+        if math.isfinite(law.upper):  # a radius at the end of the support may decode to infinity
+            radii = radii.clamp(max=law.upper * (1 - torch.finfo(z.dtype).eps))
+        ratio = radii.gather(0, before.argsort(0).argsort(0)) / before.clamp(min=1e-100)
+        return z * ratio[..., None]
+
+    @torch.no_grad()
+    def _judged(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Energy score of each row and share of its draws that are far out, (m,) each, of latents (s, m, d).
+
+        Outputs are in units of their range. For the score, a draw that is far out is put at the limit: how
+        often that happens is judged by the share, and a single draw must not drown everything else.
+        """
+        assert self.rows.outputs is not None
+        draws, y = (
+            ((values.double() - self.low) / self.range)[..., self.varied]
+            for values in (self.rows.outputs.decode(z, self.rows.x), self.rows.outputs.y)
+        )
+        draws = draws.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        far = ((draws < -_FAR) | (draws > 1 + _FAR)).any(-1).double().mean(0)
+        return energy_score(draws.clamp(-_FAR, 1 + _FAR), y), far
+
+
+def _described(error: Exception) -> str:
+    message = str(error).strip().split("\n")[0][:200]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

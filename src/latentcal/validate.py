@@ -1,0 +1,144 @@
+"""What comes in through public functions, in the form that the library works with, or a clear error."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .numerics import as_tensor
+
+
+def as_rows(
+    x: Any, y: Any, *, outputs: int | None = None, fewest: int = 1, part: str = ""
+) -> tuple[Tensor | None, Tensor]:
+    """Features x (n, p), or None, and outputs y (n, d) that belong together: finite, and without a graph.
+
+    Args:
+        x: features.
+        y: outputs.
+        outputs: d, where it is known.
+        fewest: rows that are needed.
+        part: which rows these are, for errors.
+
+    Raises:
+        TypeError: for anything but real numbers.
+        ValueError: for other shapes, too few rows, NaN and infinite values.
+
+    Examples:
+        >>> x, y = as_rows([[1.0], [2.0]], [[0, 1], [1, 1]])
+        >>> x.shape, y.shape
+        (torch.Size([2, 1]), torch.Size([2, 2]))
+    """
+    if y is None:
+        raise ValueError("y is missing: x must be (n, p) or None and y (n, d), one row a point.")
+    x, y = None if x is None else as_tensor(x, "x"), as_tensor(y, "y")
+    where = f" of the {part} part" if part else ""
+    shapes = f"x: {None if x is None else tuple(x.shape)}, y: {tuple(y.shape)}"
+    if y.dim() != 2 or (x is not None and x.dim() != 2):
+        raise ValueError(
+            f"x must be (n, p) or None and y (n, d), one row a point{where} ({shapes}). A single output is "
+            "y[:, None]."
+        )
+    if x is not None and len(x) != len(y):
+        raise ValueError(
+            f"x has {len(x)} rows and y has {len(y)}{where} ({shapes}); they must belong together."
+        )
+    if y.shape[1] != (y.shape[1] or 1 if outputs is None else outputs):
+        raise ValueError(
+            f"y{where} has {y.shape[1]} outputs but the model has {outputs or 'at least 1'} ({shapes}). "
+            "The arguments x and y come in this order; were x and y swapped?"
+        )
+    if len(y) < fewest:
+        needed = f"at least {fewest} row{'s' if fewest > 1 else ''}"
+        raise ValueError(f"x and y{where} must have {needed}, got {len(y)} ({shapes}).")
+    for name, values in (("x", x), ("y", y)):
+        if values is not None:
+            check_finite(values, f"{name}{where}")
+    return x, y
+
+
+def check_finite(values: Tensor, name: str) -> Tensor:
+    """The points (..., k), all of them finite, or an error that says where they are not."""
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        bad = ~(finite.all(-1) if finite.dim() else finite)
+        raise ValueError(
+            f"{name} has NaN or infinite values in {int(bad.sum())} of {bad.numel()} points (first at "
+            f"{tuple(bad.nonzero()[0].tolist())}). Drop or fill them."
+        )
+    return values
+
+
+def check_numbers(values: Tensor, name: str) -> Tensor:
+    """The values, none of them NaN; infinities are allowed."""
+    if values.is_floating_point():
+        undefined = torch.isnan(values)
+        if bool(undefined.any()):
+            raise ValueError(f"{int(undefined.sum())} of {values.numel()} values of {name} are NaN.")
+    return values
+
+
+def as_weights(weights: Any, n: int) -> Tensor | None:
+    """Weights (n,) in float64, not negative and not all 0; None stays None."""
+    if weights is None:
+        return None
+    values = as_tensor(weights, "weights").to(torch.float64)
+    if values.shape != (n,):
+        raise ValueError(f"weights has shape {tuple(values.shape)} for {n} points; give one each.")
+    if not bool((torch.isfinite(values) & (values >= 0)).all()) or not bool((values > 0).any()):
+        raise ValueError("weights must be finite, not negative and not all 0.")
+    return values
+
+
+def as_whole(value: Any, name: str, least: int = 1, most: int = (1 << 63) - 1) -> int:
+    """A whole number of at least ``least`` and at most ``most``."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    if not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value}.")
+    return int(value)
+
+
+def as_share(value: Any, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    number = _number(value, name)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}.")
+    return number
+
+
+def as_number(value: Any, name: str) -> float:
+    """A real number that is not NaN."""
+    number = _number(value, name)
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, got NaN.")
+    return number
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, numbers.Real) and not (isinstance(value, Tensor) and value.numel() == 1):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
+def as_shape(shape: Any, name: str = "The shape of draws") -> torch.Size:
+    """A shape: whole numbers, none of them negative."""
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(size, (int, np.integer)) for size in shape):
+        raise TypeError(f"{name} must be a tuple of whole numbers, such as (5,), got {shape!r}.")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"{name} must not be negative, got {tuple(shape)}.")
+    return torch.Size([int(size) for size in shape])
+
+
+def as_floating(values: Tensor) -> Tensor:
+    """The values; whole numbers and booleans in torch's default dtype."""
+    return values if values.is_floating_point() else values.to(torch.get_default_dtype())

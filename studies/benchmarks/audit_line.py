@@ -1,0 +1,64 @@
+"""A line of the statistical audit, and the limits that its checks have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+# Of a Gaussian mean: exceeded with probability 3e-5 on either side.
+STANDARD_ERRORS = 4.0
+FAILURE_RATE = 1e-4  # of a limit on a share, from the binomial law
+
+
+@dataclass(frozen=True)
+class Line:
+    """One check: what is claimed, what was measured, and whether the control was rejected."""
+
+    check: str
+    claim: str
+    measured: str
+    limit: str
+    control: str
+    holds: bool
+    control_rejected: bool
+
+    @property
+    def verdict(self) -> str:
+        """``pass``, or what went wrong."""
+        if self.holds and self.control_rejected:
+            return "pass"
+        return "CONTROL NOT REJECTED" if self.holds else "FAIL"
+
+    def row(self) -> dict[str, object]:
+        """The fields and the verdict."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def table(lines: list[Line]) -> str:
+    """The lines as Markdown."""
+    head = ["check", "what is claimed", "measured", "limit", "control", "verdict"]
+    rows = [[n.check, n.claim, n.measured, n.limit, n.control, n.verdict] for n in lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def fewest(n: int, share: float) -> float:
+    """Share of n cases that is undercut with probability 1e-4 where the true share is as given."""
+    return float(binom.ppf(FAILURE_RATE, n, share)) / n
+
+
+def most(n: int, share: float) -> float:
+    """Share of n cases that is exceeded with probability 1e-4 where the true share is as given."""
+    return float(binom.isf(FAILURE_RATE, n, share)) / n
+
+
+def mean_and_noise(values: Tensor) -> tuple[float, float]:
+    """Mean of (n,) values and four standard errors of it."""
+    return float(values.mean()), STANDARD_ERRORS * float(values.std()) / math.sqrt(values.numel())
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,206 @@
+"""What cannot be used as an argument of the readers, splits and image loaders is an error that names it."""
+
+import numpy as np
+import pytest
+import torch
+
+import same
+from latentcal import data
+from latentcal.data import Preprocessing
+
+TABLE = {"a": [*range(20)], "price": [*range(20)]}
+RULES = Preprocessing.fit(TABLE, "price")
+X, Y = torch.arange(300.0).reshape(100, 3), torch.arange(200.0).reshape(100, 2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,price\n" + "".join(f"{i},{i * i}\n" for i in range(120)))
+    return path
+
+
+READING = {
+    "targets": ([None, 3, [1], [None]], TypeError),
+    "drop": ([None, 3, [1]], TypeError),
+    "delimiter": ([",,", "", None, "\n", '"', 5], ValueError),
+    "encoding": ([None, 5], TypeError),
+    "min_rows": (["10", 1.5, None], TypeError),
+    "max_rows": (["10", 1.5, [5]], TypeError),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_wrong_argument_of_the_reader_is_named(path, name):
+    values, error = READING[name]
+    for value in values:
+        with pytest.raises(error, match=name):
+            data.load_csv(path, **{"targets": "price", name: value})
+
+
+def test_wrong_paths_seeds_and_limits_are_refused(path):
+    for wrong in (None, 3, ["a.csv"]):
+        with pytest.raises(TypeError, match="path must be the path of a file"):
+            data.load_csv(wrong, "price")
+    for options, error in (({"min_rows": -1}, ValueError), ({"max_rows": 0}, ValueError)):
+        with pytest.raises(error, match="must be at least"):
+            data.load_csv(path, "price", **options)
+    for seed, error in ((-1, ValueError), ("a", TypeError), (None, TypeError)):
+        with pytest.raises(error, match="seed"):
+            data.load_csv(path, "price", max_rows=110, seed=seed)
+    with pytest.raises(TypeError, match="name must be names of columns"):
+        data.load_csv(path, "price")[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "says"),
+    [
+        ("x", TypeError, "indices or a mask"),
+        ([1.5], TypeError, "indices or a mask"),
+        ([[1, 2]], TypeError, "indices or a mask"),
+        ([100], ValueError, "between 0 and 19, got 100 to 100"),
+        (np.ones(3, dtype=bool), ValueError, "a mask of 3 rows, but there are 20"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(rows, error, says):
+    with pytest.raises(error, match=says):
+        Preprocessing.fit(TABLE, "price", rows)
+
+
+def test_a_table_that_is_none_is_refused():
+    for table, error, says in (
+        (np.zeros((3, 3)), TypeError, "Rows are a path"),
+        ({"a": [1, 2, 3], "price": [1, 2]}, ValueError, "'price' has the shape"),
+        ({"a": np.zeros((20, 2)), "price": range(20)}, ValueError, "of one length"),
+        ({"a": 1, "price": 2}, ValueError, "of one length"),
+        ({"a": np.arange(20) * 1j, "price": range(20)}, TypeError, "'a' holds complex numbers"),
+    ):
+        with pytest.raises(error, match=says):
+            Preprocessing.fit(table, "price")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": []},
+        {"features": 5},
+        {"features": [{"name": "a", "kind": "x", "levels": []}]},
+        {"features": [{"name": 1, "kind": "real", "levels": []}]},
+        {"targets": 5},
+        {"targets": []},
+        {"dropped": [1, 2]},
+    ],
+)
+def test_a_damaged_preprocessing_is_refused(change):
+    assert Preprocessing.from_dict(RULES.to_dict()) == RULES
+    with pytest.raises(ValueError, match="incomplete or damaged"):
+        Preprocessing.from_dict({**RULES.to_dict(), **change})
+
+
+def test_a_preprocessing_that_is_no_dictionary_is_refused():
+    with pytest.raises(ValueError, match="has format None"):
+        Preprocessing.from_dict([1])
+
+
+BAD_PAIRS = {
+    "nothing": (None, TypeError, "a data set or a pair"),
+    "x alone": (X, TypeError, "a data set or a pair"),
+    "three": ((X, Y, Y), TypeError, "a data set or a pair"),
+    "text": ((np.array([["a"]] * 100), Y), TypeError, "x must be"),
+    "objects": ((X, np.array([[object()]] * 100)), TypeError, "y must be numbers"),
+    "complex": ((X + 0j, Y), TypeError, "x must be real"),
+    "sparse": ((X.to_sparse(), Y), TypeError, "x must be a dense tensor"),
+    "ragged": (([[1, 2], [3]], [[1], [2]]), ValueError, "x must have rows of equal length"),
+    "NaN": ((X, Y / 0), ValueError, "y has missing or infinite values"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PAIRS)
+def test_what_cannot_be_split_is_refused(case):
+    pair, error, says = BAD_PAIRS[case]
+    with pytest.raises(error, match=says):
+        data.split(pair, 0)
+
+
+def test_tables_of_pandas_are_split_and_gradients_are_left_behind():
+    pandas = pytest.importorskip("pandas")
+    tables = pandas.DataFrame(X.numpy()), pandas.DataFrame(Y.numpy())
+    expected = data.split((X, Y), 0)
+    assert same.repeated(data.split(tables, 0).train.x, expected.train.x)
+    assert not data.split((X.clone().requires_grad_(), Y), 0).train.x.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"seed": None}, TypeError, "seed must be a whole number"),
+        ({"seed": "a"}, TypeError, "seed must be a whole number"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number"),
+        ({"seed": 2**70}, ValueError, "seed must be between"),
+        ({"fractions": None}, ValueError, "three positive shares"),
+        ({"fractions": "abc"}, ValueError, "three positive shares"),
+        ({"fractions": (float("nan"), 0.5, 0.5)}, ValueError, "three positive shares"),
+        ({"max_rows": "a"}, TypeError, "max_rows must be a whole number"),
+        ({"max_rows": 50.5}, TypeError, "max_rows must be a whole number"),
+        ({"calibration": "a"}, ValueError, "calibration is taken from"),
+        ({"calibration": float("nan")}, ValueError, "calibration is taken from"),
+    ],
+)
+def test_a_wrong_argument_of_a_split_is_named(options, error, says):
+    with pytest.raises(error, match=says):
+        data.split((X, Y), **{"seed": 0, **options})
+
+
+def test_missing_and_mixed_labels_are_refused():
+    for labels in ([None] * 100, [1.0, float("nan")] * 50, np.array(["NaT"] * 100, "datetime64[D]")):
+        with pytest.raises(ValueError, match="time has missing values, first in row"):
+            data.time_split((X, Y), labels)
+        with pytest.raises(ValueError, match="groups has missing values"):
+            data.group_split((X, Y), labels, 0)
+    mixed = np.array([1, "a"] * 50, dtype=object)
+    with pytest.raises(TypeError, match="all numbers, all dates or all texts"):
+        data.group_split((X, Y), mixed, 0)
+    assert len(data.time_split((X, Y), torch.arange(100.0, requires_grad=True)).train.x) == 65
+
+
+def test_folds_of_no_whole_number_are_refused():
+    for wrong in ({"n": "a"}, {"n": 10.5}, {"n": 10, "folds": 2.5}, {"n": 10, "gap": 1.5}):
+        for folds in (data.time_folds, data.rolling_origin):
+            with pytest.raises(TypeError, match="must be a whole number"):
+                list(folds(**wrong))
+
+
+def test_wrong_arguments_of_images_are_refused(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for size, error in (("a", TypeError), (1.5, TypeError), ((3,), ValueError), ((3, 3, 3), ValueError)):
+        for read in (data.ImageFolder, lambda folder, size: data.read_image(folder / "a.png", size)):
+            with pytest.raises(error, match="size must be"):
+                read(tmp_path, size)
+    with pytest.raises(ValueError, match="size must be between 1 and 16384"):
+        data.ImageFolder(tmp_path, 10**9)
+    with pytest.raises(ValueError, match="channels must be 1"):
+        data.read_image(tmp_path / "a.png", 8, 2)
+    with pytest.raises(TypeError, match="path must be"):
+        data.ImageFolder(None, 8)
+    assert data.read_image(tmp_path / "a.png", 4).shape == (3, 4, 4)
+
+
+def test_wrong_transforms_are_refused_and_arrays_are_welcome():
+    for make in (
+        lambda: data.GaussianNoise(-1.0),
+        lambda: data.GaussianNoise(float("nan")),
+        lambda: data.RandomFlip(2.0),
+    ):
+        with pytest.raises(ValueError, match="must be at least 0"):
+            make()
+    with pytest.raises(TypeError, match="Compose takes transforms"):
+        data.Compose(3)
+    with pytest.raises(TypeError, match="images must be"):
+        data.UniformDequantization()(["a"])
+    assert same.copied(data.RandomFlip(0.0)(np.ones((2, 1, 2, 2))), torch.ones(2, 1, 2, 2).double())
+    for name in (data.load, data.download):
+        with pytest.raises(TypeError, match="named by a text"):
+            name(None)
+    with pytest.raises(ValueError, match="got None"):
+        data.load_images(None)
