@@ -103,7 +103,7 @@ def as_whole(value: Any, name: str, least: int = 1, most: int = (1 << 63) - 1) -
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
-    if value > most:
+    if int(value) > most:
         raise ValueError(f"{name} must be at most {most:,}, got {value}.")
     return int(value)
 

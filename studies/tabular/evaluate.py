@@ -118,7 +118,8 @@ def _of_prerank(run: TrainedRun, calibrated: Calibrated, samples: int) -> Figure
         for part in draw_samples(run, calibrated.model, prerank.samples)
     ]
     scores, u, rank = (torch.cat(column) for column in zip(*parts, strict=True))
-    tilt = prerank.recalibration.law.log_rank_ratio(prerank.samples)[rank]
+    law: Any = prerank.recalibration.law  # of ranks: the published method resamples
+    tilt = law.log_rank_ratio(prerank.samples)[rank]
     return {
         "sampled_rows": len(u),
         **_nll_of_tilt(tilt, base),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 STUDIES = Path(__file__).parents[2] / "studies"
-NAMESPACES = ("adapters", "data", "data.toy", "diagnostics", "flows", "metrics", "plots")
+NAMESPACES = ("adapters", "data", "data.toy", "diagnostics", "flows", "metrics", "plots", "radius")
 PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in NAMESPACES))
 
 
