@@ -1,40 +1,38 @@
-r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; parsed here, never evaluated.
+r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; read by Python's parser, never run.
 
-.. code-block:: text
-
-    condition   = conjunction {"or" conjunction}
-    conjunction = negation {"and" negation}
-    negation    = "not" negation | comparison
-    comparison  = sum [("<" | "<=" | ">" | ">=") sum ...]
-    sum         = product {("+" | "-") product}
-    product     = sign {("*" | "/") sign}
-    sign        = "-" sign | number | name | "(" condition ")"
-
-Sums must be linear in the targets. A name that is no plain word stands in quotes (', " or `).
+Comparisons of expressions that are linear in the targets, joined by ``and``, ``or``, ``not`` (``&``, ``|``)
+and parentheses. A name that is no plain word stands in quotes (', " or `).
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import math
 import operator
 import re
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..data.names import join_some, quote
 from ..regions import Box, HalfSpace, Membership
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
-    r"|(?P<quote>['\"`])(?P<quoted>(?:(?!(?P=quote)).)+)(?P=quote)"
-    r"|(?P<name>[^\W\d][\w.]*)|(?P<mark><=|>=|==|!=|[-+*/()<>=&|]))"
+_PARTS = re.compile(
+    r"(?P<quote>['\"`])(?P<quoted>(?:(?!(?P=quote)).)+)(?P=quote)"
+    r"|(?<![\w.])(?P<word>[^\W\d][\w.]*)"
+    r"|(?P<mark>[&|]|(?<![<>=!])=(?!=))",
+    re.DOTALL,
 )
-_DEPTH = 50  # parentheses, minus signs and nots within each other
+_MARKS = {"&": "and", "|": "or", "=": "=="}
 _WORDS = {"and", "or", "not"}
 _QUOTES = "'\"`"
+_UNFINISHED = re.compile(r"(\b(and|or|not)|[-+*/<>=])$")
+_LONGEST = 200  # characters of a condition that an error repeats
 
 
 class WhereError(ValueError):
@@ -59,196 +57,154 @@ def parse_where(text: str, targets: Sequence[str]) -> Membership:
         >>> parse_where("a < 0 or not b < 1", ["a", "b"]).contains(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
         tensor([ True, False])
     """
-    return _Parser(text, targets).whole()
+    return _Reader(text, targets).read()
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """The number c + sum of w_j y_j."""
-
-    weights: tuple[float, ...]
-    constant: float
-
-    def combined(self, other: _Linear, sign: float) -> _Linear:
-        weights = (w + sign * v for w, v in zip(self.weights, other.weights, strict=True))
-        return _Linear(tuple(weights), self.constant + sign * other.constant)
-
-    def scaled(self, factor: float) -> _Linear:
-        return _Linear(tuple(factor * w for w in self.weights), factor * self.constant)
-
-    @property
-    def is_constant(self) -> bool:
-        return not any(self.weights)
-
-
-class _Parser:
+class _Reader:
     def __init__(self, text: str, targets: Sequence[str]) -> None:
         self._text, self._targets = text, list(targets)
-        self._tokens = [*self._split(text)]
-        self._next, self._depth = 0, 0
+        self._shown = repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "…")
+        self._example = f"{_quote(self._targets[0])} > 1"
+        self._places: list[int] = []  # in the text, of every character that the parser sees
 
-    def whole(self) -> Membership:
-        if len(self._tokens) == 1:
-            raise WhereError("The condition is empty; write for example " + self._example())
-        found = self._set(self._either())
-        if self._kind != "end":
-            raise self._error("the end, `and` or `or`")
-        return found
+    def read(self) -> Membership:
+        if not self._text.strip():
+            raise WhereError(f"The condition is empty; write for example {self._example}")
+        source = self._translate()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # the parser warns of "1or 2"
+                return self._condition(ast.parse(source, mode="eval").body)
+        except SyntaxError as error:
+            raise self._syntax_error(source, error.offset) from None
+        except (RecursionError, MemoryError):
+            raise WhereError("The condition is too long or too deeply nested.") from None
 
-    def _split(self, text: str) -> list[tuple[str, str, int]]:
-        """Tokens (kind, text, place)."""
-        tokens, place = [], 0
-        while text[place:].strip():
-            match = _TOKEN.match(text, place)
-            if match is None:
-                place += len(text[place:]) - len(text[place:].lstrip())
-                what = "is not closed" if text[place] in _QUOTES else "means nothing"
-                raise WhereError(f"{text!r} has {text[place]!r} at character {place + 1}, which {what}.")
+    def _translate(self) -> str:
+        """The condition with t0, t1, ... for the targets, on one line."""
+        parts, at = [], 0
+        for match in _PARTS.finditer(self._text):
             kind = str(match.lastgroup)
-            word = match[kind]
-            if kind == "name" and word.lower() in _WORDS:
-                kind, word = "mark", word.lower()
-            tokens.append(("name" if kind == "quoted" else kind, word, match.start(match.lastgroup or 0)))
-            place = match.end()
-        return [*tokens, ("end", "", len(text))]
-
-    @property
-    def _kind(self) -> str:
-        return self._tokens[self._next][0]
-
-    @property
-    def _word(self) -> str:
-        """The next mark; "" for anything else."""
-        kind, word, _ = self._tokens[self._next]
-        return word if kind == "mark" else ""
-
-    def _take(self) -> str:
-        self._next += 1
-        return self._tokens[self._next - 1][1]
-
-    def _either(self) -> Any:
-        left = self._both()
-        while self._word in ("or", "|"):
-            self._take()
-            left = self._set(left) | self._set(self._both())
-        return left
-
-    def _both(self) -> Any:
-        left = self._negation()
-        while self._word in ("and", "&"):
-            self._take()
-            left = _intersection(self._set(left), self._set(self._negation()))
-        return left
-
-    def _negation(self) -> Any:
-        if self._word == "not":
-            self._take()
-            return ~self._set(self._deeper(self._negation))
-        return self._comparison()
-
-    def _comparison(self) -> Any:
-        left, found = self._sum(), None
-        while self._word in ("<", "<=", ">", ">=", "=", "==", "!="):
-            if self._word not in ("<", "<=", ">", ">="):
-                raise self._error("<, <=, > or >= (a single value has probability 0 under a density)")
-            smaller_first = self._take().startswith("<")
-            right = self._number(self._sum())
-            pair = (self._number(left), right) if smaller_first else (right, self._number(left))
-            part = self._at_most(pair[0].combined(pair[1], -1))
-            found = part if found is None else _intersection(found, part)
-            left = right
-        return left if found is None else found
-
-    def _sum(self) -> Any:
-        left = self._product()
-        while self._word in ("+", "-"):
-            sign = 1.0 if self._take() == "+" else -1.0
-            left = self._number(left).combined(self._number(self._product()), sign)
-        return left
-
-    def _product(self) -> Any:
-        left = self._sign()
-        while self._word in ("*", "/"):
-            divide = self._take() == "/"
-            left, right = self._number(left), self._number(self._sign())
-            if divide and right == _Linear((0.0,) * len(self._targets), 0.0):
-                raise WhereError(f"{self._text!r} divides by 0.")
-            if right.is_constant:
-                left = left.scaled(1 / right.constant if divide else right.constant)
-            elif left.is_constant and not divide:
-                left = right.scaled(left.constant)
+            name = match[kind]
+            if kind == "mark":
+                new = f" {_MARKS[name]} "
+            elif kind == "word" and name.lower() in _WORDS:
+                new = f" {name.lower()} "
+            elif name in self._targets:
+                new = f" t{self._targets.index(name)} "
             else:
-                raise WhereError(
-                    f"{self._text!r} is not linear in the targets: only one factor of a product may hold any."
-                )
-        return left
+                names = join_some(map(_quote, self._targets), len(self._targets), ", ")
+                raise WhereError(f"{quote(name)} in {self._shown} is no target; write one of {names}.")
+            parts += [self._text[at : match.start()], new]
+            self._places += [*range(at, match.start()), *[match.start()] * len(new)]
+            at = match.end()
+        parts.append(self._text[at:])
+        self._places += range(at, len(self._text) + 1)
+        source = re.sub(r"\s|\x00", " ", "".join(parts))
+        self._places = self._places[len(source) - len(source.lstrip()) :]
+        return source.strip()
 
-    def _sign(self) -> Any:
-        kind, word, _ = self._tokens[self._next]
-        zeros = (0.0,) * len(self._targets)
-        if self._word == "-":
-            self._take()
-            return self._number(self._deeper(self._sign)).scaled(-1.0)
-        if self._word == "(":
-            self._take()
-            inside = self._deeper(self._either)
-            if self._word != ")":
-                raise self._error("`)`")
-            self._take()
-            return inside
-        if kind == "number":
-            return _Linear(zeros, float(self._take()))
-        if kind != "name":
-            raise self._error("a target, a number or `(`")
-        if word not in self._targets:
-            names = join_some(map(_written, self._targets), len(self._targets), ", ")
-            raise WhereError(f"{quote(word)} in {self._text!r} is no target; write one of {names}.")
-        place = self._targets.index(self._take())
-        return _Linear(tuple(float(i == place) for i in range(len(self._targets))), 0.0)
+    def _condition(self, node: ast.expr) -> Membership:
+        match node:
+            case ast.BoolOp(ast.And(), values):
+                return functools.reduce(_intersect, map(self._condition, values))
+            case ast.BoolOp(ast.Or(), values):
+                return functools.reduce(operator.or_, map(self._condition, values))
+            case ast.UnaryOp(ast.Not(), operand):
+                return ~self._condition(operand)
+            case ast.Compare(left, operators, others):
+                sides = pairwise(self._number(side) for side in (left, *others))
+                parts = [self._compare(node, *each) for each in zip(operators, sides, strict=True)]
+                return functools.reduce(_intersect, parts)
+        raise self._refusal(node, f"a comparison such as {self._example}")
 
-    def _deeper(self, part: Any) -> Any:
-        self._depth += 1
-        if self._depth > _DEPTH:
-            raise WhereError(f"The condition is nested more than {_DEPTH} times.")
-        inside = part()
-        self._depth -= 1
-        return inside
+    def _compare(self, node: ast.expr, mark: ast.cmpop, sides: tuple[np.ndarray, np.ndarray]) -> Membership:
+        match mark:
+            case ast.Lt() | ast.LtE():
+                return self._at_most_zero(sides[0] - sides[1])
+            case ast.Gt() | ast.GtE():
+                return self._at_most_zero(sides[1] - sides[0])
+        raise self._refusal(node, "<, <=, > or >= (a single value has probability 0 under a density)")
 
-    def _at_most(self, number: _Linear) -> Membership:
-        """The set where the number is at most 0; a box where one target decides."""
-        own = [place for place, weight in enumerate(number.weights) if weight]
-        if not math.isfinite(number.constant) or not all(map(math.isfinite, number.weights)):
-            raise WhereError(f"{self._text!r} has a number that is too large.")
-        if not own:
-            raise WhereError(f"{self._text!r} compares numbers that no target has a part in.")
+    def _number(self, node: ast.expr) -> np.ndarray:
+        """Weights of the targets and a constant (d + 1,) of a linear expression."""
+        total = np.zeros(len(self._targets) + 1)
+        while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):  # a sum may be long
+            sign = 1.0 if isinstance(node.op, ast.Add) else -1.0
+            total, node = total + sign * self._number(node.right), node.left
+        match node:
+            case ast.Constant(value) if type(value) in (int, float):
+                total[-1] += self._finite(value)
+                return total
+            case ast.Name(name):
+                total[int(name[1:])] += 1.0
+                return total
+            case ast.UnaryOp(ast.USub(), operand):
+                return total - self._number(operand)
+            case ast.UnaryOp(ast.UAdd(), operand):
+                return total + self._number(operand)
+            case ast.BinOp(left, ast.Mult() | ast.Div() as mark, right):
+                return total + self._scale(mark, self._number(left), self._number(right))
+        raise self._refusal(node, "a number, a target, or a sum of multiples of them")
+
+    def _scale(self, mark: ast.operator, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            if isinstance(mark, ast.Div):
+                if not right.any():
+                    raise WhereError(f"{self._shown} divides by 0.")
+                if not right[:-1].any():
+                    return left / right[-1]
+            elif not right[:-1].any():
+                return left * right[-1]
+            elif not left[:-1].any():
+                return right * left[-1]
+        raise WhereError(
+            f"{self._shown} is not linear in the targets: only one factor of a product may hold any."
+        )
+
+    def _finite(self, value: Any) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise WhereError(f"{self._shown} has a number that is too large.")
+        return number
+
+    def _at_most_zero(self, number: np.ndarray) -> Membership:
+        """The set where a linear expression is at most 0; a box where one target decides."""
+        if not np.isfinite(number).all():
+            raise WhereError(f"{self._shown} has a number that is too large.")
+        weights, constant = number[:-1], float(number[-1])
+        (own,) = weights.nonzero()
+        if not len(own):
+            raise WhereError(f"{self._shown} compares numbers that no target has a part in.")
         if len(own) > 1:
-            return HalfSpace(number.weights, -number.constant)
-        place, bound = own[0], -number.constant / number.weights[own[0]]
-        lower, upper = [-math.inf] * len(self._targets), [math.inf] * len(self._targets)
-        (upper if number.weights[place] > 0 else lower)[place] = bound
+            return HalfSpace(weights.tolist(), -constant)
+        lower, upper = [-math.inf] * len(weights), [math.inf] * len(weights)
+        (upper if weights[own[0]] > 0 else lower)[own[0]] = self._finite(-constant / weights[own[0]])
         return Box(lower, upper)
 
-    def _set(self, value: Any) -> Membership:
-        if isinstance(value, Membership):
-            return value
-        raise self._error("a comparison such as " + self._example(), of="a number")
+    def _refusal(self, node: ast.expr, expected: str) -> WhereError:
+        place = self._places[min(node.col_offset, len(self._places) - 1)] + 1
+        return WhereError(f"{self._shown}: expected {expected} (character {place}).")
 
-    def _number(self, value: Any) -> _Linear:
-        if isinstance(value, _Linear):
-            return value
-        raise self._error("a number", of="a condition")
+    def _syntax_error(self, source: str, offset: int | None) -> WhereError:
+        place = len(self._text)
+        if offset is not None and offset <= len(source) and not _UNFINISHED.search(source):
+            place = self._places[max(0, offset - 1)]
+        there = repr(self._text[place]) if self._text[place:].strip() else "the end"
+        unclosed = there in map(repr, _QUOTES) or (
+            there == "'('" and self._text.count("(") > self._text.count(")")
+        )
+        wrong = "is not closed" if unclosed else "was not expected"
+        return WhereError(
+            f"{self._shown} is no condition: {there} {wrong} (character {place + 1}). "
+            f"Write for example {self._example}"
+        )
 
-    def _error(self, expected: str, of: str = "") -> WhereError:
-        kind, word, place = self._tokens[self._next]
-        there = "the end" if kind == "end" else repr(word)
-        came = f"there is {of} before {there}" if of else f"there is {there}"
-        return WhereError(f"{self._text!r}: expected {expected}; {came} (character {place + 1}).")
 
-    def _example(self) -> str:
-        return f"{_written(self._targets[0])} > 1"
-
-
-def _written(name: str) -> str:
+def _quote(name: str) -> str:
     """A target as a condition names it: in quotes where it is no plain word."""
     if re.fullmatch(r"[^\W\d][\w.]*", name) and name.lower() not in _WORDS:
         return name
@@ -256,7 +212,7 @@ def _written(name: str) -> str:
     return f"{quote}{name}{quote}"
 
 
-def _intersection(a: Membership, b: Membership) -> Membership:
+def _intersect(a: Membership, b: Membership) -> Membership:
     """Both; a box where both are, so that it can be integrated on a grid."""
     if not (isinstance(a, Box) and isinstance(b, Box)):
         return operator.and_(a, b)
