@@ -122,15 +122,15 @@ class CalibrationReport:
         Returns:
             The path.
         """
-        from .report_html import write_html
+        from .report_page import write_page
 
-        return write_html(self, path, title)
+        return write_page(self, path, title)
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, for notebooks."""
-        from .report_html import as_frame
+        from .report_page import render_frame
 
-        return as_frame(self)
+        return render_frame(self)
 
     def plot(self) -> Figure:
         """A figure: latent, HDR and marginal reliability, PIT by feature, mean direction, tests."""

@@ -7,7 +7,6 @@ import math
 from .findings import table_of_tests
 from .measures import INTERVAL, Measure
 from .report import CalibrationReport
-from .svg import shortened
 
 _MOST_MARGINALS = 8
 _LONGEST_NAME = 32
@@ -109,3 +108,8 @@ def measure_text(measure: Measure, *, signed: bool = False) -> str:
 def capital(words: str) -> str:
     """Words as the start of a sentence."""
     return words[:1].upper() + words[1:]
+
+
+def shortened(label: str, longest: int = 40) -> str:
+    """A label that fits into so many characters."""
+    return label if len(label) <= longest else label[: longest - 1] + "…"
