@@ -3,8 +3,7 @@
     python tools/census.py [FOLDER ...]              # by default src and, where there is one, studies
     python tools/census.py --commit COMMIT [...]     # the same of another commit
 
-Prints a line for each package (modules, lines) and, for everything together, figures that tell how hard it is to
-find one's way.
+Prints a line for each package (modules, lines) and, for everything together, what makes code hard to find.
 """
 
 from __future__ import annotations
