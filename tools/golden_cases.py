@@ -4,8 +4,8 @@
     python tools/golden_cases.py write after.json      # with another
     python tools/golden_cases.py compare before.json after.json
 
-Every case is a few float64 numbers: log densities, draws with a seed, regions, p-values, scores. Names are looked up
-wherever the package has them, so that a case outlives a move.
+Every case is a few float64 numbers: log densities, draws with a seed, regions, p-values, scores. Names are
+looked up wherever the package has them, so that a case outlives a move.
 """
 
 from __future__ import annotations
