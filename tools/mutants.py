@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -57,7 +58,6 @@ TESTS = ("radius", "recalibration", "conformal", "metrics", *(
 # What the tests and the library load beside themselves: once, before the forks.
 WARM = ("pytest", "torch", "torch.distributions", "numpy", "scipy.stats", "scipy.special", "scipy.optimize",
         "hypothesis", "mpmath", "safetensors.torch", "zuko", "sklearn.base", "pandas", "tqdm")  # fmt: skip
-FIRST_ROUND = 60  # tests, of few files: most mutants die by them, and reading all test files takes longer
 MEMORY = 8 << 30
 PYTEST = [
     "-q",
@@ -85,8 +85,8 @@ def file_of(test: str) -> str:
 class Coverage:
     """A plugin of pytest: the lines of the core that each test runs, and how long it takes.
 
-    What runs while a file is read is counted for all its tests, and what a fixture of a module runs for all
-    tests that ask for it.
+    What runs while a file is read is kept apart, and what a fixture of a module runs is counted for all tests
+    that ask for it.
     """
 
     def __init__(self, core: Iterable[str]) -> None:
@@ -120,7 +120,7 @@ class Coverage:
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         self.now, start = set(), time.process_time()
         yield
-        lines = self.now.union(self.reading, *(self.fixtures.get(name, ()) for name in item.fixturenames))
+        lines = self.now.union(*(self.fixtures.get(name, ()) for name in item.fixturenames))
         for path, line in lines:
             self.lines.setdefault(f"{path}:{line}", []).append(len(self.seconds))
         self.seconds[item.nodeid] = round(time.process_time() - start, 4)
@@ -176,9 +176,9 @@ def cover(path: str, core: list[str], store: Path, say: Callable[..., None]) -> 
     sys.settrace(plugin.trace)
     pytest.main([path, *PYTEST], plugins=[plugin])
     sys.settrace(None)
-    store.write_text(
-        json.dumps({"seconds": plugin.seconds, "failed": sorted(plugin.failed), "lines": plugin.lines})
-    )
+    reading = [f"{path}:{line}" for path, line in plugin.reading]
+    found = {"seconds": plugin.seconds, "failed": sorted(plugin.failed), "reading": reading}
+    store.write_text(json.dumps(found | {"lines": plugin.lines}))
     say(count=len(plugin.seconds), failed=sorted(plugin.failed))
 
 
@@ -281,43 +281,58 @@ class Choice:
 
     def __init__(self, files: list[dict[str, Any]]) -> None:
         self.seconds: dict[str, float] = {}
-        self.by_line: dict[str, dict[int, set[str]]] = {}
+        self.running: dict[str, dict[int, set[str]]] = {}
+        self.reading: dict[str, dict[int, set[str]]] = {}
         for file in files:
             names = list(file["seconds"])
             self.seconds |= file["seconds"]
-            for place, numbers in file["lines"].items():
-                path, _, line = place.rpartition(":")
-                found = self.by_line.setdefault(path, {}).setdefault(int(line), set())
-                found |= {names[number] for number in numbers} - set(file["failed"])
+            everyone = dict.fromkeys(file["reading"], range(len(names)))
+            for table, lines in ((self.running, file["lines"]), (self.reading, everyone)):
+                for place, numbers in lines.items():
+                    path, _, line = place.rpartition(":")
+                    found = table.setdefault(path, {}).setdefault(int(line), set())
+                    found |= {names[number] for number in numbers} - set(file["failed"])
         self.sizes = Counter(map(file_of, self.seconds))
 
     def rounds(self, mutant: Mutant, cap: float) -> tuple[list[dict[str, float]], bool]:
-        """Tests that run the mutant's lines, the quickest first, in two rounds; whether some are left out.
+        """Tests that run the mutant's lines, the quickest first, in rounds; whether some are left out.
 
         A default is used by what runs the function; a constant of a module or class by what runs functions
-        of that module.
+        of that module. The files named after the module or concerned most come first: to read many files
+        takes longer than to run their quick tests. A quarter of the time is for tests of what was made while
+        their file was read, drawn at random since most are about something else.
         """
         first, last = mutant.line, mutant.last_line
         if mutant.operator == "default":
             first, last = mutant.function
         elif mutant.function == (0, 0):
             first, last = 0, sys.maxsize
-        lines = self.by_line.get(mutant.module, {})
-        found = set().union(*(names for line, names in lines.items() if first <= line <= last))
-        order = sorted(found, key=lambda name: (self.seconds[name], name))
-        total, chosen = 0.0, {}
-        for name in order:
-            total += self.seconds[name]
-            if total > cap and chosen:
-                break
-            chosen[name] = self.seconds[name]
-        # From the files that are concerned most: to read a file takes longer than to run its quick tests.
-        files = Counter(map(file_of, chosen))
-        near = sorted(files, key=lambda path: -files[path] / self.sizes[path])[:4]
-        quick = [name for name in chosen if file_of(name) in near][:FIRST_ROUND]
-        rest = {name: limit for name, limit in chosen.items() if name not in set(quick)}
-        rounds = [{name: chosen[name] for name in quick}, rest]
-        return [tests for tests in rounds if tests], len(chosen) < len(found)
+        running, reading = (
+            set().union(
+                *(names for line, names in table.get(mutant.module, {}).items() if first <= line <= last)
+            )
+            for table in (self.running, self.reading)
+        )
+        files, own = Counter(map(file_of, running)), Path(mutant.module).stem
+        near = sorted(files, key=lambda path: (own not in path, -files[path] / self.sizes[path], path))[:4]
+        drawn = sorted(reading - running, key=lambda name: hashlib.sha256(name.encode()).digest())
+        chosen, rounds = set(), []
+        for limit, part in (
+            (cap, [name for name in running if file_of(name) in near]),
+            (cap, [name for name in running if file_of(name) not in near]),
+            (1.25 * cap, drawn),
+        ):
+            tests: dict[str, float] = {}
+            spent = sum(self.seconds[name] for name in chosen)
+            if part is not drawn:
+                part.sort(key=lambda name: (own not in file_of(name), self.seconds[name], name))
+            for name in part:
+                if spent == 0 or spent + self.seconds[name] < limit:
+                    tests[name] = self.seconds[name]
+                    spent += self.seconds[name]
+            chosen |= set(tests)
+            rounds += [tests] if tests else []
+        return rounds, len(chosen) < len(running | reading)
 
 
 def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
@@ -381,6 +396,7 @@ def main() -> None:
             with suppress(ImportError):
                 importlib.import_module(name)
         assert "latentcal" not in sys.modules
+        gc.freeze()  # else the collections of the children would copy all memory
         core = files_of(CORE, "src/latentcal", "*.py")
         choice = Choice(coverage(core, options.processes))
         mutants = sample({path: mutants_of(path) for path in core}, options.count, options.seed)
@@ -391,6 +407,7 @@ def main() -> None:
             mutants = [mutant for mutant in mutants if mutant.key not in rows]
         if options.only:
             mutants = [mutant for mutant in mutants if any(word in mutant.module for word in options.only)]
+        random.Random(options.seed).shuffle(mutants)  # so that what is known is a sample of all at any time
         plans = [(mutant, *choice.rounds(mutant, options.cap)) for mutant in mutants]
         jobs = (
             ((mutant, rounds, capped), lambda say, mutant=mutant, rounds=rounds: attack(mutant, rounds, say))

@@ -379,3 +379,14 @@ def test_a_float32_flow_finds_the_groups_of_float64_labels():
     draws = model(torch.tensor([[0.1], [0.7]], dtype=torch.float64)).sample((2000,), generator)
     assert draws.dtype == torch.float32
     torch.testing.assert_close(draws.std(0).mean(-1), torch.tensor([0.5, 2.0]), rtol=0.15, atol=0)
+
+
+def test_given_folds_belong_to_their_rows_when_others_have_no_weight():
+    x, radii = _data("scale", 60)
+    fold = torch.arange(60) % 5
+    weights = (torch.arange(60) % 4 > 0).double()
+    kept = weights > 0
+    law = ConditionalRadius.fit(radii, x, reference=Chi(DIM), weights=weights, fold=fold)
+    other = ConditionalRadius.fit(radii[kept], x[kept], reference=Chi(DIM), fold=fold[kept])
+    r = torch.tensor([0.5, 1.5, 4.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(law.given(POINTS).log_prob(r), other.given(POINTS).log_prob(r))
