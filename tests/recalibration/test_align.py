@@ -231,3 +231,12 @@ def test_a_chain_of_no_maps_changes_nothing():
     x, y = wrong_data(10)
     flow = scaled_gaussian(2, 1.3)
     torch.testing.assert_close(Aligned(flow, Chain([]))(x).log_prob(y), flow(x).log_prob(y))
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_one_bad_weight_is_enough_to_be_refused(value):
+    x, y = wrong_data(100)
+    weights = torch.ones(100)
+    weights[3] = value
+    with pytest.raises(ValueError, match="Weights must be finite, not negative and not all 0"):
+        align(scaled_gaussian(2, 1.0), x, y, weights=weights)

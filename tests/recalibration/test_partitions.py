@@ -231,3 +231,10 @@ def test_what_is_no_partition_is_refused():
         recalibrate_partitions(SinhFlow(2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="no partitions"):
         recalibrate_partitions(SinhFlow(2), [])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_partitions_show_no_progress_bars(capfd):
+    x, y = rows(100)
+    recalibrate_partitions(SinhFlow(2), in_parts(x, y, 2))
+    assert capfd.readouterr().err == ""
