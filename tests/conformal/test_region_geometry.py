@@ -22,7 +22,7 @@ from latentcal.conformal import (
     conformal_region,
 )
 from latentcal.conformal.boundary import contour
-from latentcal.conformal.bounds import Bounds
+from latentcal.conformal.bounds import Bounds, climb
 from latentcal.conformal.evaluation import common_draws
 from latentcal.conformal.volume import _scales
 from latentcal.flow import ConditionalFlow
@@ -472,3 +472,26 @@ def test_the_outline_of_a_set_with_nothing_but_infinity_outside_runs_between_the
         return torch.zeros(y.shape[:-1], dtype=y.dtype).masked_fill(y.norm(dim=-1) > 1, math.inf)
 
     assert area(contour(scores, 1.0, box, 100)) == pytest.approx(math.pi, abs=0.02)
+
+
+@pytest.mark.parametrize("side", range(4))
+def test_an_outline_grows_where_one_side_of_its_box_is_too_small(side):
+    ends = torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
+    ends[side] /= 2
+    (line,) = contour(lambda y: y.norm(dim=-1), 1.0, Bounds(ends[None, :2], ends[None, 2:]), 100)
+    assert area([line]) == pytest.approx(math.pi, abs=0.02)
+
+
+def test_a_search_for_bounds_ignores_what_is_not_finite(generator):
+    start = torch.randn(50, 1, 2, generator=generator, dtype=torch.float64)
+    outputs = start.clone()
+    outputs[0, 0, 0], outputs[1, 0, 1], outputs[2, 0, 0] = math.inf, -math.inf, math.nan
+    bad = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
+
+    def propose(best, step):
+        points = best.expand(3, *best.shape)
+        return points, bad[:, None, None, None].expand_as(points)
+
+    lower, upper = climb(start, outputs, propose)
+    assert same.copied(lower, outputs.nan_to_num(9, 9, 9).amin(0))
+    assert same.copied(upper, outputs.nan_to_num(-9, -9, -9).amax(0))

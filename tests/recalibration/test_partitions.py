@@ -238,3 +238,10 @@ def test_partitions_show_no_progress_bars(capfd):
     x, y = rows(100)
     recalibrate_partitions(SinhFlow(2), in_parts(x, y, 2))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("_alone")
+def test_one_partition_fits_what_all_rows_fit_with_a_law_that_depends_on_x():
+    x, y = rows(100)
+    model = recalibrate_partitions(SinhFlow(2), in_parts(x, y, 1), fit=lc.ConditionalRadius.fit, with_x=True)
+    assert_same_model(model, lc.recalibrate(SinhFlow(2), x, y, fit=lc.ConditionalRadius.fit), x, y)
