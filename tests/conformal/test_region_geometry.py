@@ -455,7 +455,7 @@ def test_the_picture_of_the_density_holds_all_outlines(monkeypatch, generator):
     monkeypatch.setattr(
         plots, "density_map", lambda *args, **options: shown.append(args) or draw(*args, **options)
     )
-    x = torch.zeros(2, dtype=torch.float64)
+    x = torch.tensor([0.0, 1.5], dtype=torch.float64)
     region = region_at(Skewed(2), LatentScore(), 3.0)
     region.plot(x, density=True, generator=generator)
     plt.close("all")
