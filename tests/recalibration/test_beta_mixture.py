@@ -143,3 +143,11 @@ def test_the_beta_law_is_the_mode_under_a_normal_prior_on_its_logs(shape):
     (slope,) = torch.autograd.grad(likelihood, theta)
     torch.testing.assert_close(slope, theta.detach(), rtol=0, atol=1e-6)
     assert float(slope.abs().max()) > 0.1  # control: without the prior it would be 0
+
+
+@pytest.mark.parametrize(("n", "largest"), [(1, 0), (3, 5), (1000, 40), (2000, 80)])
+def test_bernstein_polynomials_have_at_most_four_times_the_power_two_fifths_of_n_bins(n, largest):
+    parts = _parts(torch.ones(1, 11, dtype=torch.float64), 10, n)
+    bins = [5, 10, 20, 40, 80, 160]
+    expected = bins[: bins.index(largest) + 1] if largest else []
+    assert [part[0].shape[-1] for part in parts[3:]] == expected
