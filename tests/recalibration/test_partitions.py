@@ -7,7 +7,7 @@ import torch
 
 import latentcal as lc
 from alike import alike
-from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
+from latentcal import diagnose_partitions, evaluate_partitions, progress_bar, recalibrate_partitions
 from latentcal.recalibration import delayed
 from toys import SinhFlow
 
@@ -234,10 +234,13 @@ def test_what_is_no_partition_is_refused():
 
 
 @pytest.mark.usefixtures("_alone")
-def test_partitions_show_no_progress_bars(capfd):
+def test_the_norms_of_a_partition_show_no_bar_of_their_own(monkeypatch, capfd):
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0)
     x, y = rows(100)
-    recalibrate_partitions(SinhFlow(2), in_parts(x, y, 2))
+    recalibrate_partitions(SinhFlow(2), in_parts(x, y, 2), progress=False)
     assert capfd.readouterr().err == ""
+    lc.latent_norms(SinhFlow(2), x, y, progress=True)
+    assert "latent norms" in capfd.readouterr().err  # control
 
 
 @pytest.mark.usefixtures("_alone")
