@@ -253,3 +253,11 @@ def test_a_law_made_again_from_its_weights_has_the_same_to_the_last_bit(generato
     assert float(GammaKDE(law.centers, law.rate, law.weights * (1 + 1e-9)).weights.sum()) == pytest.approx(
         1, abs=1e-12
     )
+
+
+def test_tied_radii_end_at_the_sharpest_kernel_that_is_allowed():
+    """Of relative width 1e-5, that is of shape 1e10; the rate goes up in steps of the grid."""
+    with pytest.warns(DiscreteOutputWarning):
+        law = GammaKDE.fit(torch.full((50,), 3.0))
+    shape = law.rate * float(law.centers.max())
+    assert 1e10 * PAPER_GRID[0] / PAPER_GRID[1] < shape < 1e10 * (1 + 1e-9)
