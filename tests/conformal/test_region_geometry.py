@@ -456,7 +456,7 @@ def test_the_picture_of_the_density_holds_all_outlines(monkeypatch, generator):
         plots, "density_map", lambda *args, **options: shown.append(args) or draw(*args, **options)
     )
     x = torch.tensor([0.0, 1.5], dtype=torch.float64)
-    region = region_at(Skewed(2), LatentScore(), 3.0)
+    region = region_at(Skewed(2), LatentScore(), 6.0)  # beyond all draws
     region.plot(x, density=True, generator=generator)
     plt.close("all")
     for side, values in zip(shown[0][:2], region.boundary(x)[0].unbind(1), strict=True):

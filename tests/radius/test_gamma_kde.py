@@ -217,7 +217,7 @@ def test_held_out_densities_are_those_of_the_other_folds_weighted_kernels(genera
                 torch.testing.assert_close(found[fold][own], expected[own], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("steps", [-80, 80])
+@pytest.mark.parametrize("steps", [-90, 90])
 def test_beyond_the_grid_the_rate_follows_the_unit_of_the_radii(steps, generator):
     radii = Chi(3).sample((80,), generator)
     unit = (PAPER_GRID[1] / PAPER_GRID[0]) ** steps  # of cube roots: as many steps of the grid
