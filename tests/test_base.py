@@ -169,3 +169,15 @@ def test_errors_say_what_came():
 def test_a_base_says_what_it_is():
     assert "dim=2, norm=MaxNorm()" in repr(uniform_cube(2))
     assert uniform_cube(2).with_radius(BallRadius(3)).norm == MaxNorm()
+
+
+def test_norms_are_put_back_into_a_support_of_any_size():
+    """The slack is relative: eight roundings of the end of the support."""
+    for upper in (0.25, 4.0):
+        base = RadialBase(GammaKDE(torch.tensor([0.5]), rate=10.0, upper=upper), 2, MaxNorm())
+        eps = torch.finfo(torch.float64).eps
+        z = upper * torch.tensor([[1 + 6 * eps, 0.0], [1 + 12 * eps, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        r = base.norm_of(z)
+        assert r[0] == upper
+        assert r[1] > upper
+        assert r[2] == upper

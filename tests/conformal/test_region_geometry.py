@@ -21,8 +21,11 @@ from latentcal.conformal import (
     Score,
     conformal_region,
 )
+from latentcal.conformal.boundary import contour
+from latentcal.conformal.bounds import Bounds, climb
 from latentcal.conformal.evaluation import common_draws
 from latentcal.conformal.volume import _scales, mean_volume
+from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius import Chi
 from toys import NormalCDFFlow, ScaleFromX, SinhFlow, scaled_gaussian
@@ -442,3 +445,90 @@ def test_a_plot_shows_every_level_the_points_and_the_density(generator):
     assert again is ax
     assert sum(artist.get_gid() == "region-1" for artist in ax.patches) == 1
     plt.close("all")
+
+
+# --- how volumes and outlines are searched for
+
+
+def test_scales_reach_the_rim_and_the_core_of_the_region_at_every_x():
+    """Of two discs: most draws are inside up to a scale of 4, and at none of those tried."""
+    radii = torch.tensor([8.0, 0.05], dtype=torch.float64)
+    assert _scales(lambda a: 1 - torch.exp(-((radii / a) ** 2) / 2)) == [1 / 16, 1 / 8, 1, 4, 8]
+
+
+class Bent(ConditionalFlow):
+    """y_0 = z_0 + z_0^2 / 20, whose determinant 1 + z_0 / 10 is odd around its mean; y_1 = z_1."""
+
+    def __init__(self):
+        super().__init__(standard_normal(2))
+
+    def encode(self, y, x=None):
+        root = torch.sqrt(1 + y[..., 0] / 5)
+        return torch.stack([10 * (root - 1), y[..., 1]], -1), -torch.log(root)
+
+    def decode(self, z, x=None):
+        return torch.stack([z[..., 0] + z[..., 0] ** 2 / 20, z[..., 1]], -1)
+
+
+def test_opposite_points_cancel_the_odd_part_of_the_determinant(generator):
+    value, error, _ = region_at(Bent(), LatentScore(), 2.0).volume(samples=20, generator=generator)
+    assert float(value) == pytest.approx(4 * math.pi, rel=1e-12)
+    assert float(error) < 1e-10
+
+
+def test_an_outline_grows_out_of_a_box_that_is_too_small():
+    box = Bounds(*(torch.full((1, 2), side, dtype=torch.float64) for side in (-0.1, 0.1)))
+    (line,) = contour(lambda y: y.norm(dim=-1), 1.0, box, 200)
+    torch.testing.assert_close(line.norm(dim=-1), torch.ones(len(line)).double(), rtol=0, atol=1e-3)
+
+
+def test_the_picture_of_the_density_holds_all_outlines(monkeypatch, generator):
+    pytest.importorskip("matplotlib").use("Agg")
+    import matplotlib.pyplot as plt
+
+    from latentcal import plots
+
+    shown, draw = [], plots.density_map
+    monkeypatch.setattr(
+        plots, "density_map", lambda *args, **options: shown.append(args) or draw(*args, **options)
+    )
+    x = torch.tensor([0.0, 1.5], dtype=torch.float64)
+    region = region_at(Skewed(2), LatentScore(), 6.0)  # beyond all draws
+    region.plot(x, density=True, generator=generator)
+    plt.close("all")
+    for side, values in zip(shown[0][:2], region.boundary(x)[0].unbind(1), strict=True):
+        assert side.min() < values.min()
+        assert side.max() > values.max()
+        assert side.max() - side.min() < 1.6 * (values.max() - values.min())
+
+
+def test_the_outline_of_a_set_with_nothing_but_infinity_outside_runs_between_the_points_of_the_grid():
+    box = Bounds(*(torch.full((1, 2), side, dtype=torch.float64) for side in (-1.0, 1.0)))
+
+    def scores(y):
+        return torch.zeros(y.shape[:-1], dtype=y.dtype).masked_fill(y.norm(dim=-1) > 1, math.inf)
+
+    assert area(contour(scores, 1.0, box, 100)) == pytest.approx(math.pi, abs=0.02)
+
+
+@pytest.mark.parametrize("side", range(4))
+def test_an_outline_grows_where_one_side_of_its_box_is_too_small(side):
+    ends = torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
+    ends[side] /= 2
+    (line,) = contour(lambda y: y.norm(dim=-1), 1.0, Bounds(ends[None, :2], ends[None, 2:]), 100)
+    assert area([line]) == pytest.approx(math.pi, abs=0.02)
+
+
+def test_a_search_for_bounds_ignores_what_is_not_finite(generator):
+    start = torch.randn(50, 1, 2, generator=generator, dtype=torch.float64)
+    outputs = start.clone()
+    outputs[0, 0, 0], outputs[1, 0, 1], outputs[2, 0, 0] = math.inf, -math.inf, math.nan
+    bad = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
+
+    def propose(best, step):
+        points = best.expand(3, *best.shape)
+        return points, bad[:, None, None, None].expand_as(points)
+
+    lower, upper = climb(start, outputs, propose)
+    assert same.copied(lower, outputs.nan_to_num(9, 9, 9).amin(0))
+    assert same.copied(upper, outputs.nan_to_num(-9, -9, -9).amax(0))

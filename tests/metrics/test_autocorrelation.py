@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from latentcal.metrics import autocorrelation_test
+from latentcal.metrics.autocorrelation import _autocorrelation_time
 
 
 def _autoregressive(n, rho, generator):
@@ -83,3 +84,11 @@ def test_what_is_no_series_is_refused():
         autocorrelation_test(torch.full((20,), 0.3))
     with pytest.raises(ValueError, match="lags must lie between 1"):
         autocorrelation_test(torch.rand(20), lags=10)
+
+
+def test_the_autocorrelation_time_counts_both_sides_up_to_the_first_lag_within_the_noise():
+    correlation = torch.zeros(100, dtype=torch.float64)
+    correlation[:5] = torch.tensor([1.0, 0.5, 0.3, 0.1, 0.4])  # 0.1 < 2 / sqrt(100)
+    assert _autocorrelation_time(correlation) == pytest.approx(1 + 2 * 0.8)
+    assert _autocorrelation_time(torch.ones(3)) == pytest.approx(1.0)  # 1 < 2 / sqrt(3)
+    assert _autocorrelation_time(torch.ones(9)) == pytest.approx(1 + 2 * 8)

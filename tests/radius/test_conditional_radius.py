@@ -445,3 +445,14 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
     fold = torch.arange(n) % 2
     law = SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, fold, 64)
     assert (law.law.log_prob_untabulated(radii) is gain) == bent
+
+
+def test_given_folds_belong_to_their_rows_when_others_have_no_weight():
+    x, radii = _data("scale", 60)
+    fold = torch.arange(60) % 5
+    weights = (torch.arange(60) % 4 > 0).double()
+    kept = weights > 0
+    law = ConditionalRadius.fit(radii, x, reference=Chi(DIM), weights=weights, fold=fold)
+    other = ConditionalRadius.fit(radii[kept], x[kept], reference=Chi(DIM), fold=fold[kept])
+    r = torch.tensor([0.5, 1.5, 4.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(law.given(POINTS).log_prob(r), other.given(POINTS).log_prob(r))

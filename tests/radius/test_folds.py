@@ -176,3 +176,13 @@ def test_nodes_of_many_points_do_not_depend_on_their_order(generator):
     one, other = (FoldedRadii.of(part, torch.ones_like(t), max_nodes=100) for part in (t, t[order]))
     torch.testing.assert_close(one.nodes, other.nodes, rtol=1e-9, atol=0)
     torch.testing.assert_close(one.total, other.total)
+
+
+def test_the_first_columns_decide_and_the_others_only_where_those_are_equal(generator):
+    rows = torch.randn(100, 3, generator=generator, dtype=torch.float64)
+    other = torch.cat([rows[:, :1], torch.randn(100, 2, generator=generator, dtype=torch.float64)], 1)
+    assert same.decided(fold_numbers(other, 5), fold_numbers(rows, 5))
+    tied = rows.clone()
+    tied[:, 0] = 1.0
+    assert not same.decided(fold_numbers(tied, 5), fold_numbers(rows, 5))
+    assert same.decided(fold_numbers(tied, 5), fold_numbers(rows[:, 1:], 5))

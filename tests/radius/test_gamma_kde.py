@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+import same
 from latentcal import guarantee, tighten
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaKDE, ScaledRadius, StudentRadius
-from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots
+from latentcal.radius.folds import FoldedRadii
+from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots, held_out_log_density
 
 SHAPES = {
     "chi": lambda n, g: Chi(2).sample((n,), g),
@@ -203,3 +205,67 @@ def test_norms_with_few_values_have_the_cdf_of_their_kernels():
     expected = (radii[:, None] <= between).double().mean(0)
     torch.testing.assert_close(law.cdf(between), expected, rtol=0, atol=1e-6)
     assert guarantee(tighten(law, radii, max_lambda=5), radii).lambda_ <= 5 + 1e-6  # it raised
+
+
+def test_held_out_densities_are_those_of_the_other_folds_weighted_kernels(generator):
+    """On a bounded support each kernel mixture is divided by its mass there."""
+    t = 0.3 + 0.6 * torch.rand(30, generator=generator, dtype=torch.float64)
+    weights = 0.1 + torch.rand(30, generator=generator, dtype=torch.float64)
+    folded = FoldedRadii.of(t, weights, max_nodes=100)
+    for rate in (3.0, 300.0):
+        kernels = kernel_densities(folded.nodes, folded.nodes, rate)
+        inside = torch.special.gammainc(folded.nodes * rate, torch.full_like(folded.nodes, 0.95 * rate))
+        for end in (math.inf, 0.95):
+            (found,) = held_out_log_density(folded, [rate], end)
+            for fold in range(10):
+                others = (folded.total - folded.weights[fold]).clamp(min=0)
+                mass = (others * (inside if end < 1 else 1.0)).sum()
+                expected = torch.logsumexp(kernels + torch.log(others), 1) - torch.log(mass)
+                own = folded.weights[fold] > 0
+                torch.testing.assert_close(found[fold][own], expected[own], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [-90, 90])
+def test_beyond_the_grid_the_rate_follows_the_unit_of_the_radii(steps, generator):
+    radii = Chi(3).sample((80,), generator)
+    unit = (PAPER_GRID[1] / PAPER_GRID[0]) ** steps  # of cube roots: as many steps of the grid
+    law, other = GammaKDE.fit(radii), GammaKDE.fit(radii * unit**3)
+    assert not PAPER_GRID[0] < other.rate < PAPER_GRID[-1]
+    assert other.rate * unit == pytest.approx(law.rate, rel=1e-6)
+    held = GammaKDE.fit(radii * unit**3, rates="paper")
+    assert held.rate == PAPER_GRID[0 if steps > 0 else -1]
+
+
+@pytest.mark.parametrize("centers", [[], [0.0, 1.0], [-1.0], [math.inf], [math.nan]])
+def test_centers_that_carry_no_kernel_are_refused(centers):
+    with pytest.raises(ValueError, match="centers must be positive, finite and at least one"):
+        GammaKDE(torch.tensor(centers), rate=10.0)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_rates_that_make_no_kernel_are_refused(rate):
+    with pytest.raises(ValueError, match="rate must be positive and finite"):
+        GammaKDE(torch.tensor([1.0]), rate=rate)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -0.1], [0.0, 0.0], [1.0, math.nan]])
+def test_weights_of_kernels_that_make_no_law_are_refused(weights):
+    with pytest.raises(ValueError, match="weights must be one a center, not negative and not all 0"):
+        GammaKDE(torch.tensor([1.0, 2.0]), rate=10.0, weights=torch.tensor(weights))
+
+
+def test_a_law_made_again_from_its_weights_has_the_same_to_the_last_bit(generator):
+    law = GammaKDE(torch.ones(7), rate=10.0, weights=torch.rand(7, generator=generator, dtype=torch.float64))
+    weights = law.weights * (1 + 1e-14)
+    assert same.copied(GammaKDE(law.centers, law.rate, weights).weights, weights)
+    assert float(GammaKDE(law.centers, law.rate, law.weights * (1 + 1e-9)).weights.sum()) == pytest.approx(
+        1, abs=1e-12
+    )
+
+
+def test_tied_radii_end_at_the_sharpest_kernel_that_is_allowed():
+    """Of relative width 1e-5, that is of shape 1e10; the rate goes up in steps of the grid."""
+    with pytest.warns(DiscreteOutputWarning):
+        law = GammaKDE.fit(torch.full((50,), 3.0))
+    shape = law.rate * float(law.centers.max())
+    assert 1e10 * PAPER_GRID[0] / PAPER_GRID[1] < shape < 1e10 * (1 + 1e-9)

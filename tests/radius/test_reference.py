@@ -201,3 +201,19 @@ def test_a_bad_dimension_is_refused(family, dim):
 def test_bad_degrees_of_freedom_are_refused(nu):
     with pytest.raises(ValueError, match="degrees_of_freedom must be positive and finite"):
         StudentRadius(3, degrees_of_freedom=nu)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [Chi(3), Chi(8), Chi(3000), GammaRadius(5), StudentRadius(5, 10.0), StudentRadius(50, 4.0)],
+    ids=["chi 3", "chi 8", "chi 3000", "gamma 5", "student 5", "student 50"],
+)
+def test_the_search_for_quantiles_starts_near_them(law):
+    """The result does not depend on the start, but the number of steps does."""
+    v = -torch.logspace(math.log10(0.7), 2, 40, dtype=torch.float64)
+    below = law._log_start(v, True) - torch.log(law.icdf_log_cdf(v))
+    above = law._log_start(-v, False) - torch.log(law.icdf_log_sf(v))
+    assert below.abs().median() < 1e-2
+    assert below.abs().max() < 0.15
+    assert above.abs().median() < 0.07
+    assert above.abs().max() < 0.2

@@ -156,3 +156,15 @@ def test_radii_that_are_no_norms_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             ScaledRadius.fit(torch.tensor(radii), reference=Chi(2))
+
+
+def test_a_power_that_is_not_fitted_stays_one_and_the_scale_is_found(generator):
+    radii = 1.7 * Chi(3).sample((200,), generator)
+    law = ScaledRadius.fit(radii, reference=Chi(3), power=False)
+    assert law.power == 1
+    # Without outliers the robust fit is close to the maximum of the likelihood.
+    assert law.scale == pytest.approx(float((radii**2).mean() / 3) ** 0.5, rel=5e-3)
+    start = radii.median() / Chi(3).icdf(torch.tensor(0.5))
+    assert float(start) != pytest.approx(law.scale, rel=1e-2)  # control: the search has moved
+    ball = ScaledRadius.fit(BallRadius(2).sample((50,), generator), reference=BallRadius(2))
+    assert ball.scale == 1

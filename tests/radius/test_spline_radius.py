@@ -5,7 +5,7 @@ import torch
 
 import same
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, SplineRadius
-from latentcal.radius.spline import _log_density, _number_of_bins, _unpack
+from latentcal.radius.spline import _SMALLEST_BIN, _log_density, _number_of_bins, _unpack
 
 SHAPES = {
     "chi 2": lambda n, g: Chi(2).sample((n,), g),
@@ -172,3 +172,15 @@ def test_bad_parameters_are_refused():
         SplineRadius(1.0, 1.0, one, one - 1, two)
     with pytest.raises(ValueError, match=r"b \+ 1 slopes, got 2, 2 and 2"):
         SplineRadius(1.0, 1.0, one, one, one)
+
+
+def test_free_parameters_give_bins_that_fill_the_unit_interval_and_never_vanish():
+    theta = torch.zeros(16, dtype=torch.float64)
+    theta[0], theta[7] = 2.0, -50.0
+    spline = _unpack(theta, 5)
+    for sizes in (spline.widths, spline.heights):
+        assert float(sizes.sum()) == pytest.approx(1)
+        assert float(sizes.min()) >= _SMALLEST_BIN * (1 - 1e-12)
+    free = spline.widths - _SMALLEST_BIN
+    assert (free[0] / free[1:]).tolist() == pytest.approx([math.exp(2)] * 4)
+    assert int(spline.heights.argmin()) == 2

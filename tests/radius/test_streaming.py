@@ -359,3 +359,18 @@ def test_a_law_read_in_inference_mode_takes_part_in_gradients_later(generator):
     r = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     law.cdf(r).backward()
     torch.testing.assert_close(r.grad.log(), law.log_prob(r.detach()))
+
+
+def test_the_cells_in_use_become_uniform_laws_with_the_moments_of_their_norms(generator):
+    law = StreamingRadius.fit(Chi(3).sample((500,), generator), reference=Chi(3), half_life=100)
+    bins = law.bins.numpy()
+    bins, (weight, ends) = bins[:, bins[0] > 0], law._cell_intervals()
+    mean = bins[1] / bins[0]
+    variance = (bins[2] / bins[0] - mean**2).clip(min=0)
+    inside = (variance > 1e-4) & (abs(mean - 0.5) + (3 * variance) ** 0.5 < 0.5)
+    assert inside.sum() > 10
+    torch.testing.assert_close(torch.tensor(weight), torch.tensor(bins[0]))
+    torch.testing.assert_close(torch.tensor(ends.mean(1) % 1)[inside], torch.tensor(mean)[inside])
+    torch.testing.assert_close(
+        torch.tensor((ends[:, 1] - ends[:, 0]) ** 2 / 12)[inside], torch.tensor(variance)[inside]
+    )

@@ -246,3 +246,12 @@ def test_maps_and_law_are_learned_from_the_same_rows_and_hold_for_others():
     check_flow(model, x[:20], y[:20])
     with pytest.raises(ValueError, match="maps must be among"):
         Aligned.fit(flow, x, y, maps="round")
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_one_bad_weight_is_enough_to_be_refused(value):
+    x, y = wrong_data(100)
+    weights = torch.ones(100)
+    weights[3] = value
+    with pytest.raises(ValueError, match="Weights must be finite, not negative and not all 0"):
+        align(scaled_gaussian(2, 1.0), x, y, weights=weights)

@@ -1,10 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Beta, Binomial
 
-from latentcal.recalibration.beta_mixture import BetaMixture
+from latentcal.recalibration.beta_mixture import BetaMixture, _log_ranks, _parts
 from uniformity import distance_to_uniform, uniform_limit
 
 MIXTURE = BetaMixture(
@@ -120,3 +121,33 @@ def test_bad_arguments_are_refused():
         BetaMixture(one, one, -one)
     with pytest.raises(ValueError, match="ranks must lie between 0 and 10"):
         BetaMixture.fit(torch.tensor([3, 11]), 10)
+
+
+def test_numbers_and_arrays_are_taken_and_answered_in_float64():
+    expected = MIXTURE.log_prob(torch.tensor([0.25, 0.5], dtype=torch.float64))
+    assert float(MIXTURE.log_prob(0.25)) == pytest.approx(float(expected[0]))
+    torch.testing.assert_close(MIXTURE.log_prob(np.array([0.25, 0.5], dtype=np.float32)), expected)
+    for method in (MIXTURE.log_prob, MIXTURE.log_cdf, MIXTURE.log_sf):
+        assert method(torch.tensor([0.25])).dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(0.6, 2.0), (3.0, 0.5)])
+def test_the_beta_law_is_the_mode_under_a_normal_prior_on_its_logs(shape):
+    """There the slope of the likelihood equals the log of each parameter."""
+    samples = 20
+    counts = torch.bincount(ranks_of(*shape, 15, samples), minlength=samples + 1).double()[None]
+    alpha, beta, _ = _parts(counts, samples, 15)[1]
+    theta = torch.cat([alpha, beta], 1).log().requires_grad_()
+    law = torch.exp(theta)
+    likelihood = (counts * _log_ranks(samples, law[:, :1], law[:, 1:], torch.ones(1, 1).double())).sum()
+    (slope,) = torch.autograd.grad(likelihood, theta)
+    torch.testing.assert_close(slope, theta.detach(), rtol=0, atol=1e-6)
+    assert float(slope.abs().max()) > 0.1  # control: without the prior it would be 0
+
+
+@pytest.mark.parametrize(("n", "largest"), [(1, 0), (3, 5), (1000, 40), (2000, 80)])
+def test_bernstein_polynomials_have_at_most_four_times_the_power_two_fifths_of_n_bins(n, largest):
+    parts = _parts(torch.ones(1, 11, dtype=torch.float64), 10, n)
+    bins = [5, 10, 20, 40, 80, 160]
+    expected = bins[: bins.index(largest) + 1] if largest else []
+    assert [part[0].shape[-1] for part in parts[3:]] == expected

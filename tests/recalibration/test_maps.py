@@ -12,7 +12,7 @@ from latentcal.recalibration.affine import cross_fit_affine
 from latentcal.recalibration.by_features import cross_fit_features
 from latentcal.recalibration.cross_fitting import winsorized
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
-from latentcal.recalibration.marginals import cross_fit_marginals
+from latentcal.recalibration.marginals import _bend, _fit_bent, cross_fit_marginals
 from latentcal.smoothers import AdditiveFeatures, RidgeSmoother
 
 FITS = {"affine": cross_fit_affine, "features": cross_fit_features, "marginals": cross_fit_marginals}
@@ -336,3 +336,16 @@ def test_a_state_that_is_loaded_is_used():
     mapped, log_abs_det = first(z)
     torch.testing.assert_close(first.inverse(mapped), z)
     torch.testing.assert_close(log_abs_det, second(z)[1])
+
+
+def test_a_bent_normal_law_finds_the_one_that_made_the_masses():
+    nodes = torch.linspace(-60, 60, 3001, dtype=torch.float64)
+    truth = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.3, 0.2, 0.3, -0.2]], dtype=torch.float64)
+    score, log_slope = _bend(nodes.expand(2, -1), truth)
+    density = torch.exp(-0.5 * score**2 + log_slope)
+    mass = density / density.sum(1, keepdim=True)
+    # Of few points the penalty bends back; of a normal law there is nothing to bend.
+    few, many = _fit_bent(nodes, 20 * mass), _fit_bent(nodes, 1e6 * mass)
+    torch.testing.assert_close(few[0], truth[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(many, truth, rtol=0, atol=1e-3)
+    assert (few[1, 2:].abs() < 0.95 * truth[1, 2:].abs()).all()

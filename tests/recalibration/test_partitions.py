@@ -7,7 +7,7 @@ import torch
 
 import latentcal as lc
 from alike import alike
-from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
+from latentcal import diagnose_partitions, evaluate_partitions, progress_bar, recalibrate_partitions
 from latentcal.recalibration import delayed
 from toys import SinhFlow
 
@@ -231,3 +231,20 @@ def test_what_is_no_partition_is_refused():
         recalibrate_partitions(SinhFlow(2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="no partitions"):
         recalibrate_partitions(SinhFlow(2), [])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_the_norms_of_a_partition_show_no_bar_of_their_own(monkeypatch, capfd):
+    monkeypatch.setattr(progress_bar, "SECONDS_BETWEEN_LINES", 0)
+    x, y = rows(100)
+    recalibrate_partitions(SinhFlow(2), in_parts(x, y, 2), progress=False)
+    assert capfd.readouterr().err == ""
+    lc.latent_norms(SinhFlow(2), x, y, progress=True)
+    assert "latent norms" in capfd.readouterr().err  # control
+
+
+@pytest.mark.usefixtures("_alone")
+def test_one_partition_fits_what_all_rows_fit_with_a_law_that_depends_on_x():
+    x, y = rows(100)
+    model = recalibrate_partitions(SinhFlow(2), in_parts(x, y, 1), fit=lc.ConditionalRadius.fit, with_x=True)
+    assert_same_model(model, lc.recalibrate(SinhFlow(2), x, y, fit=lc.ConditionalRadius.fit), x, y)

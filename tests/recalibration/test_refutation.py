@@ -72,3 +72,10 @@ def test_rows_that_are_not_exchangeable_are_not_tested(options):
     ladder = autocalibrate(scaled_gaussian(2, 1.0), None, outliers(), folds=2, **options).recalibration.ladder
     assert ladder.p_value is None
     assert not ladder.refuted
+
+
+def test_norms_at_the_quantiles_of_the_law_have_a_p_value_of_one():
+    """Not of four, which is the factor for looking four times."""
+    law = Chi(2)
+    radii = law.icdf((torch.arange(30, dtype=torch.float64) + 0.5) / 30)
+    assert contradiction(radii, law) == pytest.approx(1)

@@ -1,7 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 
 import same
+from latentcal.radius.conditional import ConditionalRadius
 from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
@@ -81,3 +84,12 @@ def test_origins_that_are_not_there_are_refused(generator):
         rolling_pit(SinhFlow(2), x, y, first=5, step=0)
     with pytest.raises(ValueError, match="not batches"):
         rolling_pit(SinhFlow(2), [(x, y)], None, first=5)
+
+
+def test_a_law_that_depends_on_x_sees_features_from_numpy_as_the_flow_does(generator):
+    x, y = _rows(generator, n=60)
+    options = {"first": 40, "step": 10, "fit": partial(ConditionalRadius.fit, shape=False)}
+    expected = rolling_pit(SinhFlow(2), x, y, **options)
+    u = rolling_pit(SinhFlow(2), x.numpy(), y.numpy(), **options)
+    torch.testing.assert_close(u, expected)
+    assert u.dtype == torch.float64
