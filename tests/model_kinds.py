@@ -15,11 +15,11 @@ from sklearn.base import clone
 from torch import Tensor
 
 import latentcal as lc
+from latentcal._internal.smoothers import NeighbourSmoother, RidgeSmoother
 from latentcal.cli.model import Model, load_model, write_model
 from latentcal.flow import tensor_options
 from latentcal.radius import GroupedRadius, SmoothRadius
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
-from latentcal.smoothers import NeighbourSmoother, RidgeSmoother
 
 RADII = torch.tensor([0.3, 0.9, 1.4, 2.2, 3.1], dtype=torch.float64)
 X = torch.tensor([[0.1, -0.4, 1.0], [-1.2, 0.6, 0.0], [0.7, 0.2, 2.0]], dtype=torch.float64)

@@ -18,9 +18,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import fuzz_files  # noqa: E402
 
+from latentcal._internal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
 from latentcal.model_folder import ModelFileError  # noqa: E402
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap  # noqa: E402
-from latentcal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import same
-from latentcal.discrete import Dequantizer, atoms
+from latentcal.recalibration.discrete import Dequantizer, atoms
 from uniformity import distance_to_uniform, uniform_limit
 
 

@@ -6,7 +6,7 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal.numerics import to_tensor
+from latentcal._internal.numerics import to_tensor
 
 pd = pytest.importorskip("pandas")
 

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 import same
-from latentcal.numerics import broadcast_leading, log1mexp, solve_increasing, with_own_slope, with_slope
+from latentcal._internal.numerics import (
+    broadcast_leading,
+    log1mexp,
+    solve_increasing,
+    with_own_slope,
+    with_slope,
+)
 
 
 def _t(value):

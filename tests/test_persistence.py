@@ -16,8 +16,8 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal import atomic_files
-from latentcal.atomic_files import new_file
+from latentcal._internal import atomic_files
+from latentcal._internal.atomic_files import new_file
 from latentcal.model_folder import SCHEMA, _document_hash
 
 

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from latentcal import progress_bar
-from latentcal.progress_bar import ProgressBar
+from latentcal._internal import progress_bar
+from latentcal._internal.progress_bar import ProgressBar
 
 
 class Terminal(io.StringIO):

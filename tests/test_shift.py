@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from latentcal.radius.folds import effective_size
-from latentcal.shift import _clipped, _fold_of, _logistic_path, density_ratio
+from latentcal.recalibration.shift import _clipped, _fold_of, _logistic_path, density_ratio
 
 
 def _normal(n, p, generator, shift=0.0):

@@ -4,7 +4,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from latentcal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
+from latentcal._internal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
 from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from latentcal.splines import LineSpline, UnitSpline, monotone_slopes
+from latentcal._internal.splines import LineSpline, UnitSpline, monotone_slopes
 
 
 def random_spline(bins: int, seed: int = 0) -> UnitSpline:

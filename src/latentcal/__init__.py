@@ -38,6 +38,7 @@ from .conformal import (
     anomaly_pvalue,
     conformal_region,
 )
+from .decisions import Payoff, best_action, expected_utility
 from .diagnostics import (
     CalibrationReport,
     ConditionalCalibration,
@@ -45,10 +46,11 @@ from .diagnostics import (
     diagnose,
     diagnose_partitions,
 )
-from .discrete import Atoms, Dequantizer, OutputAtoms, atoms
+from .events import Box, HalfSpace, Membership, probability
+from .files import ModelFileError, load, save
 from .flow import ConditionalFlow, FlowDistribution, Standardized
+from .integration import Estimate, InfiniteVarianceWarning
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
-from .persistence import ModelFileError, load, save
 from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, prerank_pit
 from .radius import (
     BallRadius,
@@ -95,18 +97,8 @@ from .recalibration import (
     recalibrate_prerank,
     rolling_pit,
 )
-from .regions import (
-    Box,
-    Estimate,
-    HalfSpace,
-    InfiniteVarianceWarning,
-    Membership,
-    Payoff,
-    best_action,
-    expected_utility,
-    probability,
-)
-from .shift import density_ratio
+from .recalibration.discrete import Atoms, Dequantizer, OutputAtoms, atoms
+from .recalibration.shift import density_ratio
 from .transport import RadialTransport, radial_transport
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._internal.numerics import to_tensor
+from ._internal.validate import as_floating, as_shape, as_whole, check_numbers
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
-from .numerics import to_tensor
 from .radius.empirical import EmpiricalRadius
 from .radius.law import RadiusLaw
 from .radius.reference import BallRadius, Chi, GammaRadius, StudentRadius
-from .validate import as_floating, as_shape, as_whole, check_numbers
 
 
 class RadialBase(nn.Module):

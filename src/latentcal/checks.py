@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._internal.numerics import to_tensor
+from ._internal.validate import as_whole
 from .flow import ConditionalFlow, evaluation_mode
-from .numerics import to_tensor
-from .validate import as_whole
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05  # for half precision

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from ._internal.smoothers import AdditiveFeatures, NeighbourSmoother, RidgeSmoother, Smoother
 from .base import RadialBase
 from .conformal import DCPScore, DensityScore, HPDScore, LatentScore, PCPScore, Region, Score
 from .fingerprint import Fingerprint
@@ -50,7 +51,6 @@ from .recalibration import (
     Recalibration,
 )
 from .recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap, LatentMap
-from .smoothers import AdditiveFeatures, NeighbourSmoother, RidgeSmoother, Smoother
 
 SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, Region)
 """What can be saved."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
+from ._internal.numerics import Float64Module, as_tensor, to_tensor
+from ._internal.validate import as_floating, as_shape, as_whole, check_finite
 from .base import RadialBase
-from .numerics import Float64Module, as_tensor, to_tensor
-from .validate import as_floating, as_shape, as_whole, check_finite
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
 _MOMENT_CHUNK = 1 << 22  # numbers held at a time

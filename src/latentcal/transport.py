@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ._internal.numerics import with_slope
 from .base import RadialBase, as_latent
-from .numerics import with_slope
 from .radius.law import as_float64
 
 

@@ -162,7 +162,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/somewhere")
 
-    monkeypatch.setattr("latentcal.cli.whole.tempfile.mkdtemp", denied)
+    monkeypatch.setattr("latentcal.cli.output.tempfile.mkdtemp", denied)
     refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model"), "Permission denied")
     refused(latentcal("recalibrate", model, new), f"Cannot write {model}: Permission denied")
     refused(latentcal("predict", model, new, "--out", tmp_path / "a.csv"), "Permission denied")
@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, model, new, monkeypatch, name
 
     (tmp_path / name).write_text("old")
     before = contents(tmp_path)
-    monkeypatch.setattr("latentcal.cli.whole.os.fsync", full)
+    monkeypatch.setattr("latentcal.cli.output.os.fsync", full)
     refused(
         latentcal("predict", model, new, "--out", tmp_path / name),
         f"Cannot write {tmp_path / name}: {FULL}. Nothing was changed there.",

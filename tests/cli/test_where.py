@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import same
 from latentcal.cli.where import WhereError, parse_where
-from latentcal.regions import Box, HalfSpace
+from latentcal.events import Box, HalfSpace
 
 POINTS = 2 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -10,7 +10,7 @@ pytest.importorskip("click")
 
 import click
 
-from latentcal.cli.whole import whole_file, writable_folder
+from latentcal.cli.output import whole_file, writable_folder
 
 
 def _write_half(target, error):

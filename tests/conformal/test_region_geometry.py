@@ -21,10 +21,8 @@ from latentcal.conformal import (
     Score,
     conformal_region,
 )
-from latentcal.conformal.boundary import contour
-from latentcal.conformal.bounds import Bounds, climb
 from latentcal.conformal.evaluation import common_draws
-from latentcal.conformal.volume import _scales, mean_volume
+from latentcal.conformal.geometry import Bounds, _scales, climb, contour, mean_volume
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius import Chi
@@ -99,7 +97,7 @@ def test_volumes_are_within_three_standard_errors_of_ellipsoids(kind, generator)
 
 def test_volumes_from_the_model_alone_would_be_wrong(monkeypatch, generator):
     """Control: without wider copies the rim of an overconfident model's region is never drawn."""
-    monkeypatch.setattr("latentcal.conformal.volume._scales", lambda share: [1.0])
+    monkeypatch.setattr("latentcal.conformal.geometry._scales", lambda share: [1.0])
     misses = 0
     for _ in range(50):
         flow = gaussian(2, generator)

@@ -3,8 +3,8 @@
 import pytest
 
 from latentcal.diagnostics.charts import Chart, round_ticks
+from latentcal.diagnostics.report import shortened
 from latentcal.diagnostics.report_page import clean
-from latentcal.diagnostics.report_text import shortened
 
 
 def chart(**options):

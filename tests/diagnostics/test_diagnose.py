@@ -11,9 +11,9 @@ from scipy.stats import binom
 import latentcal as lc
 from alike import alike
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.faults import named_faults
+from latentcal.diagnostics.advice import named_faults
 from latentcal.diagnostics.findings import Finding, judged
-from latentcal.diagnostics.history import trained_flow
+from latentcal.diagnostics.latents import trained_flow
 from latentcal.diagnostics.measures import mean_of
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow

@@ -5,7 +5,7 @@ import torch
 
 import latentcal as lc
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.history import recalibration_of, trained_flow
+from latentcal.diagnostics.latents import recalibration_of, trained_flow
 from latentcal.flow import Standardized
 from latentcal.flows import LinearGaussianFlow
 

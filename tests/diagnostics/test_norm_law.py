@@ -5,7 +5,7 @@ import torch
 from scipy.stats import binom
 
 import latentcal as lc
-from latentcal.diagnostics.norm_law import norm_law
+from latentcal.diagnostics.measures import norm_law
 from latentcal.flow import ConditionalFlow
 from toys import ScaleFromX, scaled_gaussian
 

@@ -11,7 +11,7 @@ import torch
 
 import latentcal as lc
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.report_text import measure_text
+from latentcal.diagnostics.report import measure_text
 from latentcal.flows import LinearGaussianFlow
 from toys import SamplerOnly, scaled_gaussian
 

@@ -114,7 +114,7 @@ def test_the_search_leaves_randomness_and_logging_as_they_were(capfd):
 
 
 def test_progress_is_shown_on_request(capfd, monkeypatch):
-    monkeypatch.setattr("latentcal.progress_bar.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("latentcal._internal.progress_bar.SECONDS_BETWEEN_LINES", 0.0)
     tune(progress=True)
     assert "4/4" in capfd.readouterr().err
 

@@ -129,7 +129,7 @@ def test_statistics_and_p_values_agree_with_scipy(generator):
     ],
 )
 def test_limiting_laws_have_their_published_quantiles(statistic, value, p_value):
-    from latentcal.metrics.calibration import _anderson_darling_sf, _cramer_von_mises_sf
+    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
 
     tail = {"cvm": _cramer_von_mises_sf, "ad": _anderson_darling_sf}[statistic]
     assert tail(value, 10**9) == pytest.approx(p_value, rel=1e-3)
@@ -158,7 +158,7 @@ def test_p_values_of_values_that_are_not_uniform_are_small(statistic, generator)
 @pytest.mark.parametrize("statistic", ["cvm", "ad"])
 def test_small_p_values_have_their_rate(statistic, generator):
     # At n = 10 the limiting law alone puts the 1 % point of W^2 at 1.18 %; Bernstein at 1e-6 for 2e5 samples.
-    from latentcal.metrics.calibration import _anderson_darling_sf, _cramer_von_mises_sf
+    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
 
     n, repetitions = 10, 200_000
     u = torch.rand(repetitions, n, dtype=torch.float64, generator=generator).sort(1).values
@@ -286,7 +286,7 @@ def test_nan_is_an_error_and_not_a_p_value_of_0(function):
 
 @pytest.mark.parametrize("statistic", ["cvm", "ad"])
 def test_a_statistic_that_is_nan_has_no_p_value(statistic):
-    from latentcal.metrics.calibration import _anderson_darling_sf, _cramer_von_mises_sf
+    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
 
     tail = {"cvm": _cramer_von_mises_sf, "ad": _anderson_darling_sf}[statistic]
     with pytest.raises(ValueError, match="has no p-value"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import same
+from latentcal._internal.smoothers import RidgeSmoother
 from latentcal.base import RadialBase
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius import (
@@ -20,10 +21,9 @@ from latentcal.radius import (
     StudentRadius,
     smooth,
 )
-from latentcal.radius.grouped import GroupedRadius
+from latentcal.radius.conditional import GroupedRadius
 from latentcal.radius.smooth import SmoothRadius, StretchedRadius
 from latentcal.recalibration import recalibrate
-from latentcal.smoothers import RidgeSmoother
 from uniformity import distance_to_uniform, uniform_limit
 
 DIM = 3

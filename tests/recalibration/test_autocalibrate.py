@@ -13,8 +13,8 @@ from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
 from latentcal.radius import Chi, ConditionalRadius, StackedRadius
+from latentcal.radius.conditional import GroupedRadius
 from latentcal.radius.folds import fold_numbers
-from latentcal.radius.grouped import GroupedRadius
 from latentcal.radius.guarantee import guarantee as measure
 from latentcal.recalibration import Aligned, AutoRecalibration, autocalibrate
 from toys import ScaleFromX, scaled_gaussian

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from latentcal.discrete import Dequantizer
 from latentcal.flows import AutoregressiveFlow, mean_nll, train_flow
 from latentcal.pit import latent_pit
 from latentcal.radius.gamma_kde import GammaKDE
@@ -10,6 +9,7 @@ from latentcal.radius.law import DiscreteOutputWarning
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.stacked import StackedRadius
 from latentcal.recalibration import CalibrationReuseWarning, latent_norms, recalibrate
+from latentcal.recalibration.discrete import Dequantizer
 from toys import scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 

@@ -342,7 +342,7 @@ def test_the_flow_runs_in_evaluation_mode_without_gradients_and_gets_its_mode_ba
 
 
 def test_progress_is_shown_on_request(generator, capsys, monkeypatch):
-    monkeypatch.setattr("latentcal.progress_bar.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("latentcal._internal.progress_bar.SECONDS_BETWEEN_LINES", 0.0)
     x, y = _data(generator)
     latent_norms(SinhFlow(2), x, y, batch_size=30)
     assert capsys.readouterr().err == ""

@@ -7,13 +7,18 @@ import pytest
 import torch
 
 import same
+from latentcal._internal.smoothers import AdditiveFeatures, RidgeSmoother
 from latentcal.radius.folds import fold_numbers
-from latentcal.recalibration.affine import cross_fit_affine
-from latentcal.recalibration.by_features import cross_fit_features
-from latentcal.recalibration.cross_fitting import winsorized
-from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
+from latentcal.recalibration.maps import (
+    AffineMap,
+    Chain,
+    CoordinateMap,
+    FeatureAffineMap,
+    cross_fit_affine,
+    cross_fit_features,
+    winsorized,
+)
 from latentcal.recalibration.marginals import _bend, _fit_bent, cross_fit_marginals
-from latentcal.smoothers import AdditiveFeatures, RidgeSmoother
 
 FITS = {"affine": cross_fit_affine, "features": cross_fit_features, "marginals": cross_fit_marginals}
 each_fit = pytest.mark.parametrize("fit", FITS.values(), ids=FITS.keys())

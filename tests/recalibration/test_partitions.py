@@ -7,8 +7,9 @@ import torch
 
 import latentcal as lc
 from alike import alike
-from latentcal import diagnose_partitions, evaluate_partitions, progress_bar, recalibrate_partitions
-from latentcal.recalibration import delayed
+from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
+from latentcal._internal import progress_bar
+from latentcal.recalibration import partitions as delayed
 from toys import SinhFlow
 
 dask = pytest.importorskip("dask")

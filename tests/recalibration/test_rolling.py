@@ -9,7 +9,7 @@ from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.recalibration import latent_norms
-from latentcal.recalibration.rolling import rolling_pit
+from latentcal.recalibration.cross import rolling_pit
 from toys import ScaleFromX, SinhFlow, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 

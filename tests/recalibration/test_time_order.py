@@ -6,7 +6,7 @@ import torch
 from latentcal.metrics import autocorrelation_test
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.recalibration import latent_norms, recalibrate
-from latentcal.recalibration.record import AutocorrelationWarning
+from latentcal.recalibration.latent import AutocorrelationWarning
 from toys import scaled_gaussian
 
 

@@ -9,8 +9,8 @@ from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.stacked import StackedRadius
 from latentcal.recalibration import latent_norms, recalibrate
-from latentcal.recalibration.record import EffectiveSizeWarning
-from latentcal.shift import density_ratio
+from latentcal.recalibration.latent import EffectiveSizeWarning
+from latentcal.recalibration.shift import density_ratio
 from toys import scaled_gaussian
 
 

@@ -3,8 +3,8 @@ import torch
 
 import same
 from latentcal.conformal import conformal_region
+from latentcal.events import Box, HalfSpace, Membership, probability
 from latentcal.flows import LinearGaussianFlow
-from latentcal.regions import Box, HalfSpace, Membership, probability
 
 Y = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, -1.0], [-1.0, 0.5]])
 

@@ -7,10 +7,10 @@ from torch.distributions import Independent, Normal
 
 from latentcal.base import laplace as laplace_base
 from latentcal.base import standard_normal, uniform_cube, uniform_interval
+from latentcal.events import Box, HalfSpace, probability
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius import Chi, StackedRadius
 from latentcal.recalibration import recalibrate
-from latentcal.regions import Box, HalfSpace, probability
 from toys import ScaleFromX, SinhFlow
 
 METHODS = ("quadrature", "qmc", "sampling")
@@ -135,7 +135,7 @@ def test_the_result_does_not_depend_on_how_x_is_cut_into_pieces(generator, monke
         return probability(flow, x, Box(-1, 1), method=method, generator=seeded).value
 
     whole = [values(method) for method in METHODS]
-    monkeypatch.setattr("latentcal.regions.integration._CHUNK", 2**16)
+    monkeypatch.setattr("latentcal.integration._CHUNK", 2**16)
     for method, value in zip(METHODS, whole, strict=True):
         pieces = values(method)
         if method == "sampling":  # the draws are others

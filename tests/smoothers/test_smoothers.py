@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from latentcal.smoothers import (
+from latentcal._internal.smoothers import (
     AdditiveFeatures,
     NeighbourSmoother,
     RidgeSmoother,

@@ -46,7 +46,7 @@ def test_a_study_imports_only_public_names_of_the_library(part):
     "line",
     [
         "from latentcal.flows.tuning import _seeded",
-        "from latentcal.numerics import log1mexp",
+        "from latentcal._internal.numerics import log1mexp",
         "from latentcal import _version",
         "from latentcal.flows import grid_search",
         "import latentcal.radius.law",

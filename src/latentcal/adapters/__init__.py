@@ -6,8 +6,7 @@ from .functions import from_functions
 from .nflows_flows import from_nflows
 from .normflows_flows import from_normflows
 from .pyro_flows import from_pyro
-from .sbi_density import predictor_from_sbi
-from .sbi_models import finite_pairs, from_sbi, to_sbi
+from .sbi_models import finite_pairs, from_sbi, predictor_from_sbi, to_sbi
 from .transformed import from_torch
 from .velocity import from_velocity
 from .zuko_flows import from_zuko

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._internal.numerics import broadcast_leading, to_tensor
 from ..base import RadialBase
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
-from ..numerics import broadcast_leading, to_tensor
 
 
 class AdaptedFlow(ConditionalFlow):

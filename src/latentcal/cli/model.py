@@ -1,4 +1,4 @@
-"""A model in a folder: the estimator, and a card with its columns and where it comes from."""
+"""A model in a folder: the estimator, a card with its columns and origin, its report and picture."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..data import Preprocessing
+from ..diagnostics import CalibrationReport, Measure
 from ..model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
-from .output import json_text
+from ..plots import reliability_diagram
+from .output import json_text, whole_file
+from .progress import say
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from ..estimator import FlowRegressor
 
 _TECHNICAL = ("schema", "version", "written", "preprocessing", "bytes")
+_FEWEST = 20
 
 
 @dataclass(frozen=True)
@@ -123,3 +129,80 @@ def load_model(folder: Path) -> Model:
     if tuple(known[0]) != rules.feature_names or (known[1] is not None and tuple(known[1]) != rules.targets):
         raise click.ClickException(f"{folder} does not fit together: card and model have different names.")
     return Model(estimator, rules, {key: value for key, value in card.items() if key not in _TECHNICAL})
+
+
+def fewest_rows() -> int:
+    """Rows that a report takes."""
+    return _FEWEST
+
+
+def report_on(model: Model, x: Tensor, y: Tensor, *, seed: int = 0, **options: Any) -> CalibrationReport:
+    """Report on rows (n, p), (n, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    return model.estimator.diagnose(
+        model.features(x), frame(y, model.targets), generator=generator, **options
+    )
+
+
+def summary(report: CalibrationReport) -> str:
+    """The verdict and the numbers before and after recalibration, a few lines."""
+    before, after = report.before, report.measured
+    lines = [report.verdict, "", f"{f'{report.n:,} rows set aside':<24}{'before':>12}{'after':>12}"]
+    if before is None:
+        lines[-1] = f"{f'{report.n:,} rows set aside':<24}{'':>12}{'value':>12}"
+    for measure in after.numbers:
+        sides = ("" if before is None else _shown(before[measure.name]), _shown(measure))
+        lines.append(f"{measure.name:<24}{sides[0]:>12}{sides[1]:>12}")
+    return "\n".join(lines)
+
+
+def _shown(measure: Measure) -> str:
+    coverage = measure.name.startswith("coverage")
+    return f"{100 * measure.value:.1f} %" if coverage else f"{measure.value:.4g}"
+
+
+def advise(model: Model, report: CalibrationReport) -> None:
+    """Say what the commands can do about what a report found."""
+    if {"x-dependence", "direction"} & {*report.faults}:
+        if model.estimator.recalibration == "auto":
+            return  # which has done what it can
+        say("`latentcal recalibrate MODEL NEW.csv --recalibration auto` can mend such faults.")
+    elif report.faults:
+        say(
+            "`latentcal recalibrate MODEL NEW.csv`, with newer or more rows, mends the widths of predictions."
+        )
+
+
+def quality(report: CalibrationReport) -> dict[str, Any]:
+    """What a model's card tells of its report."""
+    sides = {"before": report.before, "after": report.measured}
+    numbers = {
+        name: {measure.name: measure.value for measure in side.numbers}
+        for name, side in sides.items()
+        if side is not None
+    }
+    return {"rows": report.n, "verdict": report.verdict, "faults": list(report.faults), **numbers}
+
+
+def write_page(report: CalibrationReport, path: Path) -> None:
+    """Write the report as a web page."""
+    with whole_file(path) as fresh:
+        report.to_html(fresh)
+    say(f"{path} is written.")
+
+
+def before_and_after(report: CalibrationReport) -> Figure:
+    """Latent and HDR reliability before and after recalibration, side by side."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), layout="constrained")
+    sides = {"before": report.before, "after": report.measured}
+    for name, side in sides.items():
+        if side is None:
+            continue
+        reliability_diagram(side.u, label=f"{name}, L-ECE {side['L-ECE'].value:.3f}", ax=axes[0])
+        if side.hdr_u is not None:
+            reliability_diagram(side.hdr_u, label=f"{name}, HDR-ECE {side['HDR-ECE'].value:.3f}", ax=axes[1])
+    for ax, title in zip(axes, ("Latent reliability", "HDR reliability"), strict=True):
+        ax.set_title(title)
+    return figure

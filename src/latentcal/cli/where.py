@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..data.names import join_some, quote
-from ..regions import Box, HalfSpace, Membership
+from ..events import Box, HalfSpace, Membership
 
 _PARTS = re.compile(
     r"(?P<quote>['\"`])(?P<quoted>(?:(?!(?P=quote)).)+)(?P=quote)"

@@ -1,16 +1,11 @@
 """Conformal prediction: regions and p-values with a guarantee, whatever the model's errors."""
 
-from .anomaly import anomaly_pvalue
-from .bounds import Bounds
-from .calibration import conformal_region
-from .density import DensityScore, HPDScore
-from .distributional import DCPScore
-from .latent import LatentScore
-from .levels import InfiniteRegionWarning
-from .nearest import PCPScore
-from .region import Region
+from .conformalize import anomaly_pvalue, conformal_region
+from .geometry import Bounds, Volume
+from .latent_score import LatentScore
+from .region import InfiniteRegionWarning, Region
+from .sample_scores import DCPScore, DensityScore, HPDScore, PCPScore
 from .score import Score
-from .volume import Volume
 
 __all__ = [
     "Bounds",

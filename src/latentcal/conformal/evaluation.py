@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._internal.numerics import as_tensor
+from .._internal.validate import as_whole, check_finite
 from ..flow import FlowDistribution, evaluation_mode, full_precision, tensor_options
-from ..numerics import as_tensor
 from ..pit import draw
-from ..validate import as_whole, check_finite
 
 Inside = Callable[[Tensor], Tensor]
 """Membership at given rows x (n, p): y (m, n, d) -> (m, n) bool."""

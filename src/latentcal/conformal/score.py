@@ -1,18 +1,16 @@
-"""What a conformity score is, and the geometry of its sublevel sets from membership alone."""
+"""What a conformity score is, the geometry of its sublevel sets, and the score of the whole space."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .boundary import contour
-from .bounds import START, TRIES, Bounds, search_bounds
-from .evaluation import Inside, scores_at
-from .rejection import sample_inside
-from .volume import Volume, importance_volume
+from .evaluation import Inside, model_draws, scores_at
+from .geometry import START, TRIES, Bounds, Volume, contour, importance_volume, sample_inside, search_bounds
 
 
 class Score:
@@ -110,3 +108,48 @@ class FunctionScore(Score):
 
     def __repr__(self) -> str:
         return f"FunctionScore({getattr(self.function, '__name__', self.function)})"
+
+
+class Everything(Score):
+    """What the sublevel set of an infinite threshold looks like; it scores nothing."""
+
+    def sample(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        count: int,
+        *,
+        tries: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        return model_draws(model, x, count, generator)
+
+    def volume(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        *,
+        samples: int,
+        generator: torch.Generator | None,
+    ) -> Volume:
+        infinite = torch.full((1 if x is None else len(x),), math.inf, dtype=torch.float64)
+        return Volume(infinite, torch.zeros_like(infinite), infinite)
+
+    def bounds(
+        self, model: Any, x: Tensor | None, threshold: float, *, generator: torch.Generator | None
+    ) -> Bounds:
+        infinite = torch.full_like(model_draws(model, x, 1, generator)[0], math.inf)
+        return Bounds(-infinite, infinite)
+
+    def boundary(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        *,
+        resolution: int,
+        generator: torch.Generator | None,
+    ) -> list[Tensor]:
+        return []

@@ -2,9 +2,8 @@
 
 from . import toy
 from .dataset import Dataset
-from .folds import rolling_origin, time_folds
 from .preprocessing import Encoded, Preprocessing
-from .splits import Part, Split, group_split, split, time_split
+from .splits import Part, Split, group_split, rolling_origin, split, time_folds, time_split
 from .user_table import TableDataset, load_csv
 
 __all__ = [

@@ -1,12 +1,10 @@
 """Is a model calibrated, and where not? Tests with a stated level, and what to do about what they find."""
 
-from .conditional import conditional_calibration
-from .conditional_report import ConditionalCalibration
-from .diagnosis import diagnose
+from .conditional_calibration import ConditionalCalibration, conditional_calibration
+from .diagnosis import diagnose, diagnose_partitions
 from .findings import Finding, holm
 from .groups import GroupCalibration, group_calibration
 from .measures import Measure, Measured
-from .partitions import diagnose_partitions
 from .points import CalibrationPoints
 from .report import CalibrationReport
 

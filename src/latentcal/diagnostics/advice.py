@@ -1,4 +1,4 @@
-"""What to do about findings, given each other and what was done to the model, and what to keep in mind."""
+"""From tests that reject to the fault behind them, what to do about it, and what to keep in mind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,64 @@ from typing import Any
 
 import torch
 
-from .faults import FAULT_OF, named_faults
 from .findings import Finding
 from .groups import error_limit
-from .history import Recalibrated
+from .latents import Recalibrated
 from .measures import Measured
 from .points import effective_points
-from .predictions import HDR, LATENTS, MARGINALS
-from .questions import UNIFORM
+from .questions import (
+    ATOMS,
+    FEATURES,
+    GROUPS,
+    HDR,
+    LATENTS,
+    MARGINALS,
+    MEAN,
+    PIT_DIRECTION,
+    SPREAD,
+    UNIFORM,
+    X_DIRECTION,
+)
 
+FAULT_OF = {
+    ATOMS: "atoms",
+    FEATURES: "x-dependence",
+    X_DIRECTION: "x-dependence",
+    GROUPS: "x-dependence",
+    MEAN: "direction",
+    SPREAD: "direction",
+    PIT_DIRECTION: "direction",
+    UNIFORM: "scale",
+}
+_ORDER = ("atoms", "x-dependence", "direction", "scale")
+# Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
+_STRICTER = 4
 _REUSED = 0.05
 _FEW_ROWS = 500
+
+
+def named_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
+    """The faults behind the findings, the one to repair first in front; empty for a calibrated model.
+
+    A latent norm whose law is wrong (``"scale"``) is also what a dependence on x or a shifted direction looks
+    like over all rows. So these two are named before it, where their adjusted p-value is at most a quarter
+    of the level; else after it. If none of the tests that have a name rejects but another does, the fault is
+    ``"shape"``.
+    """
+    least: dict[str, float] = {}
+    for finding in findings:
+        fault = FAULT_OF.get(finding.name)
+        if finding.found and fault is not None:
+            least[fault] = min(finding.adjusted, least.get(fault, 1.0))
+    if not least:
+        return ("shape",) if any(finding.found for finding in findings) else ()
+
+    def rank(fault: str) -> tuple[bool, float, int]:
+        weak = fault != "scale" and least[fault] > level / _STRICTER
+        special = fault in ("x-dependence", "direction")
+        return weak, 1.0 + least[fault] if special else 2.0 * (fault == "scale"), _ORDER.index(fault)
+
+    return tuple(sorted(least, key=rank))
 
 
 def advised(

@@ -1,21 +1,67 @@
-"""Latents and latent PIT values of data, in one pass through the flow."""
+"""What a model makes of rows: their latents and PIT values, names of columns, how it was recalibrated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.numerics import as_tensor
+from .._internal.validate import as_rows
 from ..fingerprint import warn_of_reuse
-from ..flow import ConditionalFlow, evaluation_mode, full_precision
-from ..numerics import as_tensor
-from ..validate import as_rows
-from .history import recalibration_of
+from ..flow import ConditionalFlow, Standardized, as_context, evaluation_mode, full_precision, tensor_options
+from ..recalibration import Aligned
 
 _CHUNK = 1 << 22  # numbers encoded at a time
 FEWEST_ROWS = 20
+
+
+class Recalibrated(NamedTuple):
+    """The last recalibration of a model."""
+
+    record: Any
+    """What the model says of it; None for a flow as it was trained."""
+    reused: float
+    """Share of its rows that are among those asked about."""
+
+
+def trained_flow(model: ConditionalFlow) -> ConditionalFlow | None:
+    """The flow as it was trained, under all recalibrations and alignments; None where there are none."""
+    trained = _stripped(model)
+    return None if trained is model else trained
+
+
+def recalibration_of(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Recalibrated:
+    """The last recalibration of a model, also of one that is wrapped in other units.
+
+    Args:
+        model: the flow.
+        x: (n, p) features of rows that may have served for it, or None.
+        y: (n, d) their outputs.
+    """
+    record = model.recalibration
+    reused = 0.0 if record is None else record.fingerprint.share_of(x, y)
+    if isinstance(model, Standardized):
+        device = tensor_options(model)[1]
+        inner = recalibration_of(
+            model.flow, model._inner_x(as_context(model, x)), model._inner_y(y.to(device))
+        )
+        record, reused = inner.record if record is None else record, max(reused, inner.reused)
+    return Recalibrated(record, reused)
+
+
+def _stripped(model: ConditionalFlow) -> ConditionalFlow:
+    """The model without recalibrations and alignments; itself where there are none."""
+    if isinstance(model, Aligned):
+        return _stripped(model.flow)
+    if model.recalibration is not None:
+        model = model.with_base(model.recalibration.reference)
+    if isinstance(model, Standardized) and (inner := _stripped(model.flow)) is not model.flow:
+        return Standardized(inner, model.y_mean, model.y_scale, model.x_mean, model.x_scale)
+    return model
 
 
 class Latents(NamedTuple):
@@ -81,3 +127,22 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
         )
     warn_of_reuse(recalibration_of(model, x, y).reused, "On them the model looks better than it is.")
     return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit)
+
+
+def feature_names_of(x: Any, given: Sequence[str] | None, count: int) -> list[str]:
+    """Names of p features: those given, the columns of a table, or ``x[0]``, ``x[1]``, ..."""
+    return _names(x, given, count, "x", "feature")
+
+
+def output_names_of(y: Any, given: Sequence[str] | None, count: int) -> list[str]:
+    """Names of d outputs: those given, the columns of a table, or ``y[0]``, ``y[1]``, ..."""
+    return _names(y, given, count, "y", "output")
+
+
+def _names(values: Any, given: Sequence[str] | None, count: int, letter: str, what: str) -> list[str]:
+    names = getattr(values, "columns", None) if given is None else given
+    if names is None:
+        return [f"{letter}[{j}]" for j in range(count)]
+    if isinstance(names, str) or len(names) != count:
+        raise ValueError(f"{what}_names must be {count} names, one for each {what}, got {names!r}.")
+    return [str(name) for name in names]

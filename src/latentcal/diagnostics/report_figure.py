@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import plots
-from .directions import usable_rows
 from .report import CalibrationReport
+from .tests import usable_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,22 @@ from typing import Any
 
 from .._version import __version__
 from . import charts
-from .directions import usable_rows
 from .measures import CALIBRATED, Measure
-from .predictions import ATOMS, HDR, LATENTS, MARGINALS
-from .questions import FEATURES, GROUPS, MEAN, PIT_DIRECTION, SPREAD, UNIFORM, X_DIRECTION
-from .report import CalibrationReport
-from .report_text import capital, measure_text, shortened
+from .questions import (
+    ATOMS,
+    FEATURES,
+    GROUPS,
+    HDR,
+    LATENTS,
+    MARGINALS,
+    MEAN,
+    PIT_DIRECTION,
+    SPREAD,
+    UNIFORM,
+    X_DIRECTION,
+)
+from .report import CalibrationReport, capital, measure_text, shortened
+from .tests import usable_rows
 
 _MOST_OUTPUTS = 6
 _MOST_GROUPS = 20

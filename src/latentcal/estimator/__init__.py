@@ -7,7 +7,7 @@ except ImportError as error:
         "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
     ) from error
 
-from .region import PredictedRegion
+from .arrays import PredictedRegion
 from .regressor import FlowRegressor
 
 __all__ = ["FlowRegressor", "PredictedRegion"]

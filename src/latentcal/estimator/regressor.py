@@ -16,22 +16,19 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from .. import flows
+from .._internal.numerics import as_tensor
 from ..conformal import LatentScore, Region
-from ..conformal.anomaly import rank_pvalue
+from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
+from ..events import Box, probability
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, Standardized, full_precision
-from ..flows.ridge import fit_ridge
-from ..numerics import as_tensor
+from ..flows.linear_gaussian import fit_ridge
 from ..radius import RadiusLaw
 from ..recalibration import latent_norms, recalibrate
-from ..regions import Box, probability
 from . import storage
-from .choices import flow_of, repair_of
-from .latent_points import latent_points
-from .preparation import FEWEST_ROWS, Pair, mean_and_scale, split_rows
-from .region import PredictedRegion
-from .tables import TableEstimator
+from .arrays import PredictedRegion, TableEstimator, latent_points
+from .choices import FEWEST_ROWS, Pair, flow_of, mean_and_scale, repair_of, split_rows
 
 _REUSE_LIMIT = 0.05
 _ROWS = 4096  # encoded at a time

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .. import flows
 from ..class_names import features_of
+from ..files import ModelFileError, read_sections, write_sections
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
-from ..persistence import ModelFileError, read_sections, write_sections
 from ..recalibration import Aligned
 
 if TYPE_CHECKING:

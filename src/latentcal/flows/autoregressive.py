@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .._internal.numerics import broadcast_leading
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
-from ..numerics import broadcast_leading
 
 
 class AutoregressiveFlow(ConditionalFlow):

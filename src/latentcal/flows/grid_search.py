@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .._internal.progress_bar import ProgressBar
 from ..flow import ConditionalFlow
-from ..progress_bar import ProgressBar
 from .training import TrainingLog
 
 if TYPE_CHECKING:

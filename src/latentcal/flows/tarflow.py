@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import fold, scaled_dot_product_attention, unfold
 
+from .._internal.numerics import broadcast_leading
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
-from ..numerics import broadcast_leading
 
 # The name of the file says: patch, channels, blocks, layers a block, training noise.
 AFHQ_256_SOURCE = "https://ml-site.cdn-apple.com/models/tarflow/afhq256/afhq_model_8_768_8_8_0.07.pth"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._internal.progress_bar import ProgressBar
+from .._internal.validate import as_rows, as_whole
 from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
 from ..plots import training_curves
-from ..progress_bar import ProgressBar
-from ..validate import as_rows, as_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

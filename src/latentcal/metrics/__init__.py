@@ -1,7 +1,9 @@
 """Pure functions of tensors: is a sample of PIT values uniform, and how good is a predictive sample?"""
 
 from .autocorrelation import AutocorrelationTest, autocorrelation_test
-from .calibration import (
+from .scores import bits_per_dim, energy_score, relative_score, variogram_score
+from .slabs import Slab, WorstSlabs, binomial_interval, worst_slab_coverage
+from .uniformity import (
     PitDensity,
     ReliabilityCurve,
     UniformityTest,
@@ -11,8 +13,6 @@ from .calibration import (
     reliability_curve,
     uniformity_test,
 )
-from .scores import bits_per_dim, energy_score, relative_score, variogram_score
-from .slabs import Slab, WorstSlabs, binomial_interval, worst_slab_coverage
 
 __all__ = [
     "AutocorrelationTest",

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics import to_tensor
-from ..validate import as_whole
+from .._internal.numerics import to_tensor
+from .._internal.validate import as_whole
 
 
 class AutocorrelationTest(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..numerics import to_tensor
-from ..validate import as_floating, as_number, as_whole, check_finite, check_numbers
+from .._internal.numerics import to_tensor
+from .._internal.validate import as_floating, as_number, as_whole, check_finite, check_numbers
 
 Number = TypeVar("Number", float, Tensor)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..numerics import to_tensor
-from ..validate import as_share, as_whole, check_finite
+from .._internal.numerics import to_tensor
+from .._internal.validate import as_share, as_whole, check_finite
 
 _SELECTION = 10_000  # rows at most among which slabs are chosen
 _FEWEST = 10  # rows that a slab holds at least where it is chosen

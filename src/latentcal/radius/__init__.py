@@ -1,9 +1,8 @@
 """Laws of a latent norm, one a file."""
 
-from .conditional import ConditionalRadius
+from .conditional import ConditionalRadius, GroupedRadius
 from .empirical import EmpiricalRadius
 from .gamma_kde import GammaKDE
-from .grouped import GroupedRadius
 from .guarantee import Guarantee, TightenedRadius, guarantee, points_needed, tighten
 from .law import DiscreteOutputWarning, RadiusLaw
 from .reference import BallRadius, Chi, GammaRadius, StudentRadius

@@ -1,22 +1,26 @@
-"""Laws of the radius that depend on features."""
+"""Laws of the radius that depend on features: one for each group, or any other choice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..numerics import as_tensor, outside_inference_mode
-from ..smoothers import NeighbourSmoother, RidgeSmoother, Smoother
-from ..validate import as_weights, check_finite
+from .._internal.numerics import as_tensor, outside_inference_mode
+from .._internal.smoothers import NeighbourSmoother, RidgeSmoother, Smoother
+from .._internal.validate import as_weights, check_finite
 from .folds import fold_numbers
-from .law import RadiusLaw, check_radii
+from .law import RadiusLaw, as_float64, check_radii
+from .scaled import ScaledRadius
+from .stacked import StackedRadius
 
 _FOLDS = 5
 _SMOOTHERS: dict[str, type[Smoother]] = {"ridge": RidgeSmoother, "neighbours": NeighbourSmoother}
+_FEWEST = 10  # radii of a group that get a law of their own
+_PRIOR = 500  # radii that what is common to all groups is worth beside them
 
 
 class ConditionalRadius(RadiusLaw):
@@ -57,7 +61,6 @@ class ConditionalRadius(RadiusLaw):
                 rows if None.
             nodes: see :meth:`StackedRadius.fit`.
         """
-        from .grouped import GroupedRadius  # both are laws of this kind
         from .smooth import SmoothRadius
 
         if x is None or reference is None:
@@ -108,3 +111,192 @@ def given_features(x: Tensor | None) -> Tensor:
     if x is None:
         raise ValueError("The law of the radius depends on x: pass the features.")
     return x
+
+
+class GroupedRadius(ConditionalRadius):
+    """A law for each group of features (Mondrian), and one for everybody else.
+
+    A group of n radii has a scale of its own, shrunk towards that of all, and at that scale the law that the
+    groups have in common with weight 500 / (n + 500), and a law of its own with the rest. On a bounded
+    support, where there are no scales, it has a stack around the law of all.
+
+    Args:
+        whole: law for groups that are not known.
+        laws: law of each group.
+        labels: (g,) their labels, ascending.
+        groups: column of x that holds the label, or a function of x that gives it (not saved to files).
+    """
+
+    labels: Tensor
+    laws: Sequence[RadiusLaw]
+
+    def __init__(
+        self,
+        whole: RadiusLaw,
+        laws: Sequence[RadiusLaw],
+        labels: Tensor,
+        groups: int | Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__()
+        if labels.shape != (len(laws),):
+            raise ValueError(f"{len(laws)} laws need as many labels, got {tuple(labels.shape)}.")
+        if any(law.upper != whole.upper for law in laws):
+            raise ValueError(f"All laws must end where that of all rows does, at {whole.upper:g}.")
+        self.whole, self.groups, self.upper = whole, groups, whole.upper
+        self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
+        self.register_buffer("labels", as_float64(labels))
+
+    @classmethod
+    def of(
+        cls,
+        radii: Tensor,
+        x: Tensor,
+        reference: RadiusLaw,
+        weights: Tensor,
+        groups: int | Callable[[Tensor], Tensor],
+        nodes: int,
+    ) -> GroupedRadius:
+        """The laws for radii (n,) at features (n, p)."""
+        label = _label(x, groups)
+        whole = StackedRadius.fit(radii, reference=reference, weights=weights, nodes=nodes)
+        labels, member, counts = torch.unique(label, return_inverse=True, return_counts=True)
+        if len(labels) > max(10, len(radii) // 2):
+            raise ValueError(
+                f"{len(radii)} rows fall into {len(labels)} groups: that is no grouping. Give the column of "
+                "a label, or a function with few values."
+            )
+        known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
+        if math.isfinite(reference.upper):  # there are no scales: stacks around the law of all
+            stacks = [
+                StackedRadius.fit(
+                    radii[member == g], reference=whole, weights=weights[member == g], nodes=nodes
+                )
+                for g in known
+            ]
+            return cls(whole, stacks, labels[known], groups)
+        scales = torch.exp(_shrunk_log_scales(radii, weights, member, len(labels)))
+        common = StackedRadius.fit(radii / scales[member], reference=reference, weights=weights, nodes=nodes)
+        laws: list[RadiusLaw] = []
+        for g in known:
+            rows = member == g
+            own = StackedRadius.fit(radii[rows], reference=reference, weights=weights[rows], nodes=nodes)
+            borrowed = ScaledRadius(common, float(scales[g]))
+            share = float(counts[g]) / (float(counts[g]) + _PRIOR)
+            laws.append(
+                StackedRadius(
+                    [borrowed, own], radii.new_tensor([1 - share, share]), core=own.core, level=own.level
+                )
+            )
+        return cls(whole, laws, labels[known], groups)
+
+    def with_tail(self, tail: RadiusLaw, share: float) -> GroupedRadius:
+        """The same groups, with one more part of weight ``share`` in each law."""
+        whole, *laws = (law.with_tail(tail, share) for law in (self.whole, *self.laws))  # type: ignore[operator]
+        return GroupedRadius(whole, laws, self.labels, self.groups)
+
+    def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
+        """The same groups with laws of other radii; those with few of them have one in common."""
+        label = _label(given_features(x), self.groups)
+        known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
+        laws = [fit(radii[label == value]) for value in known]
+        rest = ~torch.isin(label, self.labels.new_tensor(known))
+        return GroupedRadius(
+            fit(radii[rest] if int(rest.sum()) >= _FEWEST else radii),
+            laws,
+            self.labels.new_tensor(known),
+            self.groups,
+        )
+
+    def smallest(self, x: Tensor | None) -> int:
+        """Rows of features (n, p) in the smallest of the groups; all others together are one, if not few."""
+        label = _label(given_features(x), self.groups)
+        sizes = [int((label == value).sum()) for value in self.labels.tolist()]
+        others = len(label) - sum(sizes)
+        return min([*sizes, others] if others >= _FEWEST else sizes, default=len(label))
+
+    def given(self, x: Tensor | None) -> RadiusLaw:
+        match = _label(given_features(x), self.groups)[..., None] == self.labels
+        group = torch.where(match.any(-1), match.to(torch.int8).argmax(-1) if len(self.labels) else 0, -1)
+        return ChosenRadius([*self.laws, self.whole], group % (len(self.laws) + 1))
+
+
+class ChosenRadius(RadiusLaw):
+    """One of several laws for each radius.
+
+    Args:
+        laws: the laws.
+        choice: (...) their numbers, of the shape of the radii.
+    """
+
+    choice: Tensor
+
+    def __init__(self, laws: Sequence[RadiusLaw], choice: Tensor) -> None:
+        super().__init__()
+        self.laws = nn.ModuleList(laws)
+        self.upper = laws[0].upper
+        self.register_buffer("choice", choice)
+
+    def log_prob(self, r: Tensor) -> Tensor:
+        return self._chosen(lambda law, r: law.log_prob(r), r)
+
+    def log_prob_untabulated(self, r: Tensor) -> Tensor:
+        return self._chosen(lambda law, r: law.log_prob_untabulated(r), r)
+
+    def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        places = torch.zeros(shape, dtype=torch.float64)
+        return self._chosen(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        return self._chosen(lambda law, r: law.log_cdf(r), r)
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        return self._chosen(lambda law, r: law.log_sf(r), r)
+
+    def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
+        return self._chosen(lambda law, r: law.log_radial_density(r, dim), r)
+
+    @torch.no_grad()
+    def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        return self._chosen(lambda law, *tails: law.icdf_log_tails(*tails), log_cdf, log_sf)
+
+    def _chosen(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+        choice, *parts = torch.broadcast_tensors(self.choice, *(as_float64(v) for v in values))
+        answer = torch.empty_like(parts[0])
+        for number in torch.unique(choice).tolist():
+            mine = choice == number
+            answer = answer.masked_scatter(mine, function(self.laws[number], *(part[mine] for part in parts)))
+        return answer
+
+
+def _shrunk_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
+    """Mean log radius of each group beside that of all, (g,), drawn to 0 as far as it may be chance."""
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.zeros(groups, dtype=radii.dtype, device=radii.device).index_add_(0, member, values)
+
+    log_r = torch.log(torch.where(radii > 0, radii, 1e-3 * radii[radii > 0].min()))
+    log_r = log_r - weights @ log_r / weights.sum()
+    mass = sums(weights)
+    mean = sums(weights * log_r) / mass
+    noise = weights @ (log_r - mean[member]) ** 2 / weights.sum() / mass
+    between = (mass @ (mean**2 - noise) / mass.sum()).clamp(min=0)
+    return mean * between / (between + noise).clamp(min=1e-300)
+
+
+def _label(x: Tensor, groups: Any) -> Tensor:
+    if not callable(groups) and not isinstance(groups, int):
+        raise TypeError(
+            f"groups must be a column of x, such as 0, or a function of x; got {type(groups).__name__}. "
+            "Labels alone would not be known for a new x."
+        )
+    if callable(groups):
+        label = torch.as_tensor(groups(x))
+        if label.shape != x.shape[:-1]:
+            raise ValueError(
+                f"groups must give one label a row, (..., p) -> (...); it gave {tuple(label.shape)} for "
+                f"{tuple(x.shape)}."
+            )
+        return as_float64(label)
+    if not -x.shape[-1] <= groups < x.shape[-1]:
+        raise ValueError(f"groups is column {groups}, x has {x.shape[-1]}.")
+    return as_float64(x[..., groups])

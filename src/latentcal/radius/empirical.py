@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numerics import to_tensor
+from .._internal.numerics import to_tensor
 from .law import RadiusLaw, as_float64, check_radii
 
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..numerics import outside_inference_mode
-from ..special import log_gamma_cdf_sf, stirling_error
+from .._internal.numerics import outside_inference_mode
+from .._internal.special import log_gamma_cdf_sf, stirling_error
 from .folds import FoldedRadii, spread_limit
 from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
 from .tabulated import TabulatedLaw, _in_chunks

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
-from ..splines import UnitSpline, monotone_slopes
-from ..validate import as_number, as_share
+from .._internal.numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
+from .._internal.splines import UnitSpline, monotone_slopes
+from .._internal.validate import as_number, as_share
 from .empirical import EmpiricalRadius
 from .folds import effective_size
 from .law import RadiusLaw, as_float64, check_radii

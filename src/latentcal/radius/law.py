@@ -10,8 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import LOG_HALF, Float64Module, log1mexp, solve_increasing, to_tensor, with_own_slope
-from ..validate import as_shape, as_weights, check_numbers
+from .._internal.numerics import (
+    LOG_HALF,
+    Float64Module,
+    log1mexp,
+    solve_increasing,
+    to_tensor,
+    with_own_slope,
+)
+from .._internal.validate import as_shape, as_weights, check_numbers
 
 # Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
 _BLOCK = 2**16

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..numerics import log1mexp, with_own_slope, with_slope
-from ..special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
+from .._internal.numerics import log1mexp, with_own_slope, with_slope
+from .._internal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
 from .law import RadiusLaw, as_float64
 
 # Squares of radii outside [1 / _FAR, _FAR] may overflow or vanish; there the leading power of r is exact.

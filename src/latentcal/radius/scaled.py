@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..numerics import outside_inference_mode
+from .._internal.numerics import outside_inference_mode
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 
 _SMALLEST = 1e-100

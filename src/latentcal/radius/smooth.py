@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..smoothers import Smoother, log_dispersion
+from .._internal.smoothers import Smoother, log_dispersion
 from .conditional import ConditionalRadius, given_features
 from .law import RadiusLaw, as_float64
 from .stacked import StackedRadius

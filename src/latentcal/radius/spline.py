@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..numerics import log1mexp, outside_inference_mode
-from ..splines import UnitSpline
+from .._internal.numerics import log1mexp, outside_inference_mode
+from .._internal.splines import UnitSpline
 from .folds import FoldedRadii
 from .gamma_kde import cube_roots
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..numerics import outside_inference_mode, solve_increasing
+from .._internal.numerics import outside_inference_mode, solve_increasing
 from .folds import FoldedRadii, effective_size
 from .gamma_kde import (
     MAX_KERNELS,

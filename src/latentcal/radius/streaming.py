@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics import as_tensor
+from .._internal.numerics import as_tensor
 from .guarantee import TightenedRadius
 from .law import RadiusLaw, as_float64, check_radii
 from .scaled import LARGEST_LOG_POWER, ScaledRadius

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..numerics import log1mexp, with_own_slope
+from .._internal.numerics import log1mexp, with_own_slope
 from .law import RadiusLaw, as_float64
 
 DEGREE = 8

@@ -3,8 +3,7 @@
 from .align import Aligned, Alignment, align
 from .auto import AutoRecalibration, autocalibrate
 from .beta_mixture import BetaMixture
-from .cross import cross_calibrate
-from .ensemble import FlowEnsemble
+from .cross import FlowEnsemble, cross_calibrate, rolling_pit
 from .ladder import Ladder, Rung
 from .latent import (
     AutocorrelationWarning,
@@ -21,7 +20,6 @@ from .prerank import PrerankRecalibrated, PrerankRecalibration, recalibrate_prer
 from .prerank_distribution import PrerankDistribution
 from .prerank_tilted import TiltedDistribution
 from .probit_mixture import ProbitMixture
-from .rolling import rolling_pit
 
 __all__ = [
     "Aligned",

@@ -11,23 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._internal.numerics import outside_inference_mode
+from .._internal.validate import as_weights
 from ..base import RadialBase
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
-from ..numerics import outside_inference_mode
 from ..radius.folds import fold_numbers, sorted_order
 from ..radius.guarantee import guarantee
 from ..radius.law import tied_share
 from ..radius.reference import Chi
-from ..validate import as_weights
-from .affine import cross_fit_affine
-from .by_features import cross_fit_features
-from .cross_fitting import FOLDS, CrossFit, check_order
 from .draws import Outputs
-from .maps import Chain, LatentMap
+from .latent import Recalibration
+from .maps import FOLDS, Chain, CrossFit, LatentMap, check_order, cross_fit_affine, cross_fit_features
 from .marginals import cross_fit_marginals
-from .record import Recalibration
 from .rows import Gathered, gather
 
 _KEYS = 8  # columns of latents, and of features, that tell rows apart

@@ -9,27 +9,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._internal.numerics import outside_inference_mode
+from .._internal.validate import as_whole
 from ..base import RadialBase
-from ..discrete import Dequantizer
 from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test
-from ..numerics import outside_inference_mode
-from ..radius.grouped import GroupedRadius
+from ..radius.conditional import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
 from ..radius.law import RadiusLaw, tied_share, warn_if_tied
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
-from ..validate import as_whole
 from .align import Aligned, LatentRows
-from .atoms import AtomCare, Discrete
-from .cross_fitting import FOLDS, check_order
+from .discrete import AtomCare, Dequantizer, Discrete
 from .draws import MOST_OUTPUTS, Outputs
-from .effective import FEWEST_IN_TIME, effective_n_of
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
-from .norms import check_base
-from .record import Recalibration
+from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of
+from .maps import FOLDS, check_order
 from .rows import gather
 
 _FEWEST_GUARANTEED = 10  # rows of each half

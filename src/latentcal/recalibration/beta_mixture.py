@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..numerics import with_own_slope
+from .._internal.numerics import with_own_slope
 from ..radius.law import RadiusLaw, as_float64, normalized
 from ..radius.scaled import LARGEST_LOG_POWER, ascend
 from ..radius.stacked import mixture_weights

@@ -1,30 +1,89 @@
-"""Cross-calibration: every row trains a flow and calibrates another one."""
+"""Calibration of every row by others: folds, the mixture of their flows, and a rolling origin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 
+from .._internal.numerics import outside_inference_mode
+from .._internal.progress_bar import ProgressBar
+from .._internal.validate import as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
-from ..numerics import outside_inference_mode
-from ..progress_bar import ProgressBar
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
-from ..validate import as_rows, as_weights, as_whole
+from ..radius.stacked import StackedRadius
 from .align import Aligned, LatentRows
 from .auto import calibrate_rows
-from .cross_fitting import FOLDS, check_order
 from .draws import Outputs
-from .ensemble import FlowEnsemble
 from .ladder import Groups
-from .norms import recalibrate_norms
+from .latent import check_base, latent_norms, recalibrate_norms
+from .maps import FOLDS, check_order
 from .rows import Gathered
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
+
+
+class FlowEnsemble(nn.Module):
+    r"""The mixture :math:`f(y|x) = \frac1k \sum_i f_i(y|x)` of k flows.
+
+    It has a density and samples, but no latent of its own: of the calibration statistics use ``hdr_pit`` and
+    ``marginal_pit``, of the recalibrations ``recalibrate_prerank``.
+
+    Args:
+        flows: at least one, all of the same dimension.
+    """
+
+    flows: Sequence[ConditionalFlow]
+
+    def __init__(self, flows: Sequence[ConditionalFlow]) -> None:
+        super().__init__()
+        dims = {flow.base.dim for flow in flows}
+        if len(dims) != 1:
+            raise ValueError(f"An ensemble needs flows of one dimension, got {sorted(dims) or 'no flow'}.")
+        self.flows = nn.ModuleList(flows)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor | None = None) -> EnsembleDistribution:
+        """Predictive distribution at features x, (..., p)."""
+        return EnsembleDistribution([flow(x) for flow in self.flows])
+
+
+class EnsembleDistribution(Distribution):
+    """What an ensemble predicts: batch shape x.shape[:-1], event shape (d,).
+
+    Args:
+        parts: predictions of the flows.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+
+    def __init__(self, parts: Sequence[FlowDistribution]) -> None:
+        self.parts = list(parts)
+        super().__init__(self.parts[0].batch_shape, self.parts[0].event_shape, validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All of R^d."""
+        return constraints.real_vector
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of y, (..., d) -> (...)."""
+        parts = torch.stack([part.log_prob(value) for part in self.parts])
+        return torch.logsumexp(parts, 0) - math.log(len(self.parts))
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        """Draws of y, (*sample_shape, ..., d), each from a flow drawn at random."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        member = torch.randint(len(self.parts), shape[:-1], generator=generator)
+        draws = torch.stack([part.sample(sample_shape, generator) for part in self.parts])
+        index = member.to(draws.device)[None, ..., None].expand(1, *shape)
+        return draws.gather(0, index)[0]
 
 
 @outside_inference_mode
@@ -126,3 +185,59 @@ def _alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
     copy = inner.with_base(model.base)
     copy.recalibration = model.recalibration
     return copy
+
+
+def rolling_pit(
+    flow: ConditionalFlow,
+    x: Any,
+    y: Any,
+    *,
+    first: int,
+    step: int = 10,
+    window: int | None = None,
+    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    batch_size: int | None = None,
+) -> Tensor:
+    r"""Latent PIT values of rows in time order, each under a law fitted to earlier rows only.
+
+    .. math:: u_t = \hat F_{s}(l_t), \qquad \hat F_s \text{ fitted to } l_{s - w}, \dots, l_{s - 1},
+              \qquad s \le t < s + \text{step}
+
+    A forecaster who recalibrates every ``step`` rows would have seen these values, so they are an honest
+    judgement also where the rows drift. The flow itself must be older than the first row. Followed by
+    :func:`uniformity_test` and :func:`autocorrelation_test`.
+
+    Args:
+        flow: the flow, trained on other, earlier rows.
+        x: (n, p) features in time order, or None for an unconditional flow.
+        y: (n, d) outputs.
+        first: rows that only calibrate; the values start at this row.
+        step: rows between two fits of the law.
+        window: number of latest rows that calibrate; all earlier ones if None.
+        fit: called as ``fit(radii, reference=law, x=x, weights=None)``.
+        batch_size: points that the flow encodes at a time; all at once if None.
+
+    Returns:
+        (n - first,) float64.
+    """
+    if y is None:
+        raise ValueError("rolling_pit takes rows in time order, (flow, x, y), not batches.")
+    first, step = as_whole(first, "first"), as_whole(step, "step")
+    window = None if window is None else as_whole(window, "window")
+    x, y = as_rows(x, y, outputs=flow.base.dim)
+    x = as_context(flow, x)
+    check_base(flow, x)
+    radii = latent_norms(flow, x, y, batch_size=batch_size)
+    n = len(radii)
+    if not 1 <= first < n:
+        raise ValueError(f"first must lie between 1 and n - 1 = {n - 1}, got {first}.")
+    parts = []
+    for now in range(first, n, step):
+        past = slice(0 if window is None else max(0, now - window), now)
+        ahead = slice(now, min(now + step, n))
+        law = fit(
+            radii[past], reference=flow.base.radius, x=None if x is None else x[past], weights=None
+        ).given(None if x is None else x[ahead])
+        with torch.no_grad():
+            parts.append(law.cdf(radii[ahead]))
+    return torch.cat(parts)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..discrete import Dequantizer
-from ..fingerprint import CalibrationReuseWarning
+from .._internal.numerics import outside_inference_mode
+from .._internal.validate import as_weights
+from ..base import RadialBase
+from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
-from ..numerics import outside_inference_mode
-from ..radius.law import RadiusLaw
+from ..metrics.autocorrelation import AutocorrelationTest, autocorrelation_test
+from ..radius.empirical import EmpiricalRadius
+from ..radius.folds import effective_size
+from ..radius.guarantee import Guarantee, guarantee
+from ..radius.law import RadiusLaw, as_float64, tied_share
+from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
-from ..validate import as_weights
-from .atoms import AtomCare, Discrete
-from .cross_fitting import check_order
-from .norms import recalibrate_norms
-from .record import AutocorrelationWarning, EffectiveSizeWarning, Recalibration
+from .discrete import AtomCare, Dequantizer, Discrete
+from .maps import check_order
 from .rows import gather, visit_norms
 
+FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
+_AUTOCORRELATED = 0.001  # p-value below which it is said
+_FEW_POINTS, _SMALL_SHARE = 20, 0.05
 __all__ = [
     "AutocorrelationWarning",
     "CalibrationReuseWarning",
@@ -33,6 +43,175 @@ __all__ = [
     "nll_decomposition",
     "recalibrate",
 ]
+
+
+class AutocorrelationWarning(UserWarning):
+    """Calibration rows that follow each other in time are not independent of each other."""
+
+
+class EffectiveSizeWarning(UserWarning):
+    """A few calibration points carry nearly all the weight."""
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    r"""How a flow was recalibrated; printing it says so in words.
+
+    Args:
+        law: the fitted law of the latent norm.
+        reference: base law of the flow as it was trained.
+        n: calibration points.
+        lambda_: (n + 1) times the largest distance of the fitted distribution function from i/(n + 1) at the
+            i-th norm (with weights, from their distribution function, and n the effective one); a diagnostic,
+            since it was read off the data.
+        epsilon: (1 + lambda) / (n + 1); it bounds the mean error of coverage only where lambda was bounded
+            before the data were seen.
+        fit_seconds: time that fitting the law took.
+        tied: share of the norms that equal another one.
+        fingerprint: sketch of the calibration rows.
+        effective_n: number of equally weighted, independent points that say as much: with weights
+            :math:`(\sum w)^2 / \sum w^2`; of rows in time order, divided by their autocorrelation time. None
+            (in records made before it was kept) means n.
+        autocorrelation: p-value of :func:`autocorrelation_test` for rows in time order; None for others.
+        atom_share: share of the rows at the heaviest atom of any output, 0 where none has 5 %; None where the
+            rows came in batches and were not looked at.
+        atom_output: index of that output.
+        dequantized: whether the norms are those of outputs with noise on their atoms.
+    """
+
+    law: RadiusLaw
+    reference: RadialBase = field(repr=False)
+    n: int
+    lambda_: float
+    epsilon: float
+    fit_seconds: float
+    tied: float
+    fingerprint: Fingerprint = field(repr=False)
+    effective_n: float | None = None
+    autocorrelation: float | None = None
+    atom_share: float | None = None
+    atom_output: int | None = None
+    dequantized: bool = False
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What the calibration points say about coverage; None where no law of the norm was fitted."""
+        if math.isnan(self.lambda_):
+            return None
+        # n as it is in epsilon: the effective one, or with a guarantee for groups that of the smallest.
+        n = round((1 + self.lambda_) / self.epsilon - 1, 6)
+        return Guarantee(n, self.lambda_, steps=isinstance(self.law, EmpiricalRadius))
+
+    def _about_epsilon(self) -> str:
+        return (
+            f"lambda = {self.lambda_:.2f}; read off the data, so a diagnostic of the coverage error and "
+            "not a bound"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"Recalibrated on {self.n:,} points: {type(self.law).__name__} "
+            f"in place of {type(self.reference.radius).__name__}",
+            f"  epsilon     {self.epsilon:.4f} ({self._about_epsilon()})",
+            f"  tied norms  {self.tied:.1%}",
+        ]
+        if self.effective_n is not None and self.effective_n < self.n * (1 - 1e-9):
+            lines.append(
+                f"  effective n {self.effective_n:,.1f} ({self.effective_n / self.n:.1%} of the points)"
+            )
+        if self.autocorrelation is not None:
+            lines.append(
+                f"  time order  p = {self.autocorrelation:.2g} for rows that do not depend on each other"
+            )
+        if self.atom_share:
+            noise = "with noise on them" if self.dequantized else "without noise on them"
+            lines.append(
+                f"  atoms       {self.atom_share:.1%} of output {self.atom_output} at one value, {noise}"
+            )
+        return "\n".join([*lines, f"  fitted in   {self.fit_seconds:.3f} s"])
+
+
+def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest | None) -> float:
+    """Number of points that count, with warnings where it is far from n."""
+    effective = float(n) if weights is None else effective_size(as_float64(weights))
+    if effective < max(_FEW_POINTS, _SMALL_SHARE * n) and effective < 0.9 * n:
+        warnings.warn(
+            f"The weights leave an effective number of {effective:.1f} of {n} calibration points: a few rows "
+            "carry the law, and it is as uncertain as if there were no others. Clip the weights, or collect "
+            "rows that are like those to come.",
+            EffectiveSizeWarning,
+            stacklevel=5,
+        )
+    if serial is None:
+        return effective
+    effective *= serial.effective_n / n
+    if serial.p_value < _AUTOCORRELATED:
+        warnings.warn(
+            f"The latent PIT of rows in time order is autocorrelated (p = {serial.p_value:.1g} < "
+            f"{_AUTOCORRELATED}): {n} rows say as much as about {effective:.0f} independent ones, and "
+            "misses of a region come in runs. The flow leaves out something that lasts; give it lagged "
+            "outputs, or judge it by rolling_pit.",
+            AutocorrelationWarning,
+            stacklevel=5,
+        )
+    return effective
+
+
+def check_base(flow: ConditionalFlow, x: Tensor | None) -> None:
+    """A clear error where the law of the radius depends on x already: another one would lose that."""
+    if flow.base.radius.given(x) is not flow.base.radius:
+        raise ValueError(
+            f"The law of the flow's radius, {type(flow.base.radius).__name__}, depends on x already: another "
+            "law in its place would lose that. Recalibrate the flow that it was made from, by all rows."
+        )
+
+
+def recalibrate_norms(
+    flow: ConditionalFlow,
+    radii: Tensor,
+    x: Tensor | None,
+    fingerprint: Fingerprint,
+    *,
+    fit: Callable[..., RadiusLaw],
+    weights: Tensor | None = None,
+    order: Literal["time"] | None = None,
+    **about: Any,
+) -> ConditionalFlow:
+    """The flow with the law that ``fit`` makes of radii (n,) at features (n, p).
+
+    ``about`` are further fields of the record.
+    """
+    check_base(flow, x)
+    started = time.perf_counter()
+    law = fit(radii, reference=flow.base.radius, x=x, weights=weights)
+    fit_seconds = time.perf_counter() - started
+    if not isinstance(law, RadiusLaw):
+        raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
+    at_x = law.given(x)
+    # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
+    with torch.no_grad():
+        u = None if at_x is law and order is None else at_x.cdf(radii)
+    in_time = order == "time" and len(radii) >= FEWEST_IN_TIME
+    serial = autocorrelation_test(u) if in_time and u is not None else None
+    effective_n = effective_n_of(weights, len(radii), serial)
+    judged = (law, radii) if at_x is law else (BallRadius(1), u)
+    bound = guarantee(*judged, weights=weights, effective_n=effective_n)
+    model = flow.with_base(flow.base.with_radius(law))
+    previous: Recalibration | None = flow.recalibration
+    model.recalibration = Recalibration(
+        law=law,
+        reference=flow.base if previous is None else previous.reference,
+        n=len(radii),
+        lambda_=bound.lambda_,
+        epsilon=bound.epsilon,
+        fit_seconds=fit_seconds,
+        tied=tied_share(radii),
+        fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
+        effective_n=effective_n,
+        autocorrelation=None if serial is None else serial.p_value,
+        **about,
+    )
+    return model
 
 
 class NLLTerms(NamedTuple):

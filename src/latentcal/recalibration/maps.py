@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..numerics import Float64Module
-from ..smoothers import Smoother
-from ..splines import LineSpline
+from .._internal.numerics import Float64Module
+from .._internal.smoothers import RidgeSmoother, Smoother, log_dispersion
+from .._internal.splines import LineSpline
+
+FOLDS = 5
+WINSOR = 4.0  # standard deviations
+FULL_UP_TO = 512  # dimensions; beyond, the matrix is diagonal
+_SHAPE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shrinkage of the covariance
+_SHIFT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # shrinkage of the mean
 
 
 class LatentMap(Float64Module):
@@ -189,3 +196,137 @@ class Chain(LatentMap):
         for step in reversed(self.maps):
             z = step.inverse(z, x)
         return z
+
+
+class CrossFitted(NamedTuple):
+    """A map learned from all rows, and the rows mapped by versions of it that did not see them."""
+
+    map: LatentMap
+    z: Tensor
+    """(n, d) out-of-fold latents."""
+    log_abs_det: Tensor
+    """(n,) log-dets of the same."""
+
+
+CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
+"""``cross_fit(z, x, fold, weights)`` for latents (n, d), features (n, p), folds (n,) and weights (n,)."""
+
+
+def check_order(order: str | None) -> None:
+    """Raise where the order of rows is neither "time" nor None."""
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+
+
+def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) -> tuple[Tensor, Tensor]:
+    """Latents (n, d), each mapped by the map of its fold, and the log-dets (n,)."""
+    mapped, log_abs_det = torch.empty_like(z), torch.empty_like(z[:, 0])
+    for number, step in enumerate(maps):
+        rows = fold == number
+        mapped[rows], log_abs_det[rows] = step(z[rows], None if x is None else x[rows])
+    return mapped, log_abs_det
+
+
+def winsorized(z: Tensor) -> Tensor:
+    """Latents (n, d) held within four standard deviations, of the model or, if larger, of the data."""
+    middle = z.median(0).values
+    spread = 1.4826 * (z - middle).abs().median(0).values
+    reach = WINSOR * spread.clamp(min=1.0)
+    return torch.minimum(torch.maximum(z, middle - reach), middle + reach)
+
+
+class _Cloud(NamedTuple):
+    """Mean (d,), principal variances (d,) and axes (d, d) of latents; no axes where only scales are kept."""
+
+    mean: Tensor
+    variances: Tensor
+    axes: Tensor | None
+
+
+def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
+    r"""The map :math:`z' = A (z - m)` that makes the latent cloud round, shrunk towards the identity.
+
+    .. math:: m = (1 - \beta)\, \bar z, \qquad A = s\, \Sigma^{-1/2}, \qquad
+              \Sigma = (1 - \alpha)\, S + \alpha s^2 I, \quad s^2 = \operatorname{tr} S / d,
+
+    with mean and covariance of latents that are winsorised at four standard deviations, and
+    :math:`\alpha, \beta` of the highest held-out Gaussian likelihood. The overall scale is left to the law of
+    the radius: full shrinkage is the identity. (Any other root of :math:`\Sigma`, such as Cholesky's, is a
+    rotation away: the same distribution under a law of the Euclidean norm, and another one under other norms
+    or where maps of single coordinates follow.)
+
+    Args:
+        z: (n, d) latents.
+        x: not needed.
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows.
+    """
+    calm = winsorized(z)
+    numbers = range(int(fold.max()) + 1)
+    clouds = [_cloud(calm[fold != f], weights[fold != f]) for f in numbers]
+    score = sum(_scores(c, calm[fold == f], weights[fold == f]) for c, f in zip(clouds, numbers, strict=True))
+    assert isinstance(score, Tensor)
+    # The last of equal scores shrinks most.
+    best = len(score.reshape(-1)) - 1 - int(score.reshape(-1).flip(0).argmax())
+    shape, shift = _SHAPE[best // len(_SHIFT)], _SHIFT[best % len(_SHIFT)]
+    maps: list[LatentMap] = [_rounding_map(cloud, shape, shift) for cloud in clouds]
+    whole = _rounding_map(_cloud(calm, weights), shape, shift)
+    return CrossFitted(whole, *by_fold(z, x, fold, maps))
+
+
+def _cloud(z: Tensor, weights: Tensor) -> _Cloud:
+    mean = weights @ z / weights.sum()
+    centred = z - mean
+    if z.shape[1] > FULL_UP_TO:
+        return _Cloud(mean, weights @ centred**2 / weights.sum(), None)
+    covariance = (centred * weights[:, None]).T @ centred / weights.sum()
+    variances, axes = torch.linalg.eigh(covariance)
+    return _Cloud(mean, variances.clamp(min=0), axes)
+
+
+def _shrunk(cloud: _Cloud, shape: Tensor) -> Tensor:
+    """Principal variances (..., d) at shrinkages (..., 1), never below 1e-8 of their mean."""
+    mean = cloud.variances.mean().clamp(min=1e-300)
+    return ((1 - shape) * cloud.variances + shape * mean).clamp(min=1e-8 * mean)
+
+
+def _scores(cloud: _Cloud, z: Tensor, weights: Tensor) -> Tensor:
+    """Held-out log-likelihood (a, b) at every pair of shrinkages, up to a constant."""
+    variances = _shrunk(cloud, z.new_tensor(_SHAPE)[:, None])
+    rows = []
+    for shift in _SHIFT:
+        centred = z - (1 - shift) * cloud.mean
+        centred = centred if cloud.axes is None else centred @ cloud.axes
+        rows.append((weights @ centred**2 / variances).sum(-1) + weights.sum() * torch.log(variances).sum(-1))
+    return -0.5 * torch.stack(rows, 1)
+
+
+def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
+    variances = _shrunk(cloud, cloud.variances.new_tensor([shape]))
+    stretch = torch.sqrt(variances.mean() / variances)
+    matrix = stretch if cloud.axes is None else (cloud.axes * stretch) @ cloud.axes.T
+    if shape == 1:
+        matrix = torch.ones_like(stretch)  # the identity to the last bit: a rung that adds nothing must tie
+    return AffineMap((1 - shift) * cloud.mean, matrix)
+
+
+def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
+    r"""The map :math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`, with additive ridge models of both.
+
+    They have mean 0 over the rows, so that only what depends on x is changed: infinite penalties, chosen
+    where x tells nothing about held-out rows, are the identity.
+
+    Args:
+        z: (n, d) latents.
+        x: (n, p) features.
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows.
+    """
+    if x is None:
+        raise ValueError("A map that depends on x needs features.")
+    calm = winsorized(z)
+    shift, held_out_shift = RidgeSmoother.cross_fit(x, calm, fold, weights, level=False)
+    log_scale, held_out_scale = log_dispersion(RidgeSmoother, x, calm - held_out_shift, fold, weights)
+    step = FeatureAffineMap(shift, log_scale)
+    held_out_scale = held_out_scale.clamp(-step.limit, step.limit)
+    return CrossFitted(step, (z - held_out_shift) * torch.exp(-held_out_scale), -held_out_scale.sum(-1))

@@ -11,8 +11,7 @@ from torch.nn.functional import softplus
 
 from ..radius.scaled import ascend
 from ..radius.stacked import mixture_weights
-from .cross_fitting import CrossFitted, by_fold
-from .maps import CoordinateMap, LatentMap
+from .maps import CoordinateMap, CrossFitted, LatentMap, by_fold
 
 _REACH = 8.0  # of the nodes, in robust standard deviations
 _NODES = 161

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .._internal.progress_bar import ProgressBar
+from .._internal.validate import as_floating, as_rows, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
-from ..progress_bar import ProgressBar
-from ..validate import as_floating, as_rows, as_whole
 from .beta_mixture import BetaMixture
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
 from .prerank_proposal import log_density, propose, reach_of, spread_of

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
+from .._internal.numerics import to_tensor
 from ..flow import FlowDistribution, evaluation_mode
-from ..numerics import to_tensor
 from ..pit import Prerank, draw, prerank_values
 from .prerank_proposal import NUMBERS, explain_missing_density, log_density, pieces_of
 

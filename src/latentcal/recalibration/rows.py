@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.numerics import as_tensor
+from .._internal.progress_bar import ProgressBar
+from .._internal.validate import as_rows, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
-from ..numerics import as_tensor
-from ..progress_bar import ProgressBar
-from ..validate import as_rows, as_whole
 
 
 def visit_norms(

@@ -8,14 +8,11 @@ import click
 
 from ...data.toy import HOUSEHOLD_TARGETS, household_table
 from .. import options
-from ..model import check_overwriting, write_model
-from ..output import json_text, table_writer
-from ..picture import before_and_after
+from ..answers import Source
+from ..fitting import Settings, fit_table
+from ..model import before_and_after, check_overwriting, quality, summary, write_model, write_page
+from ..output import json_text, table_writer, whole_file, writable_folder
 from ..progress import say
-from ..report import quality, summary, write_page
-from ..rows import Source
-from ..training import Settings, fit_table
-from ..whole import whole_file, writable_folder
 
 _NEW = 5
 

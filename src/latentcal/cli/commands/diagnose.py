@@ -7,12 +7,10 @@ from pathlib import Path
 import click
 
 from .. import options
-from ..model import load_model
-from ..output import json_text
+from ..answers import Source, random_rows
+from ..model import advise, fewest_rows, load_model, report_on, write_page
+from ..output import json_text, whole_file
 from ..progress import printable, say
-from ..report import advise, fewest_rows, report_on, write_page
-from ..rows import Source, random_rows
-from ..whole import whole_file
 
 FAULTY = 3  # exit code
 

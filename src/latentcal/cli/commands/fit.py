@@ -10,13 +10,11 @@ from typing import Any
 import click
 
 from .. import options
-from ..model import check_overwriting, write_model
-from ..output import json_text
+from ..answers import Source
+from ..fitting import FLOWS, RECALIBRATIONS, Settings, fit_table
+from ..model import advise, check_overwriting, summary, write_model
+from ..output import json_text, whole_file, writable_folder
 from ..progress import printable, say
-from ..report import advise, summary
-from ..rows import Source
-from ..training import FLOWS, RECALIBRATIONS, Settings, fit_table
-from ..whole import whole_file, writable_folder
 
 
 class Setting(click.ParamType):

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import options
-from ..answers import stream
+from ..answers import Chunk, Source, stream
 from ..model import load_model
-from ..rows import Chunk, Source
 
 
 @click.command()

@@ -9,9 +9,8 @@ import click
 import numpy as np
 
 from .. import options
-from ..answers import stream
+from ..answers import CHUNK, Chunk, Source, stream
 from ..model import load_model
-from ..rows import CHUNK, Chunk, Source
 from ..where import WhereError, parse_where
 
 _POINTS = 1 << 17  # decoded at a time

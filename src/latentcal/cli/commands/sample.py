@@ -9,9 +9,8 @@ import click
 import numpy as np
 
 from .. import options
-from ..answers import stream
+from ..answers import CHUNK, Chunk, Source, stream
 from ..model import load_model
-from ..rows import CHUNK, Chunk, Source
 
 _NUMBERS = 400_000  # drawn at a time
 

@@ -1,0 +1,211 @@
+"""Scores of calibration rows, the regions and the p-values of new observations that rest on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._internal.validate import as_rows
+from ..fingerprint import Fingerprint, warn_of_reuse
+from ..radius import ConditionalRadius
+from ..recalibration import Aligned, Recalibration
+from .evaluation import evaluate, frozen, random_seed
+from .latent_score import LatentScore
+from .region import Region, as_levels
+from .sample_scores import DCPScore, DensityScore, HPDScore, PCPScore
+from .score import FunctionScore, Score
+
+Scorer = str | Score | Callable[[Any, "Tensor | None", Tensor], Tensor]
+"""What can be given as a score: a name, a score, or a function of (model, x, y)."""
+
+VOID = "The guarantee presumes scores that are fixed before their rows are seen, so it does not hold."
+_SCORES: dict[str, type[Score]] = {
+    "latent": LatentScore,
+    "density": DensityScore,
+    "hpd": HPDScore,
+    "dcp": DCPScore,
+    "pcp": PCPScore,
+}
+
+
+class Calibration(NamedTuple):
+    """A score, its sorted values (n,) on the calibration rows, a sketch of them, and how many are reused."""
+
+    score: Score
+    scores: Tensor
+    fingerprint: Fingerprint
+    reused: float
+
+
+def conformal_region(
+    model: Any,
+    x: Any,
+    y: Any,
+    *,
+    coverage: float | Sequence[float] | Tensor = 0.9,
+    score: Scorer = "latent",
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Region:
+    r"""Regions that hold a new y with at least the wanted probability, whatever the model's errors.
+
+    .. math:: R(x) = \{y : s(x, y) \le t\}, \qquad t = S_{(\lceil c (n + 1) \rceil)},
+
+    with :math:`S_i = s(x_i, y_i)` the scores of the calibration rows. If these and a new row (x, y) are
+    exchangeable, then :math:`c \le P(y \in R(x)) \le c + \frac{1}{n + 1}`, on average over calibration sets;
+    the upper bound presumes that scores do not tie (as they do where y is discrete). It is a statement about
+    all x together, not about each. Rows that the model was trained on are not exchangeable with new ones.
+
+    Args:
+        model: flow, or any function of x that gives a distribution.
+        x: (n, p) features, or None.
+        y: (n, d) outputs.
+        coverage: probability c, or several of them, for nested regions from one calibration.
+        score: ``"latent"`` (CONTRA, L-CP), ``"hpd"`` (HPD-split), ``"density"`` (DR-CP), ``"pcp"``, ``"dcp"``
+            (one output), a score such as ``HPDScore(samples=1000)``, or a function ``s(model, x, y)``,
+            (..., n, d) at x (n, p) -> (..., n).
+        batch_size: points scored at a time; as many as fit into bounded memory if None.
+        generator: source of the seed, where a score named by a string draws samples.
+
+    Returns:
+        The region.
+
+    Warns:
+        CalibrationReuseWarning: where the model was recalibrated on these rows. Not so for the latent norm of
+            a flow from ``recalibrate`` with one law for all x, which has the same norms as before.
+        InfiniteRegionWarning: where n is below c / (1 - c), so that the region is everything.
+
+    Examples:
+        >>> from latentcal.flows import LinearGaussianFlow
+        >>> flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2))
+        >>> y = 2 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+        >>> region = conformal_region(flow, None, y, coverage=0.9)
+        >>> region.contains(torch.tensor([[0.0, 4.0], [3.0, 4.0]]))
+        tensor([ True, False])
+    """
+    levels = as_levels(coverage)
+    made = calibrate(model, x, y, score, batch_size=batch_size, generator=generator)
+    warn_of_reuse(made.reused, VOID)
+    return Region(model, made.score, made.scores, levels, made.fingerprint)
+
+
+def calibrate(
+    model: Any,
+    x: Any,
+    y: Any,
+    score: Scorer,
+    *,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Calibration:
+    """Ascending scores of the calibration rows x (n, p), or None, and y (n, d), on the CPU."""
+    made = as_score(score, generator)
+    x, y = as_rows(x, y)
+    with frozen(model):
+        outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
+    if tuple(outputs) != tuple(y.shape[1:]):
+        raise ValueError(
+            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)}. Arguments are "
+            "(model, x, y); were x and y swapped? A distribution of numbers becomes one of vectors by "
+            "Independent(distribution, 1)."
+        )
+    scores = evaluate(made, model, x, y, batch_size=batch_size).cpu().sort().values
+    return Calibration(made, scores, Fingerprint.of(x, y), _reused(model, made, x, y))
+
+
+def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
+    """The score that a name, a score or a function stands for; a seed is drawn from the generator."""
+    if isinstance(score, Score):
+        return score
+    if isinstance(score, str):
+        if score not in _SCORES:
+            raise ValueError(
+                f"score must be one of {', '.join(_SCORES)}, a score or a function; got {score!r}."
+            )
+        kind = _SCORES[score]
+        return kind(seed=random_seed(generator)) if hasattr(kind, "seed") else kind()  # type: ignore[call-arg]
+    if isinstance(score, type) or not callable(score):
+        name = score.__name__ if isinstance(score, type) else type(score).__name__
+        raise TypeError(f"score must be a name, a score such as HPDScore(), or a function; got {name}.")
+    return FunctionScore(score)
+
+
+def _reused(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
+    """Share of the rows of the model's recalibration that are used again, where that voids the guarantee."""
+    record = getattr(model, "recalibration", None)
+    # Recalibration by one law keeps the maps: the norms, and with them their regions, are those of before.
+    harmless = (
+        isinstance(record, Recalibration)
+        and not isinstance(record.law, ConditionalRadius)
+        and not isinstance(model, Aligned)
+        and not score.uses_density
+    )
+    fingerprint = getattr(record, "fingerprint", None)
+    return 0.0 if harmless or fingerprint is None else fingerprint.share_of(x, y)
+
+
+def anomaly_pvalue(
+    model: Any,
+    x: Any,
+    y: Any,
+    *,
+    calibration: tuple[Any, Any],
+    score: Scorer = "latent",
+    randomize: bool = False,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""How usual each y is at its x, as a p-value; small for anomalies.
+
+    .. math:: p = \frac{1 + \#\{i : S_i \ge s(x, y)\}}{n + 1}
+
+    with :math:`S_i` the scores of the n calibration rows. If (x, y) is exchangeable with them then
+    :math:`P(p \le a) \le a` for every a, whatever the model's errors: flagging :math:`p \le a` raises false
+    alarms at a rate of at most a, on average over calibration sets. No p is below 1 / (n + 1). P-values from
+    one calibration set depend on each other, in a way that Benjamini and Hochberg's procedure allows.
+
+    Args:
+        model: flow, or any function of x that gives a distribution.
+        x: (..., p) features of the new observations, or None.
+        y: (..., d) new observations; leading dims broadcast.
+        calibration: pair (x, y) of (n, p), or None, and (n, d) rows without anomalies, which training did not
+            see.
+        score: as for :func:`conformal_region`: ``"latent"`` finds y far from the centre of the prediction,
+            ``"density"`` y of low density.
+        randomize: break ties, and fill the steps of 1 / (n + 1), at random: p is then exactly uniform.
+        batch_size: points scored at a time; as many as fit into bounded memory if None.
+        generator: source of randomness.
+
+    Returns:
+        (...) float64 p-values.
+
+    Warns:
+        CalibrationReuseWarning: as :func:`conformal_region`.
+
+    Examples:
+        >>> from latentcal.flows import LinearGaussianFlow
+        >>> flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2))
+        >>> y = torch.randn(199, 2, generator=torch.Generator().manual_seed(0))
+        >>> anomaly_pvalue(flow, None, torch.tensor([[0.0, 0.1], [4.0, 4.0]]), calibration=(None, y))
+        tensor([0.9950, 0.0050], dtype=torch.float64)
+    """
+    made = calibrate(model, *calibration, score, batch_size=batch_size, generator=generator)
+    warn_of_reuse(made.reused, VOID)
+    values = evaluate(made.score, model, x, y, batch_size=batch_size)
+    scores, n = made.scores.to(values.device), len(made.scores)
+    if not randomize:
+        return rank_pvalue(scores, values)
+    as_strange = n - torch.searchsorted(scores, values).to(torch.float64)  # S_i >= s
+    stranger = n - torch.searchsorted(scores, values, right=True).to(torch.float64)  # S_i > s
+    device = "cpu" if generator is None else generator.device
+    v = torch.rand(values.shape, dtype=torch.float64, generator=generator, device=device).to(values.device)
+    return (stranger + v * (1 + as_strange - stranger)) / (n + 1)
+
+
+def rank_pvalue(scores: Tensor, values: Tensor) -> Tensor:
+    """(1 + number of ascending scores (n,) that reach a value) / (n + 1), for values (...)."""
+    n = len(scores)
+    return (1 + n - torch.searchsorted(scores, values).to(torch.float64)) / (n + 1)

@@ -1,0 +1,175 @@
+"""The latent norm as a score: a region is the image of a latent ball (CONTRA, L-CP)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ..flow import FlowDistribution, tensor_options
+from ..norms import FirstCoordinate
+from .evaluation import decode_latent
+from .geometry import Bounds, Volume, climb, log_ball_volume, mean_volume, proposal_noise, refine_closed
+from .score import Score
+
+_START = 512
+
+
+@dataclass(frozen=True)
+class LatentScore(Score):
+    r"""Norm of the latent, :math:`s(x, y) = \rho(\mathrm{encode}(y; x))`: the score of CONTRA and L-CP.
+
+    The region :math:`\{s \le t\}` is the image of the latent ball of radius t, connected and without holes.
+    What it looks like is known through the flow's maps, so nothing is found by rejection. Recalibration by a
+    law that is the same for all x does not change it. Where the law of the norm depends on x, the score is
+    the norm's place in that law, as log-odds :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius
+    of the ball depends on x.
+
+    References:
+        Fang, Tan and Huang, CONTRA: Conformal prediction region via normalizing flow transformation, 2025.
+        Dheur et al., A unified comparative study with generalized conformity scores, 2025.
+    """
+
+    uses_density = False
+
+    def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
+        pred = _prediction(model, x)
+        norm = pred.latent_norm(y)
+        if not _depends_on_x(pred):
+            return norm
+        log_cdf, log_sf = pred.base.radius.log_tails(norm)
+        return log_cdf - log_sf
+
+    def sample(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        count: int,
+        *,
+        tries: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws (s, n, d) of the model, conditional on the region: their radii are below the threshold."""
+        pred = _prediction(model, x)
+        law, shape = pred.base.radius, (count, *(pred.batch_shape or (1,)))
+        level = _uniform(shape, generator).log()
+        within = law.log_cdf(_radius(pred, threshold)).to(level.device)  # (n,) where the law depends on x
+        return decode_latent(pred, _points(pred, law.icdf_log_cdf(level + within), generator))
+
+    def volume(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        *,
+        samples: int = 4096,
+        generator: torch.Generator | None = None,
+    ) -> Volume:
+        r"""Volume at each x, (n,), from opposite points of the latent ball; exact for one output.
+
+        .. math:: V = \int_{\rho(z) \le t} \left|\det \frac{\partial y}{\partial z}\right| dz
+        """
+        pred = _prediction(model, x)
+        base, t = pred.base, _radius(pred, threshold)
+        rounding = 64 * torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps
+        if base.dim == 1:
+            lower, upper = self.bounds(model, x, threshold)
+            length = (upper - lower)[..., 0].to(torch.float64)
+            size = torch.maximum(upper.abs(), lower.abs())[..., 0].to(torch.float64)
+            return Volume(length, rounding * size, length.log())
+        shape = (-(-samples // 2), *(pred.batch_shape or (1,)))
+        z = _points(pred, t * _uniform(shape, generator) ** (1 / base.dim), generator)
+        # A pair has its mean: where the determinant falls on one side and rises on the other, errors cancel.
+        log_abs_dets = [pred.norm_and_log_abs_det(decode_latent(pred, sign * z))[1] for sign in (1, -1)]
+        log_ball = log_ball_volume(base.norm, base.dim, t)
+        return mean_volume(
+            log_ball - math.log(2) + torch.logaddexp(*(-v for v in log_abs_dets)), rounding=rounding
+        )
+
+    def bounds(
+        self, model: Any, x: Tensor | None, threshold: float, *, generator: torch.Generator | None = None
+    ) -> Bounds:
+        """Smallest and largest value of each output inside, (n, d) each.
+
+        A continuous map takes the rim of the ball to the rim of the region, so the search is over directions.
+        For one output the ends are decoded.
+        """
+        pred = _prediction(model, x)
+        norm, dim, t = pred.base.norm, pred.base.dim, _radius(pred, threshold)
+        if dim == 1:
+            low = torch.zeros_like(t) if isinstance(norm, FirstCoordinate) else -t
+            ends = decode_latent(pred, torch.stack([low, t]).reshape(2, -1, 1))
+            return Bounds(ends.amin(0), ends.amax(0))
+        shape = (_START, *(pred.batch_shape or (1,)))
+        start = norm.sample_direction(shape, dim, generator)
+
+        def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+            noise = proposal_noise(best, generator) / math.sqrt(dim)
+            points = best + step[..., None].to(best) * noise
+            points = points / norm(points)[..., None].clamp(min=1e-9)
+            return points, decode_latent(pred, t[..., None] * points.flatten(0, 1)).unflatten(
+                0, points.shape[:2]
+            )
+
+        return climb(start, decode_latent(pred, t[..., None] * start), propose)
+
+    def boundary(
+        self,
+        model: Any,
+        x: Tensor | None,
+        threshold: float,
+        *,
+        resolution: int = 256,
+        generator: torch.Generator | None = None,
+    ) -> list[Tensor]:
+        """One closed polygon (m, 2): the decoded rim of the ball, finer where the map stretches it."""
+        pred = _prediction(model, x)
+        norm, t = pred.base.norm, _radius(pred, threshold)
+
+        def decode(angles: Tensor) -> Tensor:
+            direction = torch.stack([torch.cos(angles), torch.sin(angles)], -1)
+            points = t * direction / norm(direction)[..., None]
+            return decode_latent(pred, points[:, None])[:, 0].to(torch.float64).cpu()
+
+        angles = torch.arange(resolution, dtype=torch.float64) * (2 * math.pi / resolution)
+        return [refine_closed(decode, angles)]
+
+
+def _prediction(model: Any, x: Tensor | None) -> FlowDistribution:
+    pred = model(x)
+    if not isinstance(pred, FlowDistribution):
+        raise TypeError(
+            f"The latent norm needs a flow; {type(pred).__name__} has no latent space. "
+            'Use score="density" or "hpd".'
+        )
+    return pred
+
+
+def _depends_on_x(pred: FlowDistribution) -> bool:
+    return pred.base is not pred.flow.base
+
+
+def _radius(pred: FlowDistribution, threshold: float) -> Tensor:
+    """The threshold as radii that can be decoded, () or (n,): beyond a bounded support there is nothing."""
+    law = pred.base.radius
+    radius = torch.tensor(threshold, dtype=torch.float64)
+    if _depends_on_x(pred):
+        odds = radius.expand(pred.batch_shape)
+        radius = law.icdf_log_tails(logsigmoid(odds), logsigmoid(-odds))
+    return radius.clamp(max=law.upper * (1 - torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps))
+
+
+def _points(pred: FlowDistribution, radius: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Latent points of the given radii, (m, n) -> (m, n, d), with uniform directions."""
+    direction = pred.base.norm.sample_direction(tuple(radius.shape), pred.base.dim, generator)
+    return radius[..., None] * direction.to(radius.device)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    device = "cpu" if generator is None else generator.device
+    return torch.rand(shape, dtype=torch.float64, generator=generator, device=device)

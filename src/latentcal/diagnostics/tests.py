@@ -1,0 +1,302 @@
+"""Tests of dependence, direction and law; p-values from shuffled, sign-changed or simulated rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..flow import ConditionalFlow, evaluation_mode
+from ..norms import Euclidean
+
+_OPERATIONS = 2e10  # multiplications that a test may cost, about a second or two
+_SHUFFLE = 20  # columns whose products take as long as shuffling a score
+_FEWEST_ROWS = 500
+_CHUNK = 1 << 20  # numbers held at a time
+_ROUNDING = 1e-9
+_SIMULATED = 20_000  # numbers n d up to which the null law of second moments is simulated
+_NUMBERS = 2e7  # n d at most
+_DIRECTION_NUMBERS = 1 << 22  # numbers held at a time
+_MOST_PRODUCTS = 300
+_MOST_PAIRS, _FEWEST_PAIRS = 1500, 200
+
+
+@dataclass(frozen=True, eq=False)
+class Dependence:
+    """Outcome of a permutation test."""
+
+    p_value: float
+    """Of the strongest block: the share of shuffles, this one counted, in which any block is as strong."""
+    strength: Tensor
+    """(b,) standardised sum of squared correlations of each block; -inf for one without columns."""
+    adjusted: Tensor
+    """(b,) p-value of each block, adjusted for there being b of them."""
+
+
+def permutation_test(
+    columns: Tensor,
+    blocks: Tensor,
+    scores: Tensor,
+    *,
+    count: int,
+    permutations: int,
+    generator: torch.Generator,
+) -> Dependence:
+    r"""Test of the hypothesis that columns and scores are independent, by shuffling the rows of the scores.
+
+    .. math:: T = \max_b \frac{S_b - k_b}{\sqrt{2 k_b}}, \qquad
+              S_b = \frac1n \sum_{c \in b,\, l} \Big( \sum_i \varphi_{ic} \psi_{il} \Big)^2,
+              \qquad k_b = \sum_{c \in b,\, l} \overline{\varphi_c^2} \, \overline{\psi_l^2}.
+
+    The level is exact for every n where the rows are exchangeable (independent rows are; those of a time
+    series are not): :math:`P(p \le \alpha) \le \alpha`.
+
+    Args:
+        columns: (n, c) functions of one side, centred.
+        blocks: (c,) index of the block to which each column belongs, 0 to b - 1.
+        scores: (n, m) functions of the other side, centred.
+        count: number of blocks b.
+        permutations: shuffles.
+        generator: source of randomness.
+    """
+    n, m = scores.shape
+    if len(blocks) == 0 or m == 0:
+        return Dependence(1.0, torch.full((count,), -math.inf), torch.ones(count))
+    size = torch.zeros(count, dtype=torch.float64).index_add_(0, blocks, (columns**2).mean(0))
+    size = size * (scores**2).mean(0).sum()
+    across = scores.T.contiguous()
+
+    def strengths(orders: list[Tensor]) -> Tensor:
+        """Of every block after each of k shuffles, (b, k)."""
+        shuffled = torch.cat([across[:, order] for order in orders])
+        square = ((shuffled @ columns) ** 2 / n).reshape(len(orders), m, -1).sum(1).T
+        total = torch.zeros(count, len(orders), dtype=torch.float64).index_add_(0, blocks, square)
+        return ((total - size[:, None]) / (2 * size[:, None]).sqrt()).nan_to_num(nan=-math.inf)
+
+    observed = strengths([torch.arange(n)])[:, 0]
+    limit = observed - _ROUNDING * observed.abs()  # what is equal up to the order of a sum counts as equal
+    exceeded = torch.zeros(count, dtype=torch.float64)
+    for done in range(0, permutations, step := max(1, _CHUNK // (n * m))):
+        orders = [torch.randperm(n, generator=generator) for _ in range(min(step, permutations - done))]
+        strongest = strengths(orders).amax(0)
+        exceeded += (strongest >= limit[:, None]).sum(1)
+    adjusted = (1 + exceeded) / (1 + permutations)
+    return Dependence(float(adjusted.min()), observed, adjusted)
+
+
+def affordable_rows(columns: int, scores: int, permutations: int) -> int:
+    """Rows on which a permutation test costs a second or two: 10,000 for 1,000 columns and one score."""
+    return max(_FEWEST_ROWS, int(_OPERATIONS / (2 * (columns + _SHUFFLE) * scores * permutations)))
+
+
+def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Orthonormal polynomials of degrees 1 and 2 in the ranks of each column, and the column's index.
+
+    They see whether something rises or falls along a column and whether its middle differs from its ends;
+    they span all functions of a column with three values. Ranks make them indifferent to outliers and scale;
+    a column with two values has degree 1 alone, a constant one nothing.
+
+    Args:
+        values: (n, p), infinities allowed.
+
+    Returns:
+        (n, c) columns of mean 0 and mean square 1, and (c,) indices 0 to p - 1 of the columns they are of.
+    """
+    n, p = values.shape
+    across = values.T.contiguous()
+    ordered = across.sort(dim=1).values
+    below = torch.searchsorted(ordered, across)
+    upto = torch.searchsorted(ordered, across, right=True)
+    centred = ((below + upto).to(torch.float64) / n - 1).T  # mid-ranks on [-1, 1]: of mean 0
+    first, has_first = _unit(centred)
+    square = first**2 - (first**2).mean(0)
+    second, has_second = _unit(square - first * (first * square).mean(0))
+    columns = torch.cat([first[:, has_first], second[:, has_second]], 1)
+    index = torch.arange(p)
+    return columns, torch.cat([index[has_first], index[has_second]])
+
+
+def _unit(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of mean square 1, and which of them are not zero."""
+    size = (columns**2).mean(0).sqrt()
+    present = size > 1e-6
+    return columns / torch.where(present, size, 1.0), present
+
+
+class DirectionTest(NamedTuple):
+    """A statistic, and the probability of one as large where the null hypothesis holds."""
+
+    statistic: float
+    p_value: float
+    n: int
+    """Rows that were used."""
+    simulated: bool
+    """Whether the p-value is exact, from simulation, and not from a limiting law."""
+
+
+def unit_directions(z: Tensor, generator: torch.Generator) -> Tensor:
+    r"""Directions :math:`\omega = z / |z|`, (n, d) -> (n, d) float64; a random one for z = 0."""
+    z = z.to(device="cpu", dtype=torch.float64)
+    largest = z.abs().amax(1, keepdim=True)
+    z = z / torch.where(largest > 0, largest, 1.0)  # squares of very large or small z would leave the floats
+    size = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    random = Euclidean().sample_direction((len(z),), z.shape[1], generator)
+    return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), random)
+
+
+def usable_rows(dim: int) -> int:
+    """Rows whose directions are looked at: 20 million numbers in all."""
+    return max(1000, int(_NUMBERS / dim))
+
+
+def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Generator) -> DirectionTest:
+    r"""Rayleigh's test: is the mean direction zero?
+
+    .. math:: R = n d \, |\bar\omega|^2,
+
+    about :math:`\chi^2_d` for uniform directions. The p-value comes from random changes of sign of the rows:
+    it is exact for every n and d where :math:`\omega` and :math:`-\omega` have one law. So the test speaks
+    of a shift and leaves stretched directions to :func:`second_moment_test`. For d = 1 it is the sign test.
+
+    Args:
+        omega: (n, d) unit vectors.
+        permutations: sign changes.
+        generator: source of randomness.
+    """
+    n, d = omega.shape
+    if (most := max(500, int(_OPERATIONS / (2 * (d + 20) * permutations)))) < n:
+        omega, n = omega[torch.randperm(n, generator=generator)[:most]], most
+    observed = float((omega.sum(0) ** 2).sum())
+    exceeded = 0
+    for done in range(0, permutations, step := max(1, _DIRECTION_NUMBERS // n)):
+        shape = (min(step, permutations - done), n)
+        signs = 2 * torch.randint(2, shape, generator=generator).to(torch.float64) - 1
+        exceeded += int((((signs @ omega) ** 2).sum(1) >= observed * (1 - _ROUNDING)).sum())
+    return DirectionTest(d / n * observed, (1 + exceeded) / (1 + permutations), n, True)
+
+
+def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Generator) -> DirectionTest:
+    r"""Bingham's test: are all directions equally frequent, up to second moments?
+
+    .. math:: B = \frac{n d (d + 2)}{2} \Big( \operatorname{tr} T^2 - \frac1d \Big)
+              \approx \chi^2_{(d - 1)(d + 2)/2}, \qquad T = \frac1n \sum_i \omega_i \omega_i^\top.
+
+    Its mean is that of the chi-squared law and its variance 1 - 1/n times that one's, for every n and d. Up
+    to n d = 20,000 the p-value comes from simulated uniform directions and is exact, beyond from the
+    chi-squared law. The trace is taken in the smaller of d x d and n x n, on fewer rows where both are large.
+
+    Args:
+        omega: (n, d) unit vectors, d >= 2.
+        simulations: simulated sets of directions.
+        generator: source of randomness.
+    """
+    from scipy.stats import chi2
+
+    n, d = omega.shape
+    if d < 2:
+        raise ValueError("In one dimension a direction is a sign and has no second moments.")
+    most = int(max(_OPERATIONS / d**2, math.sqrt(_OPERATIONS / d)))
+    if most < n:
+        omega, n = omega[torch.randperm(n, generator=generator)[:most]], most
+    observed = float(_bingham(omega))
+    if n * d > _SIMULATED:
+        return DirectionTest(observed, float(chi2.sf(observed, (d - 1) * (d + 2) / 2)), n, False)
+    exceeded = 0
+    for done in range(0, simulations, step := max(1, _DIRECTION_NUMBERS // (n * d))):
+        simulated = Euclidean().sample_direction((min(step, simulations - done), n), d, generator)
+        exceeded += int((_bingham(simulated) >= observed).sum())
+    return DirectionTest(observed, (1 + exceeded) / (1 + simulations), n, True)
+
+
+def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
+    r"""First and second moments of directions as columns of a dependence test.
+
+    Args:
+        omega: (n, d) unit vectors.
+
+    Returns:
+        (n, c) centred columns :math:`\sqrt d \omega_j` and, for d from 2 to 23, the products
+        :math:`\omega_j \omega_k`; (c,) their blocks 0 and 1; and whether the products are there. The weights
+        make both blocks indifferent to rotations.
+    """
+    d = omega.shape[1]
+    first = math.sqrt(d) * omega
+    with_products = d > 1 and d * (d + 1) // 2 <= _MOST_PRODUCTS
+    if not with_products:
+        return first - first.mean(0), torch.zeros(d, dtype=torch.long), False
+    j, k = torch.triu_indices(d, d)
+    weight = torch.where(j == k, 0.5, 1.0).to(omega) * (d * (d + 2))
+    columns = torch.cat([first, weight.sqrt() * omega[:, j] * omega[:, k]], 1)
+    blocks = torch.cat([torch.zeros(d, dtype=torch.long), torch.ones(len(j), dtype=torch.long)])
+    return columns - columns.mean(0), blocks, True
+
+
+def _bingham(omega: Tensor) -> Tensor:
+    """The statistic of directions, (..., n, d) -> (...)."""
+    n, d = omega.shape[-2:]
+    gram = omega.mT @ omega if d <= n else omega @ omega.mT
+    return n * d * (d + 2) / 2 * ((gram**2).sum((-2, -1)) / n**2 - 1 / d)
+
+
+class EnergyTest(NamedTuple):
+    """A statistic, and the probability of one as large where latents follow the base."""
+
+    statistic: float
+    p_value: float
+    n: int
+    """Rows that were used."""
+
+
+def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch.Generator) -> EnergyTest:
+    r"""Energy test of latents against as many draws of the base, made at the same features.
+
+    .. math:: E = \frac1n \sum_{i, j} \big( |z_i - z'_j| + |z'_i - z_j| - |z_i - z_j| - |z'_i - z'_j| \big)
+              = \frac1n s^\top K s, \qquad s = (1, \dots, 1).
+
+    If the model is right, latent and draw of a row can change places: s then has random signs. The p-value
+    is exact for every n, also where the base depends on x.
+
+    Args:
+        z: (n, d) latents.
+        drawn: (n, d) draws of the base, the i-th at the features of the i-th row.
+        permutations: random exchanges.
+        generator: source of randomness.
+
+    Examples:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> z, drawn = torch.randn(2, 300, 2, generator=generator)
+        >>> energy_test(z + 0.5, drawn, permutations=199, generator=generator).p_value
+        0.005
+    """
+    z, drawn = z.to(torch.float64), drawn.to(torch.float64)
+    if z.shape != drawn.shape:
+        raise ValueError(f"z {tuple(z.shape)} and drawn {tuple(drawn.shape)} must have one shape (n, d).")
+    across = torch.cdist(z, drawn)
+    kernel = across + across.T - torch.cdist(z, z) - torch.cdist(drawn, drawn)
+    n = len(z)
+    observed = float(kernel.sum())
+    signs = 2 * torch.randint(2, (permutations, n), generator=generator).to(torch.float64) - 1
+    exchanged = ((signs @ kernel) * signs).sum(1)
+    exceeded = int((exchanged >= observed - _ROUNDING * abs(observed)).sum())
+    return EnergyTest(observed / n, (1 + exceeded) / (1 + permutations), n)
+
+
+def base_test(
+    model: ConditionalFlow,
+    x: Tensor | None,
+    z: Tensor,
+    *,
+    permutations: int,
+    generator: torch.Generator,
+) -> EnergyTest:
+    """``energy_test`` of a model's latents z (n, d) at x (n, p) or None, on at most 1,500 rows."""
+    n, d = z.shape
+    most = int(min(_MOST_PAIRS, max(_FEWEST_PAIRS, _NUMBERS / d)))
+    part = torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most]
+    with torch.no_grad(), evaluation_mode(model):
+        base = model(None if x is None else x[part]).base
+        drawn = base.sample((len(part),), generator).cpu()
+    return energy_test(z[part], drawn, permutations=permutations, generator=generator)

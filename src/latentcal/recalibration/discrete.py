@@ -1,0 +1,276 @@
+"""Outputs that repeat: which values carry mass, noise that turns steps into densities, warnings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._internal.numerics import as_tensor
+from .._internal.validate import as_floating, as_number, as_rows, check_finite
+from ..radius.law import DiscreteOutputWarning
+
+_ROUNDING = 0.05  # of a step, by which values of a lattice may be off it
+Discrete = Literal["warn", "dequantize", "ignore"]
+_HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which on it is said
+
+
+@dataclass(frozen=True)
+class OutputAtoms:
+    """Values that one output takes again and again.
+
+    Args:
+        values: those with more than the asked share of the rows, most frequent first.
+        shares: their shares of the rows.
+        step: distance of the lattice on which all values lie; None for a continuous output.
+        distinct: number of different values.
+    """
+
+    values: tuple[float, ...]
+    shares: tuple[float, ...]
+    step: float | None
+    distinct: int
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """The atoms of each output; printing it shows a line an output.
+
+    Args:
+        outputs: one entry an output.
+        n: rows.
+    """
+
+    outputs: tuple[OutputAtoms, ...]
+    n: int
+
+    @property
+    def share(self) -> float:
+        """Share of the rows at the heaviest atom of any output; 0 where there is none."""
+        return max((shares[0] for shares in self._shares() if shares), default=0.0)
+
+    @property
+    def output(self) -> int | None:
+        """Index of the output with the heaviest atom; None where there is none."""
+        heaviest = [shares[0] if shares else 0.0 for shares in self._shares()]
+        return heaviest.index(max(heaviest)) if self.share > 0 else None
+
+    def _shares(self) -> list[tuple[float, ...]]:
+        return [output.shares for output in self.outputs]
+
+    def __str__(self) -> str:
+        lines = [f"{self.n:,} rows"]
+        for i, output in enumerate(self.outputs):
+            kind = "continuous" if output.step is None else f"lattice of step {output.step:.4g}"
+            pairs = zip(output.values[:5], output.shares[:5], strict=True)
+            atoms = ", ".join(f"{share:.0%} at {value:.4g}" for value, share in pairs) or "no atoms"
+            more = f" and {len(output.values) - 5} more" if len(output.values) > 5 else ""
+            lines.append(f"  output {i}: {kind}, {output.distinct:,} values, {atoms}{more}")
+        return "\n".join(lines)
+
+
+def atoms(y: Any, share: float = 0.05) -> Atoms:
+    """Values that carry more than a share of the rows, and outputs that lie on a lattice.
+
+    An output is a lattice if its rows repeat (on average each value at least twice) and all gaps between its
+    values are whole multiples of the smallest one, up to rounding.
+
+    Args:
+        y: (n, d) outputs.
+        share: of the rows, beyond which a value that occurs at least twice is an atom.
+
+    Examples:
+        >>> counts = torch.tensor([0.0, 0, 0, 0, 0, 0, 1, 2, 2, 4])
+        >>> print(atoms(torch.stack([counts, torch.linspace(0, 1, 10) ** 2], 1), share=0.25))
+        10 rows
+          output 0: lattice of step 1, 4 values, 60% at 0
+          output 1: continuous, 10 values, no atoms
+    """
+    y = _outputs(y)
+    if not 0 <= as_number(share, "share") < 1:
+        raise ValueError(f"share must lie in [0, 1), got {share}.")
+    return Atoms(tuple(_column(column, share) for column in y.T), len(y))
+
+
+def _column(column: Tensor, share: float) -> OutputAtoms:
+    values, counts = torch.unique(column, return_counts=True)
+    shares = counts / len(column)
+    order = torch.argsort(counts, descending=True, stable=True)
+    order = order[(counts[order] > 1) & (shares[order] > share)]
+    return OutputAtoms(
+        values=tuple(values[order].tolist()),
+        shares=tuple(shares[order].tolist()),
+        step=_lattice_step(values) if 2 * values.numel() <= len(column) else None,
+        distinct=values.numel(),
+    )
+
+
+def _lattice_step(values: Tensor) -> float | None:
+    """Step of the lattice through ascending values (k,), or None."""
+    gaps = values.diff()
+    if gaps.numel() == 0:
+        return None
+    steps = gaps / gaps.min()
+    whole = steps.round()
+    # Of a wide gap only so many digits are known.
+    if bool(((steps - whole).abs() > _ROUNDING * whole.sqrt()).any()):
+        return None
+    return float((values[-1] - values[0]) / whole.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantizer:
+    r"""Uniform noise that makes outputs with atoms continuous.
+
+    .. math:: y_j \mapsto y_j + w_j(y_j) \, (v - \tfrac12), \qquad v \sim U(0, 1),
+
+    with :math:`w_j` the step of a lattice; at an atom of an otherwise continuous output the distance to the
+    nearer of its two neighbours among the values that it was fitted to; and 0 elsewhere. The noise of a value
+    does not reach that of another, so nothing is lost: y is the nearest value. Probabilities of whole cells
+    are meant where a density is asked for; the latent and its PIT become randomised ones.
+
+    The same noise belongs to all that is compared: to calibration (``recalibrate`` does it) and to the rows
+    that the model is judged on. A flow that was itself trained on jittered rows has no spikes to begin with:
+
+    >>> y = torch.poisson(torch.full((500, 2), 2.0), generator=torch.Generator().manual_seed(0))
+    >>> dequantizer = Dequantizer.fit(y)
+    >>> jittered = dequantizer.jitter(y, torch.Generator().manual_seed(1))
+    >>> bool((jittered.round() == y).all()), torch.unique(jittered).numel() > 990
+    (True, True)
+
+    after which ``latent_pit(model(x), dequantizer.jitter(y_test, generator))`` is uniform for a calibrated
+    model, which that of the counts themselves is not.
+
+    Args:
+        steps: (d,) steps of the lattices, 0 for other outputs.
+        columns: (m,) outputs of the lone atoms.
+        values: (m,) their values.
+        widths: (m,) and the widths of their noise.
+    """
+
+    steps: Tensor
+    columns: Tensor
+    values: Tensor
+    widths: Tensor
+
+    @classmethod
+    def fit(cls, y: Any, share: float = 0.05) -> Dequantizer:
+        """The noise that outputs (n, d) need; ``share`` as in :func:`atoms`.
+
+        An output with one value alone has no scale and is left as it is.
+        """
+        y = _outputs(y)
+        found = atoms(y, share).outputs
+        lone = []
+        for j, output in enumerate(found):
+            values = torch.unique(y[:, j])
+            if output.step is not None or values.numel() < 2:
+                continue
+            gaps = values.diff()
+            inf = gaps.new_full((1,), torch.inf)
+            width = torch.minimum(torch.cat([inf, gaps]), torch.cat([gaps, inf]))
+            lone += [(j, value, float(width[values == value])) for value in output.values]
+        columns, values, widths = zip(*lone, strict=True) if lone else ((), (), ())
+        return cls(
+            steps=torch.tensor([output.step or 0.0 for output in found], dtype=torch.float64),
+            columns=torch.tensor(columns, dtype=torch.long),
+            values=torch.tensor(values, dtype=torch.float64),
+            widths=torch.tensor(widths, dtype=torch.float64),
+        )
+
+    def jitter(self, y: Any, generator: torch.Generator | None = None) -> Tensor:
+        """Outputs with noise, (..., d) -> (..., d); whole numbers become floats."""
+        y = as_floating(as_tensor(y, "y"))
+        if y.dim() == 0 or y.shape[-1] != len(self.steps):
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, but this noise was fitted to {len(self.steps)} outputs; "
+                "they come last."
+            )
+        check_finite(y, "y")
+        width = self.steps.to(y.device).expand(y.shape).clone()
+        for j, value, extent in zip(
+            self.columns.tolist(), self.values.tolist(), self.widths.tolist(), strict=True
+        ):
+            width[..., j][y[..., j] == value] = extent
+        device = y.device if generator is None else generator.device
+        noise = torch.rand(y.shape, dtype=torch.float64, generator=generator, device=device).to(y.device)
+        return (y + width * (noise - 0.5)).to(y.dtype)
+
+
+def _outputs(y: Any) -> Tensor:
+    return as_rows(None, y)[1].to(torch.float64)
+
+
+@dataclass(frozen=True)
+class AtomCare:
+    """The noise for the outputs, if any, and their atoms, if they can be seen.
+
+    Args:
+        mode: ``"warn"``, ``"dequantize"`` or ``"ignore"``.
+        dequantizer: the noise.
+        found: the atoms; None where the rows come in batches.
+    """
+
+    mode: Discrete
+    dequantizer: Dequantizer | None
+    found: Atoms | None
+
+    @classmethod
+    def of(cls, y: Any, discrete: Discrete | Dequantizer) -> AtomCare:
+        """What the user asked for, for outputs (n, d), or for batches where y is None."""
+        given = discrete if isinstance(discrete, Dequantizer) else None
+        mode: Discrete = "dequantize" if isinstance(discrete, Dequantizer) else discrete
+        if mode not in ("warn", "dequantize", "ignore"):
+            raise ValueError(
+                f"discrete must be 'warn', 'dequantize', 'ignore' or a Dequantizer, got {discrete!r}."
+            )
+        if mode == "dequantize" and given is None and y is None:
+            raise ValueError(
+                "Batches are seen once, too late to fit the noise to all outputs. "
+                "Pass it: discrete=Dequantizer.fit(y_train)."
+            )
+        values = None if y is None else as_tensor(y, "y")
+        if values is None or values.dim() != 2 or len(values) == 0 or not bool(torch.isfinite(values).all()):
+            return cls(mode, given, None)
+        fitted = Dequantizer.fit(values) if mode == "dequantize" and given is None else given
+        return cls(mode, fitted, atoms(values))
+
+    def jitter(self, generator: torch.Generator | None) -> Callable[[Tensor], Tensor] | None:
+        """Function that adds the noise, seeded with 0 unless a generator is given; None for no noise."""
+        if self.dequantizer is None:
+            return None
+        dequantizer, source = self.dequantizer, generator or torch.Generator().manual_seed(0)
+        return lambda y: dequantizer.jitter(y, source)
+
+    @contextmanager
+    def one_warning(self) -> Iterator[None]:
+        """Warn of a heavy atom, and inside the block not again of the ties that it makes."""
+        found = self.found
+        heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
+        if heavy and found is not None and self.mode == "warn":
+            warnings.warn(
+                f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A "
+                "density can peak there without bound, so likelihoods depend on how sharp the flow's spike "
+                "is. discrete='dequantize' adds noise to the outputs (then jitter those that are scored as "
+                "well); 'ignore' is silent.",
+                DiscreteOutputWarning,
+                stacklevel=5,
+            )
+        with warnings.catch_warnings():
+            if heavy or self.mode == "ignore":
+                warnings.simplefilter("ignore", DiscreteOutputWarning)
+            yield
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the record of a recalibration says about atoms."""
+        return {
+            "atom_share": None if self.found is None else self.found.share,
+            "atom_output": None if self.found is None else self.found.output,
+            "dequantized": self.dequantizer is not None,
+        }
