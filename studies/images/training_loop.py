@@ -156,11 +156,14 @@ def _gradient(state: TrainingState, source: ImageSource) -> tuple[float, float]:
         total += float(nll.detach())
     limit = math.inf if recipe.clip is None else recipe.clip
     norm = torch.nn.utils.clip_grad_norm_(flow.parameters(), limit)
-    return bits_per_dim(total / size, y.shape[1]), float(norm)
+    bpd = bits_per_dim(total / size, y.shape[1]) if math.isfinite(total) else total
+    return bpd, float(norm)
 
 
 def _nll(flow: Any, x: Tensor | None, y: Tensor) -> Tensor:
     z, log_abs_det = flow.encode(y, x)
+    if bool(torch.isnan(z).any()):
+        return z.sum(-1)  # NaN as well: such a step is not taken
     return -(flow.base.given(x).log_prob(z) + log_abs_det)
 
 

@@ -162,6 +162,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/somewhere")
 
+    monkeypatch.setattr("latentcal._internal.atomic_files._claim", denied)
     monkeypatch.setattr("latentcal.cli.output.tempfile.mkdtemp", denied)
     refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model"), "Permission denied")
     refused(latentcal("recalibrate", model, new), f"Cannot write {model}: Permission denied")

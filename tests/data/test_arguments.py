@@ -93,12 +93,12 @@ def test_a_table_that_is_none_is_refused():
 )
 def test_a_damaged_preprocessing_is_refused(change):
     assert Preprocessing.from_dict(RULES.to_dict()) == RULES
-    with pytest.raises(ValueError, match="incomplete or damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         Preprocessing.from_dict({**RULES.to_dict(), **change})
 
 
 def test_a_preprocessing_that_is_no_dictionary_is_refused():
-    with pytest.raises(ValueError, match="has format None"):
+    with pytest.raises(ValueError, match="has format"):
         Preprocessing.from_dict([1])
 
 
@@ -111,7 +111,7 @@ BAD_PAIRS = {
     "complex": ((X + 0j, Y), TypeError, "x must be real"),
     "sparse": ((X.to_sparse(), Y), TypeError, "x must be a dense tensor"),
     "ragged": (([[1, 2], [3]], [[1], [2]]), ValueError, "x must have rows of equal length"),
-    "NaN": ((X, Y / 0), ValueError, "y has missing or infinite values"),
+    "NaN": ((X, Y / 0), ValueError, "y has NaN or infinite values"),
 }
 
 
@@ -168,39 +168,3 @@ def test_folds_of_no_whole_number_are_refused():
         for folds in (data.time_folds, data.rolling_origin):
             with pytest.raises(TypeError, match="must be a whole number"):
                 list(folds(**wrong))
-
-
-def test_wrong_arguments_of_images_are_refused(tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    pillow.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    for size, error in (("a", TypeError), (1.5, TypeError), ((3,), ValueError), ((3, 3, 3), ValueError)):
-        for read in (data.ImageFolder, lambda folder, size: data.read_image(folder / "a.png", size)):
-            with pytest.raises(error, match="size must be"):
-                read(tmp_path, size)
-    with pytest.raises(ValueError, match="size must be between 1 and 16384"):
-        data.ImageFolder(tmp_path, 10**9)
-    with pytest.raises(ValueError, match="channels must be 1"):
-        data.read_image(tmp_path / "a.png", 8, 2)
-    with pytest.raises(TypeError, match="path must be"):
-        data.ImageFolder(None, 8)
-    assert data.read_image(tmp_path / "a.png", 4).shape == (3, 4, 4)
-
-
-def test_wrong_transforms_are_refused_and_arrays_are_welcome():
-    for make in (
-        lambda: data.GaussianNoise(-1.0),
-        lambda: data.GaussianNoise(float("nan")),
-        lambda: data.RandomFlip(2.0),
-    ):
-        with pytest.raises(ValueError, match="must be at least 0"):
-            make()
-    with pytest.raises(TypeError, match="Compose takes transforms"):
-        data.Compose(3)
-    with pytest.raises(TypeError, match="images must be"):
-        data.UniformDequantization()(["a"])
-    assert same.copied(data.RandomFlip(0.0)(np.ones((2, 1, 2, 2))), torch.ones(2, 1, 2, 2).double())
-    for name in (data.load, data.download):
-        with pytest.raises(TypeError, match="named by a text"):
-            name(None)
-    with pytest.raises(ValueError, match="got None"):
-        data.load_images(None)

@@ -287,7 +287,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(options, kin
 
 def test_a_missing_optuna_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    with pytest.raises(ImportError, match=r"latentcal\[tune\]"):
+    with pytest.raises(ImportError, match=r"latentcal\[studies\]"):
         tune()
 
 

@@ -436,7 +436,7 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
         return SimpleNamespace(log_prob_untabulated=lambda r: value)
 
     def dispersion(kind, x, residuals, fold, weights):
-        return SimpleNamespace(), torch.full_like(residuals, 1e-12)  # hardly a bend
+        return SimpleNamespace(answers=1), torch.full_like(residuals, 1e-12)  # hardly a bend
 
     monkeypatch.setattr(smooth, "StackedRadius", SimpleNamespace(fit=fit))
     monkeypatch.setattr(smooth, "log_dispersion", dispersion)

@@ -110,7 +110,7 @@ def test_time_order_makes_folds_of_blocks():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"folds": 1}, "folds must be between 2 and the number of rows, 60; got 1"),
+        ({"folds": 1}, "folds must be at least 2, got 1"),
         ({"folds": 61}, "folds must be between 2"),
         ({"weights": torch.ones(3)}, r"weights has shape \(3,\) for 60 points"),
     ],

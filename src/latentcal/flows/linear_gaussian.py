@@ -46,21 +46,21 @@ class LinearGaussianFlow(ConditionalFlow):
         bias, scale_tril = _parameter(bias, "bias"), _parameter(scale_tril, "scale_tril")
         if bias.dim() != 1:
             raise ValueError(f"bias must be (d,), got {tuple(bias.shape)}.")
+        dim = bias.shape[0]
+        if scale_tril.shape != (dim, dim):
+            raise ValueError(
+                f"scale_tril must be ({dim}, {dim}) like the bias, got {tuple(scale_tril.shape)}."
+            )
+        if weight is not None and (weight.dim() != 2 or weight.shape[0] != dim):
+            raise ValueError(f"weight must be ({dim}, p) like the bias, got {tuple(weight.shape)}.")
         tensors = {"bias": bias, "scale_tril": scale_tril} | ({} if weight is None else {"weight": weight})
         for name, tensor in tensors.items():
             if not (
                 bias.is_floating_point() and tensor.dtype == bias.dtype and bool(torch.isfinite(tensor).all())
             ):
                 raise ValueError(f"{name} must be finite, and all of one floating dtype; got {tensor.dtype}.")
-        dim = bias.shape[0]
-        if scale_tril.shape != (dim, dim):
-            raise ValueError(
-                f"scale_tril must be ({dim}, {dim}) like the bias, got {tuple(scale_tril.shape)}."
-            )
         if not bool((scale_tril == scale_tril.tril()).all()) or not bool((scale_tril.diagonal() > 0).all()):
             raise ValueError("scale_tril must be lower triangular with a positive diagonal.")
-        if weight is not None and (weight.dim() != 2 or weight.shape[0] != dim):
-            raise ValueError(f"weight must be ({dim}, p) like the bias, got {tuple(weight.shape)}.")
         super().__init__(standard_normal(dim) if base is None else base)
         if self.base.dim != dim:
             raise ValueError(f"The base has {self.base.dim} dimensions, the bias {dim}.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._internal.numerics import outside_inference_mode
 from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
 
-_SMALLEST = 1e-100
+_SMALLEST = {"scale": 1e-305, "power": 1e-100}  # beyond, quantiles leave the floats
 _OUTLIER_SHARE = 0.01
 LARGEST_LOG_POWER = math.log(20.0)
 
@@ -34,9 +34,9 @@ class ScaledRadius(RadiusLaw):
     def __init__(self, reference: RadiusLaw, scale: float = 1.0, power: float = 1.0) -> None:
         super().__init__()
         for name, value in (("scale", scale), ("power", power)):
-            if not _SMALLEST <= value <= 1 / _SMALLEST:  # beyond, quantiles leave the floats
+            if not _SMALLEST[name] <= value <= 1 / _SMALLEST[name]:
                 raise ValueError(
-                    f"{name} must be positive, between {_SMALLEST} and its inverse, got {value}."
+                    f"{name} must be positive, between {_SMALLEST[name]} and its inverse, got {value}."
                 )
         if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
             raise ValueError(
