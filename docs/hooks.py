@@ -33,7 +33,7 @@ ElementTree.register_namespace("", MATHML)
 
 
 def on_config(config: Any) -> Any:
-    """The start page, then every page that a section's folder holds."""
+    """The start page, then every page that a section's folder holds, and what was done to break it all."""
     docs = Path(config["docs_dir"])
     config["nav"] = [{"Start": "index.md"}]
     for title, (folder, order) in SECTIONS.items():
@@ -42,6 +42,7 @@ def on_config(config: Any) -> Any:
         names.sort(key=lambda name: first.index(name) if name in first else len(first))
         if names:
             config["nav"].append({title: [f"{folder}/{name}.md" for name in names]})
+    config["nav"].append({"Trust": "trust.md"})
     return config
 
 
