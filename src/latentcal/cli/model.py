@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.optional import require
 from ..data import Preprocessing
 from ..diagnostics import CalibrationReport, Measure
 from ..model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
@@ -57,11 +58,8 @@ class Model:
 
 def frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
     """Values (n, k) as a float64 table with named columns."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("The command line needs pandas: pip install 'latentcal[cli]'.") from error
-    return pd.DataFrame(values.numpy().astype(np.float64), columns=list(names))
+    pandas = require("pandas", "cli", "The command line needs")
+    return pandas.DataFrame(values.numpy().astype(np.float64), columns=list(names))
 
 
 def check_overwriting(folder: Path, overwrite: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import importlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import click
 import numpy as np
 
 from .._internal.atomic_files import check_writable
+from .._internal.optional import require
 
 Table = Mapping[str, Any]  # columns of equal length, by name
 Write = Callable[[Table], None]
@@ -187,11 +187,8 @@ class _JsonLines:
 
 class _Parquet:
     def __init__(self, path: Path) -> None:
-        try:
-            self._arrow = importlib.import_module("pyarrow")
-            self._parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise ImportError("Writing parquet files needs pyarrow: pip install 'latentcal[cli]'.") from error
+        self._arrow = require("pyarrow", "cli", "Writing parquet files needs")
+        self._parquet = require("pyarrow.parquet", "cli", "Writing parquet files needs")
         self._path = path
         self._writer: Any = None
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.optional import require
 from ..norms import Norm
 from .evaluation import Inside, model_draws
 
@@ -98,7 +99,7 @@ def contour(
         box: (1, 2) bounds of the region, grown until nothing of the region touches the rim.
         resolution: points a side of the grid.
     """
-    generate = _contour_generator()
+    generate = require("contourpy", "plots", "The outline of this region needs").contour_generator
     lower, upper = (side.reshape(2).to(torch.float64).cpu() for side in box)
     margin = _MARGIN * (upper - lower)
     for _ in range(_ENLARGEMENTS):
@@ -143,17 +144,6 @@ def refine_closed(
         points = torch.cat([points, decode(between)])[order]
     points[-1] = points[0]
     return points
-
-
-def _contour_generator() -> Any:
-    try:
-        from contourpy import contour_generator
-    except ImportError as error:
-        raise ImportError(
-            "The outline of this region needs contourpy, which comes with matplotlib: "
-            "pip install 'latentcal[plots]'."
-        ) from error
-    return contour_generator
 
 
 class Volume(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.optional import require
 from .arguments import whole_number
 from .cells import Cells, inferred
 from .columns import Column, read_table
@@ -133,10 +134,7 @@ def _flat(column: Any) -> np.ndarray:
 
 def _open_parquet(path: Path) -> tuple[Any, list[str]]:
     """A parquet file and the names of its columns, without spaces around them, each once."""
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError("Reading parquet files needs pyarrow: pip install 'latentcal[cli]'.") from error
+    parquet = require("pyarrow.parquet", "cli", "Reading parquet files needs")
     with _parquet_errors(path):
         file = parquet.ParquetFile(path)
         names = [name.strip() for name in file.schema_arrow.names]

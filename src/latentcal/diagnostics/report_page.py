@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .._internal.optional import require
 from .._version import __version__
 from . import charts
 from .measures import CALIBRATED, Measure
@@ -50,10 +51,13 @@ Row = list[str]
 
 def render_page(report: CalibrationReport, title: str) -> str:
     """The page as HTML; the template report.html.j2 holds its words, this module its numbers."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, finalize=clean, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    jinja2 = require("jinja2", "report", "The page of a report needs")
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=clean,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(capital=capital, shortened=shortened, p=p_value)
     template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
@@ -61,7 +65,7 @@ def render_page(report: CalibrationReport, title: str) -> str:
     marginals = report.measured.marginals
     worst = sorted(range(report.dim), key=lambda j: -marginals[j].value)[:_MOST_OUTPUTS]
     conditional = report.conditional
-    return environment.from_string(template).render(
+    page: str = environment.from_string(template).render(
         report=report,
         title=title,
         version=__version__,
@@ -87,6 +91,7 @@ def render_page(report: CalibrationReport, title: str) -> str:
         score_rows=score_rows(report),
         points_chart=charts.coverage_by_points(report.points),
     )
+    return page
 
 
 def render_frame(report: CalibrationReport, title: str = "Calibration report") -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .._internal.numerics import broadcast_leading
+from .._internal.optional import require
 from ..base import RadialBase, standard_normal
 from ..flow import ConditionalFlow
 
@@ -89,9 +90,6 @@ def _import_zuko() -> Any:
     """zuko, without its side effect: it switches off the argument checks of all torch distributions."""
     checked = Distribution._validate_args
     try:
-        import zuko
-    except ImportError as error:
-        raise ImportError("Autoregressive flows need zuko: pip install 'latentcal[flows]'.") from error
+        return require("zuko", "flows", "Autoregressive flows need")
     finally:
         Distribution.set_default_validate_args(checked)
-    return zuko

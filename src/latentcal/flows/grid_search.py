@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .._internal.optional import require
 from .._internal.progress_bar import ProgressBar
 from ..flow import ConditionalFlow
 from .training import TrainingLog
@@ -212,9 +213,7 @@ def opened(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
 
 def import_optuna() -> Any:
     """The package, or which extra brings it."""
-    try:
-        import optuna
-        import pandas as pd  # noqa: F401  (for the table at the end: not only then should it be missed)
-    except ImportError as error:
-        raise ImportError("Tuning needs optuna and pandas: pip install 'latentcal[studies]'.") from error
-    return optuna
+    require(
+        "pandas", "studies", "Tuning needs"
+    )  # for the table at the end
+    return require("optuna", "studies", "Tuning needs")

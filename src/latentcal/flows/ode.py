@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._internal.optional import require
+
 _OVERSTEPPING = {"dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun"}
 
 Field = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
@@ -34,7 +36,8 @@ def integrate(
         steps: number of steps of a fixed size instead; None for an adaptive solver.
         solver: a method of torchdiffeq; Dormand-Prince (``dopri5``), or ``rk4`` with ``steps``, if None.
     """
-    odeint, dim = _import_odeint(), start.shape[-1]
+    odeint = require("torchdiffeq", "flows", "Solving a velocity field needs").odeint
+    dim = start.shape[-1]
     # The field keeps its dtype, but small steps and small errors are lost in float32 next to large points.
     wide = start.dtype if start.device.type == "mps" else torch.float64
 
@@ -80,13 +83,3 @@ def with_divergence(velocity: Callable[[Tensor], Tensor], q: Tensor) -> tuple[Te
             )
             trace = trace if slope is None else trace + slope[..., j]
     return (v, trace[..., None]) if keep else (v.detach(), trace[..., None].detach())
-
-
-def _import_odeint() -> Any:
-    try:
-        from torchdiffeq import odeint
-    except ImportError as error:
-        raise ImportError(
-            "Solving a velocity field needs torchdiffeq: pip install 'latentcal[flows]'."
-        ) from error
-    return odeint

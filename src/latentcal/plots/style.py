@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._internal.optional import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -28,11 +30,7 @@ def row_of_axes(count: int) -> list[Axes]:
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError("Plots need matplotlib: pip install 'latentcal[plots]'.") from error
-    return plt
+    return require("matplotlib.pyplot", "plots", "Plots need")
 
 
 def has(ax: Axes, gid: str) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import as_tensor
+from .._internal.optional import require
 from .._internal.progress_bar import ProgressBar, on_terminal
 from ..data.names import list_names
 from ..fingerprint import Fingerprint
@@ -79,7 +80,7 @@ class DelayedRows(NamedTuple):
 
         What a worker warned of is warned of here; a ValueError about its rows names the partition.
         """
-        dask = _import_dask()
+        dask = require("dask", "dask", "Partitions need")
         client = _active_client()
         shared = dask.delayed(model)  # part of the graph and not scattered, so that it outlives a worker
         task = dask.delayed(_answer)
@@ -163,14 +164,6 @@ def _active_client() -> Any:
         return get_client()
     except (ImportError, ValueError):  # not installed, or no cluster
         return None
-
-
-def _import_dask() -> Any:
-    try:
-        import dask
-    except ImportError as error:
-        raise ImportError("Partitions need dask: pip install 'latentcal[dask]'.") from error
-    return dask
 
 
 def recalibrate_partitions(
