@@ -213,7 +213,5 @@ def opened(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
 
 def import_optuna() -> Any:
     """The package, or which extra brings it."""
-    require(
-        "pandas", "studies", "Tuning needs"
-    )  # for the table at the end
+    require("pandas", "studies", "Tuning needs")  # for the table at the end
     return require("optuna", "studies", "Tuning needs")
