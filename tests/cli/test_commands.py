@@ -24,9 +24,9 @@ from terminal import contents, fitted, households, latentcal, model, new, write_
 
 import same
 from latentcal.cli import main
-from latentcal.cli.answers import Source, chunks, random_rows
 from latentcal.cli.extent import quick_bounds
 from latentcal.cli.model import load_model
+from latentcal.cli.reading import Source, chunks, random_rows
 from latentcal.conformal import LatentScore, Region
 from latentcal.data import load_csv
 from latentcal.estimator import FlowRegressor

@@ -238,7 +238,7 @@ def test_beyond_the_grid_the_rate_follows_the_unit_of_the_radii(steps, generator
 
 @pytest.mark.parametrize("centers", [[], [0.0, 1.0], [-1.0], [math.inf], [math.nan]])
 def test_centers_that_carry_no_kernel_are_refused(centers):
-    with pytest.raises(ValueError, match="centers must be positive, finite and at least one"):
+    with pytest.raises(ValueError, match="centers"):
         GammaKDE(torch.tensor(centers), rate=10.0)
 
 
@@ -250,7 +250,7 @@ def test_rates_that_make_no_kernel_are_refused(rate):
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -0.1], [0.0, 0.0], [1.0, math.nan]])
 def test_weights_of_kernels_that_make_no_law_are_refused(weights):
-    with pytest.raises(ValueError, match="weights must be one a center, not negative and not all 0"):
+    with pytest.raises(ValueError, match="weights"):
         GammaKDE(torch.tensor([1.0, 2.0]), rate=10.0, weights=torch.tensor(weights))
 
 

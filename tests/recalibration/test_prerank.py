@@ -22,7 +22,8 @@ from uniformity import uniform_limit
 
 Model = Callable[[Tensor], Distribution]
 recalibrate_prerank = partial(recalibrate_by_any_method, method="resampling")
-"""The published algorithm; test_prerank_tilted.py is about the other one."""
+"""The published algorithm; what both methods must do is tested with ``both_methods``."""
+both_methods = pytest.mark.parametrize("method", ["importance", "resampling"])
 
 
 def two_normals(scale: float) -> Model:
@@ -141,27 +142,37 @@ def test_a_sample_of_k_is_the_algorithms_set_and_fewer_are_a_random_part_of_it()
     assert int(first.max()) == 0  # control: in the algorithm's own order the first is of the first bin
 
 
-def test_samples_have_the_shapes_of_torch():
-    model = recalibrate_prerank(two_normals(0.5), *bimodal().sample(50))
+@both_methods
+def test_samples_have_the_shapes_of_torch(method):
+    model = recalibrate_by_any_method(two_normals(0.5), *bimodal().sample(50), method=method)
     pred = model(torch.rand(3, 5, 1))
     assert (pred.batch_shape, pred.event_shape) == ((3, 5), (2,))
     assert pred.sample().shape == (3, 5, 2)
     assert pred.sample((4, 60)).shape == (4, 60, 3, 5, 2)  # 240 draws: three sets
     assert pred.sample((0,)).shape == (0, 3, 5, 2)
-    assert pred.resample().shape == (100, 3, 5, 2)
+    if method == "resampling":
+        assert pred.resample().shape == (100, 3, 5, 2)
     assert model(torch.empty(0, 1)).sample((7,)).shape == (7, 0, 2)
     assert pred.expand((2, 3, 5)).log_prob(torch.zeros(2)).shape == (2, 3, 5)
 
 
+@both_methods
 @pytest.mark.parametrize("name", ["overconfident mixture", "homoscedastic flow"])
-def test_results_do_not_depend_on_the_batch_size(name):
+def test_results_do_not_depend_on_the_batch_size(name, method):
     model, toy = MISSPECIFIED[name]
     x, y = toy.sample(60, torch.Generator().manual_seed(0), torch.float64)
     results = []
     for batch_size in (None, 1, 7, 1000):
         source = torch.Generator().manual_seed(1)
-        pred = recalibrate_prerank(
-            model, x, y, samples=50, density_samples=60, batch_size=batch_size, generator=source
+        pred = recalibrate_by_any_method(
+            model,
+            x,
+            y,
+            method=method,
+            samples=50,
+            density_samples=100,
+            batch_size=batch_size,
+            generator=source,
         )(x)
         results.append((pred.sample((70,), generator=source), pred.log_prob(y), pred.log_prob_error(y)))
     for other in results[1:]:
@@ -169,11 +180,12 @@ def test_results_do_not_depend_on_the_batch_size(name):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
+@both_methods
 @pytest.mark.parametrize("name", ["overconfident mixture", "homoscedastic flow"])
-def test_the_density_at_x_does_not_depend_on_the_other_rows(name):
+def test_the_density_at_x_does_not_depend_on_the_other_rows(name, method):
     model, toy = MISSPECIFIED[name]
     x, y = toy.sample(100, torch.Generator().manual_seed(0), torch.float64)
-    recalibrated = recalibrate_prerank(model, x, y, density_samples=100)
+    recalibrated = recalibrate_by_any_method(model, x, y, method=method, density_samples=200)
     together = recalibrated(x).log_prob(y)
     assert same.repeated(recalibrated(x).log_prob(y), together)
     rows = torch.tensor([70, 3])
@@ -182,9 +194,10 @@ def test_the_density_at_x_does_not_depend_on_the_other_rows(name):
     assert float((shifted - together).abs().max()) > 1e-3  # control: it does depend on the draws
 
 
-def test_y_broadcasts_against_x_as_in_torch():
+@both_methods
+def test_y_broadcasts_against_x_as_in_torch(method):
     x, y = bimodal().sample(60, torch.Generator().manual_seed(0), torch.float64)
-    recalibrated = recalibrate_prerank(two_normals(0.75), x, y, density_samples=50)
+    recalibrated = recalibrate_by_any_method(two_normals(0.75), x, y, method=method, density_samples=200)
     pred = recalibrated(x[:3])
     grid = torch.randn(5, 4, 1, 2, dtype=torch.float64)
     values = pred.log_prob(grid)
@@ -265,14 +278,20 @@ def test_resampled_draws_follow_the_density(name):
     assert largest_gap(plain) > limit  # control: the base density is not that of the draws
 
 
+@both_methods
 @pytest.mark.parametrize("name", MISSPECIFIED)
-def test_recalibration_lowers_hdr_error_and_likelihood_loss_of_a_wrong_model(name):
+def test_recalibration_lowers_hdr_error_and_likelihood_loss_of_a_wrong_model(name, method):
     model, toy = MISSPECIFIED[name]
     source = torch.Generator().manual_seed(0)
-    recalibrated = recalibrate_prerank(
-        model, *toy.sample(1000, source, torch.float64), density_samples=500, generator=source
+    rows, draws = (400, 150) if method == "importance" else (1000, 500)
+    recalibrated = recalibrate_by_any_method(
+        model,
+        *toy.sample(1000, source, torch.float64),
+        method=method,
+        density_samples=draws,
+        generator=source,
     )
-    x, y = toy.sample(1000, source, torch.float64)
+    x, y = toy.sample(rows, source, torch.float64)
     pred = recalibrated(x)
     before = calibration_error(hdr_pit(model(x), y, generator=source))
     after = calibration_error(prerank_pit(pred, y, recalibrated.base_prerank, generator=source))
@@ -283,8 +302,9 @@ def test_recalibration_lowers_hdr_error_and_likelihood_loss_of_a_wrong_model(nam
     assert float((pred.log_prob(y) - model(x).log_prob(y)).mean()) > 0.02
 
 
+@both_methods
 @pytest.mark.parametrize("name", ["mixture", "flow"])
-def test_a_true_model_keeps_its_density_to_five_thousandths(name):
+def test_a_true_model_keeps_its_density_to_five_thousandths(name, method):
     model, toy = {
         "mixture": (two_normals(1.0), bimodal()),
         "flow": (scaled_gaussian(2, 1.0), None),
@@ -296,7 +316,9 @@ def test_a_true_model_keeps_its_density_to_five_thousandths(name):
             return toy.sample(n, source, torch.float64)
         return torch.zeros(n, 1).double(), torch.randn(n, 2, generator=source, dtype=torch.float64)
 
-    recalibrated = recalibrate_prerank(model, *data(4000), generator=source)
+    recalibrated = recalibrate_by_any_method(
+        model, *data(2000), method=method, density_samples=300, generator=source
+    )
     x, y = data(1000)
     change = recalibrated(x).log_prob(y) - model(x).log_prob(y)
     assert abs(float(change.mean())) < 0.005
@@ -315,7 +337,8 @@ class TrainedMixture(nn.Module):
         return MixtureSameFamily(Categorical(logits=out[..., 4]), components)
 
 
-def test_the_hdr_error_of_a_trained_mixture_density_network_falls_below_a_twentieth():
+@both_methods
+def test_the_hdr_error_of_a_trained_mixture_density_network_falls_below_a_twentieth(method):
     torch.manual_seed(0)
     source = torch.Generator().manual_seed(0)
     toy, network = bimodal(), TrainedMixture()
@@ -325,7 +348,9 @@ def test_the_hdr_error_of_a_trained_mixture_density_network_falls_below_a_twenti
         optimizer.zero_grad()
         (-network(x).log_prob(y).mean()).backward()
         optimizer.step()
-    recalibrated = recalibrate_prerank(network, *toy.sample(1000, source), generator=source)
+    recalibrated = recalibrate_by_any_method(
+        network, *toy.sample(1000, source), method=method, density_samples=200, generator=source
+    )
     assert network.training  # left in its mode, but asked without dropout:
     assert same.repeated(recalibrated(x).log_prob(y), recalibrated(x).log_prob(y))
     x, y = toy.sample(1000, source)
@@ -341,30 +366,40 @@ def test_the_hdr_error_of_a_trained_mixture_density_network_falls_below_a_twenti
     assert not recalibrated(x[:5]).log_prob(y[:5].requires_grad_()).requires_grad
 
 
-def test_the_stated_error_is_the_spread_over_seeds():
-    """Over 60 seeds; the draws are common to the points, so the bound is wide. Fourfold draws halve it."""
-    x, y = bimodal().sample(1000, torch.Generator().manual_seed(0), torch.float64)
-    recalibrated = recalibrate_prerank(two_normals(1.7), x, y, generator=torch.Generator().manual_seed(1))
+@both_methods
+def test_the_stated_error_is_the_spread_over_seeds(method):
+    """Over 40 seeds; the draws are common to the points, so the bound is wide.
+
+    Of weighted draws it is an upper bound: the errors of U and of the integral cancel in part.
+    """
+    low = 0.55 if method == "importance" else 0.75
+    x, y = bimodal().sample(400, torch.Generator().manual_seed(0), torch.float64)
+    recalibrated = recalibrate_by_any_method(
+        two_normals(1.7), x, y, method=method, generator=torch.Generator().manual_seed(1)
+    )
     x, y = x[:10], y[:10]
 
     def ratio(draws: int, stated_with: int) -> float:
-        runs = [replace(recalibrated, density_samples=draws, seed=seed) for seed in range(60)]
+        runs = [replace(recalibrated, density_samples=draws, seed=seed) for seed in range(40)]
         spread = torch.stack([run(x).log_prob(y) for run in runs]).var(0)
         stated = replace(recalibrated, density_samples=stated_with)(x).log_prob_error(y)
         return float((spread.mean() / (stated**2).mean()).sqrt())
 
-    assert 0.75 < ratio(200, 200) < 1.3
-    assert not 0.75 < ratio(200, 800) < 1.3  # control
+    assert low < ratio(100, 100) < 1.3
+    assert not low < ratio(100, 1200) < 1.3  # control
 
 
-def test_tied_preranks_are_neither_gain_nor_loss():
+@both_methods
+def test_tied_preranks_are_neither_gain_nor_loss(method):
     """A pre-rank that tells nothing apart leaves the density as it was."""
-    x, y = bimodal().sample(500, torch.Generator().manual_seed(0), torch.float64)
+    x, y = bimodal().sample(60, torch.Generator().manual_seed(0), torch.float64)
 
     def constant(pred, y, x):
         return torch.zeros(y.shape[:-1])
 
-    model = recalibrate_prerank(two_normals(0.5), x, y, prerank=constant)
+    model = recalibrate_by_any_method(
+        two_normals(0.5), x, y, method=method, prerank=constant, density_samples=200
+    )
     torch.testing.assert_close(model(x).log_prob(y), two_normals(0.5)(x).log_prob(y))
     assert float(model(x).log_prob_error(y).max()) < 0.05
 
@@ -405,40 +440,51 @@ def test_the_calibration_map_is_the_empirical_law():
     torch.testing.assert_close(share.double(), torch.tensor(expected).double())
 
 
-def test_an_unconditional_model_and_a_loader_of_batches_will_do():
+@both_methods
+def test_an_unconditional_model_and_a_loader_of_batches_will_do(method):
     source = torch.Generator().manual_seed(0)
-    y = 2 * torch.randn(1000, 2, generator=source, dtype=torch.float64)
+    y = 2 * torch.randn(400, 2, generator=source, dtype=torch.float64)
     flow = scaled_gaussian(2, 1.0)
-    model = recalibrate_prerank(flow, None, y, generator=torch.Generator().manual_seed(1))
+    model = recalibrate_by_any_method(
+        flow, None, y, method=method, density_samples=200, generator=torch.Generator().manual_seed(1)
+    )
     assert model().sample().shape == (2,)
-    assert 1.4 < float(model().expand((300,)).sample((100,)).std()) < 2.1
-    assert model().log_prob(y).shape == (1000,)
+    assert 1.4 < float(model().expand((100,)).sample((100,)).std()) < 2.1
+    assert model().log_prob(y).shape == (400,)
     assert model().expand((4,)).log_prob(y[:4]).shape == (4,)
-    for batch in (7, 1000):
+    for batch in (7, 400):
         loader = DataLoader(TensorDataset(y), batch_size=batch)
-        other = recalibrate_prerank(flow, loader, generator=torch.Generator().manual_seed(1))
+        other = recalibrate_by_any_method(
+            flow, loader, method=method, density_samples=200, generator=torch.Generator().manual_seed(1)
+        )
         assert same.decided(other.recalibration.counts, model.recalibration.counts)
         assert other.seed == model.seed
 
 
-def test_reused_rows_are_noticed():
-    x, y = bimodal().sample(400, torch.Generator().manual_seed(0), torch.float64)
-    model = recalibrate_prerank(two_normals(0.7), x[:200], y[:200], density_samples=20, samples=20)
-    recalibrate_prerank(model, x[200:], y[200:], samples=20, density_samples=20)  # new rows: silent
+@both_methods
+def test_reused_rows_are_noticed(method):
+    x, y = bimodal().sample(100, torch.Generator().manual_seed(0), torch.float64)
+    model = recalibrate_by_any_method(
+        two_normals(0.7), x[:50], y[:50], density_samples=100, samples=20, method=method
+    )
+    recalibrate_by_any_method(
+        model, x[50:], y[50:], samples=20, density_samples=100, method=method
+    )  # new rows: silent
     with pytest.warns(CalibrationReuseWarning, match="About 100%.*second recalibration") as caught:
-        recalibrate_prerank(model, x[:200], y[:200], samples=20, density_samples=20)
+        recalibrate_by_any_method(model, x[:50], y[:50], samples=20, density_samples=100, method=method)
     assert caught[0].filename == __file__
     flow = recalibrate(scaled_gaussian(2, 1.0), x, y)
     with pytest.warns(CalibrationReuseWarning):
-        recalibrate_prerank(flow, x, y, samples=20)
+        recalibrate_by_any_method(flow, x, y, samples=20)
 
 
-def test_the_global_source_is_used_where_no_generator_is_given():
+@both_methods
+def test_the_global_source_is_used_where_no_generator_is_given(method):
     x, y = bimodal().sample(100, torch.Generator().manual_seed(0), torch.float64)
     draws = []
     for _ in range(2):
         torch.manual_seed(3)
-        model = recalibrate_prerank(two_normals(0.7), x, y)
+        model = recalibrate_by_any_method(two_normals(0.7), x, y, method=method, density_samples=100)
         draws.append((model.seed, model(x).sample()))
     assert draws[0][0] == draws[1][0]
     assert same.repeated(draws[0][1], draws[1][1])

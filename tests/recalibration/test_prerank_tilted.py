@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 import latentcal as lc
 import same
 from latentcal.recalibration import BetaMixture, ProbitMixture, TiltedDistribution, recalibrate_prerank
-from latentcal.recalibration.prerank_tilted import normal_score
+from latentcal.recalibration.prerank_scores import normal_score
 from toys import scaled_gaussian
 
 ROWS = 400
@@ -79,6 +79,22 @@ def test_the_density_integrates_to_one_and_the_draws_follow_it(name):
     assert 100 < float(pred.effective_sample_size) <= recalibrated.density_samples
 
 
+def test_few_draws_are_made_up_for_by_the_integral_at_each_x():
+    """With 50 draws the tilt alone integrates to 1 +- 0.11; divided by its integral, to 1 +- 0.03.
+
+    Twelve independent sets of draws: the root mean square passes 0.07, more than twice its mean, with
+    probability below 1e-6 if the errors are normal.
+    """
+    model = recalibrated_to_standard_normal(plain(1, 0.3), 1)
+    grid = torch.linspace(-9, 9, 2001).double()
+    errors = []
+    for seed in range(12):
+        pred = replace(model, density_samples=50, seed=100 * seed)(torch.zeros(1, 1).double())
+        density = torch.exp(pred.log_prob(grid[:, None, None]))[:, 0]
+        errors.append(float(torch.trapezoid(density, grid)) - 1)
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.07
+
+
 def test_ranks_alone_miss_what_lies_beyond_the_draws():
     """Control: what was wrong, and still is in the published algorithm."""
     recalibrated = recalibrated_to_standard_normal(plain(2, 0.3), 2, method="resampling")
@@ -107,7 +123,7 @@ def test_modes_far_apart_keep_their_shares_and_become_wider():
     draws = pred.sample((4000,), generator=source)[:, 0]
     first = draws[:, 0] < 6
     assert 0.4 < float(first.double().mean()) < 0.6
-    assert float(draws[first].var(0).mean()) == pytest.approx(1, abs=0.2)
+    assert float(draws[first].var(0).mean()) == pytest.approx(1, abs=0.4)  # 0.25 before; n = 400
     assert float(pred.normalization_error) < 0.1
 
 
@@ -116,7 +132,7 @@ def test_a_density_that_cannot_be_normalised_is_refused():
     few = replace(recalibrated, density_samples=12)(torch.zeros(1, 1).double())
     with pytest.raises(ValueError, match=r"cannot be normalised at 1 of 1 x.*Raise density_samples"):
         few.log_prob(torch.zeros(5).double())
-    with pytest.raises(ValueError, match=r"Draws cannot be made at 1 of 1 x.*effective.*Raise density_samp"):
+    with pytest.raises(ValueError, match=r"of 12 weighted draws are effective.*at least 10 are accepted"):
         few.sample()
 
 
@@ -236,10 +252,10 @@ def test_wrong_methods_and_records_are_explained():
 
 
 def test_scores_reach_into_the_far_tails():
-    log_p = torch.tensor([-1e4, -100.0, math.log(0.5)]).double()
-    t = normal_score(log_p, torch.log1p(-log_p.exp()))
-    torch.testing.assert_close(torch.special.log_ndtr(t), log_p)
-    torch.testing.assert_close(normal_score(torch.log1p(-log_p.exp()), log_p), -t)
+    log_odds = torch.tensor([-1e4, -100.0, 0.0, 3.0]).double()
+    t = normal_score(log_odds)
+    torch.testing.assert_close(torch.special.log_ndtr(t), torch.nn.functional.logsigmoid(log_odds))
+    torch.testing.assert_close(normal_score(-log_odds), -t)
 
 
 def test_a_probit_mixture_is_a_law_of_probabilities():

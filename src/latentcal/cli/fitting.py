@@ -16,9 +16,9 @@ from ..data import Preprocessing, TableDataset, load_csv
 from ..data.columns import Column, is_number
 from ..data.names import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
-from .answers import Source, random_rows
 from .model import Model, fewest_rows, frame, quality, report_on
 from .progress import say
+from .reading import Source, random_rows
 
 if TYPE_CHECKING:
     from ..estimator import FlowRegressor

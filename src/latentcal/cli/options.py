@@ -13,7 +13,7 @@ import click
 
 from ..data.chunks import column_names
 from ..data.names import check_names, list_names
-from .answers import Source
+from .reading import Source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -49,14 +49,18 @@ class GammaKDE(TabulatedLaw):
         self, centers: Tensor, rate: float, weights: Tensor | None = None, upper: float = math.inf
     ) -> None:
         super().__init__()
-        centers = as_float64(centers).detach().reshape(-1)
+        centers = as_float64(centers, "centers").detach().reshape(-1)
         if centers.numel() == 0 or not bool((torch.isfinite(centers) & (centers > 0)).all()):
             raise ValueError("centers must be positive, finite and at least one.")
         if not upper > 0:
             raise ValueError(f"upper must be positive, got {upper}.")
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"rate must be positive and finite, got {rate}.")
-        weights = torch.ones_like(centers) if weights is None else as_float64(weights).detach().reshape(-1)
+        weights = (
+            torch.ones_like(centers)
+            if weights is None
+            else as_float64(weights, "weights").detach().reshape(-1)
+        )
         if weights.shape != centers.shape or not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
             raise ValueError("weights must be one a center, not negative and not all 0.")
         self.rate, self.upper = float(rate), float(upper)
@@ -170,7 +174,7 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
     Every term is taken relative to the middle of the centres: shapes :math:`c \lambda` of :math:`10^7` would
     otherwise cost all digits.
     """
-    rate = as_float64(rate).to(t.device)
+    rate = as_float64(rate, "rate").to(t.device)
     origin = centers.mean()
     excess = t - origin
     log_centers, log_t = _log_ratio(centers, origin), _log_ratio(t, origin)

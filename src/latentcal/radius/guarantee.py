@@ -193,8 +193,8 @@ class TightenedRadius(RadiusLaw):
         if not 0 <= pull <= 1:
             raise ValueError(f"pull must lie in [0, 1], got {pull}.")
         self.law, self.pull, self.upper = law, float(pull), law.upper
-        self.register_buffer("widths", as_float64(widths).detach())
-        self.register_buffer("heights", as_float64(heights).detach())
+        self.register_buffer("widths", as_float64(widths, "widths").detach())
+        self.register_buffer("heights", as_float64(heights, "heights").detach())
         check_shapes(widths=(self.widths, "b"), heights=(self.heights, "b"))
         if len(self.widths) == 0 or not bool(((self.widths > 0) & (self.heights > 0)).all()):
             raise ValueError("widths and heights must be positive, and at least one each.")

@@ -93,7 +93,10 @@ class RadiusLaw(Float64Module):
         Each is read where it is small, so both tails are addressed at once. All other quantiles come from
         here: a law with parameters of the shape of its radii (at given x) overrides this one method.
         """
-        flat_cdf, flat_sf = as_float64(log_cdf).reshape(-1), as_float64(log_sf).reshape(-1)
+        flat_cdf, flat_sf = (
+            as_float64(log_cdf, "log_cdf").reshape(-1),
+            as_float64(log_sf, "log_sf").reshape(-1),
+        )
         r = torch.where(torch.isneginf(flat_cdf), 0.0, self.upper).to(flat_cdf)
         inner = ~torch.isneginf(flat_cdf) & ~torch.isneginf(flat_sf)
         if bool(inner.any()):

@@ -57,7 +57,7 @@ class SplineRadius(TabulatedLaw):
             raise ValueError(f"upper must be positive, got {upper}.")
         self.shift, self.scale, self.upper = float(shift), float(scale), float(upper)
         for name, values in (("widths", widths), ("heights", heights), ("slopes", slopes)):
-            values = as_float64(values).detach().reshape(-1)
+            values = as_float64(values, name).detach().reshape(-1)
             if not bool((torch.isfinite(values) & (values > 0)).all()):
                 raise ValueError(f"{name} must be positive and finite.")
             if bool((values.max() > _LARGEST_RATIO * values.min()) if values.numel() else False):

@@ -54,7 +54,7 @@ class StackedRadius(TabulatedLaw):
 
     def __init__(self, parts: Sequence[RadiusLaw], weights: Tensor, core: RadiusLaw, level: float) -> None:
         super().__init__()
-        weights = as_float64(weights).detach().reshape(-1)
+        weights = as_float64(weights, "weights").detach().reshape(-1)
         if len(parts) == 0 or len(parts) != weights.numel():
             raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):

@@ -117,7 +117,7 @@ class StreamingRadius(RadiusLaw):
                     f"{name} must be {None if start is None else tuple(start.shape)}, got "
                     f"{tuple(given.shape)}. It is the state of another law; leave it out to start anew."
                 )
-            self.register_buffer(name, start if given is None else as_float64(given).detach().clone())
+            self.register_buffer(name, start if given is None else as_float64(given, name).detach().clone())
         counted = [self.totals, *([self.recent] if self.bins is None else [self.bins[0], self.bins[2]])]
         if not all(part is None or bool((part >= 0).all()) for part in counted):
             raise ValueError("totals, recent and bins must not be negative: it is no state of this law.")

@@ -18,8 +18,8 @@ from .latent import (
 from .partitions import evaluate_partitions, recalibrate_partitions
 from .prerank import PrerankRecalibrated, PrerankRecalibration, recalibrate_prerank
 from .prerank_distribution import PrerankDistribution
+from .prerank_scores import ProbitMixture
 from .prerank_tilted import TiltedDistribution
-from .probit_mixture import ProbitMixture
 
 __all__ = [
     "Aligned",

@@ -43,7 +43,8 @@ class BetaMixture(RadiusLaw):
 
     def __init__(self, alpha: Tensor, beta: Tensor, weights: Tensor) -> None:
         super().__init__()
-        alpha, beta, weights = (as_float64(values).detach().reshape(-1) for values in (alpha, beta, weights))
+        given = {"alpha": alpha, "beta": beta, "weights": weights}
+        alpha, beta, weights = (as_float64(v, name).detach().reshape(-1) for name, v in given.items())
         if not alpha.shape == beta.shape == weights.shape or alpha.numel() == 0:
             raise ValueError(
                 f"Every part has one alpha, beta and weight, got {alpha.numel()}, {beta.numel()} and "

@@ -133,7 +133,7 @@ class Recalibration:
 
 def effective_n_of(weights: Tensor | None, n: int, serial: AutocorrelationTest | None) -> float:
     """Number of points that count, with warnings where it is far from n."""
-    effective = float(n) if weights is None else effective_size(as_float64(weights))
+    effective = float(n) if weights is None else effective_size(as_float64(weights, "weights"))
     if effective < max(_FEW_POINTS, _SMALL_SHARE * n) and effective < 0.9 * n:
         warnings.warn(
             f"The weights leave an effective number of {effective:.1f} of {n} calibration points: a few rows "

@@ -19,10 +19,12 @@ from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
 from .beta_mixture import BetaMixture
 from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
-from .prerank_proposal import log_density, propose, reach_of, spread_of
-from .prerank_tilted import ScoreTable, TiltedDistribution
-from .probit_mixture import ProbitMixture
+from .prerank_proposal import inner_draws, log_density, propose, reach_of, spread_of
+from .prerank_scores import ProbitMixture, ScoreTable
+from .prerank_tilted import TiltedDistribution, ranked
 from .rows import row_batches
+
+_FIT_DRAWS = 400  # weighted draws for each calibration point, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +36,8 @@ class PrerankRecalibration:
         law: the smooth law of their PIT values: of normal scores, or, for resampling, of ranks.
         fit_seconds: time that drawing, ranking and fitting took.
         fingerprint: sketch of the calibration rows.
-        spread: (k + 1,) logs of how far the points lie from the centres of their predictions, at levels
-            0, 1/k, ..., 1; None for resampling.
+        spread: (2, k + 1) logs of how far the points lie from the centres of their predictions, and of the
+            nearest of their draws, in k steps of equal probability; None for resampling.
     """
 
     counts: Tensor = field(repr=False)
@@ -282,7 +284,7 @@ def recalibrate_prerank(
     blocks = blocks_of(n, samples * dim)
     own_seed, *seeds = seeds_of(1 + len(blocks), generator)
     at_most, ranks = torch.empty(n, dtype=torch.long), torch.empty(n, dtype=torch.long)
-    reach = torch.empty(n, dtype=torch.float64)
+    reach = torch.empty(n, 2, dtype=torch.float64)
     with (
         torch.no_grad(),
         evaluating(model),
@@ -299,14 +301,15 @@ def recalibrate_prerank(
             v = torch.rand(len(below), dtype=torch.float64, generator=source)
             ranks[block] = below + (v * (at_most[block] - below + 1)).long()
             if method == "importance":
-                reach[block] = reach_of(pred, y[block], draws).cpu()
+                reach[block] = reach_of(y[block], draws).cpu()
             bar.update(len(below))
         law: BetaMixture | ProbitMixture
         spread = None
         if method == "importance":
             spread = spread_of(reach)
+            size = min(density_samples, _FIT_DRAWS)
             law = ProbitMixture.fit(
-                _scores(model, prerank, x, y, spread, density_samples, generator, batch_size)
+                _scores(model, prerank, x, y, spread, (samples, size), generator, batch_size)
             )
         else:
             law = BetaMixture.fit(ranks, samples)
@@ -328,14 +331,17 @@ def _scores(
     x: Tensor | None,
     y: Tensor,
     spread: Tensor,
-    samples: int,
+    counts: tuple[int, int],
     generator: torch.Generator | None,
     batch_size: int | None,
 ) -> Tensor:
-    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true."""
-    n, dim = y.shape
+    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true.
+
+    ``counts`` are the draws that ellipsoids are laid about, and the weighted draws.
+    """
+    (n, dim), (pilots, size) = y.shape, counts
     scores = torch.empty(n, dtype=torch.float64)
-    blocks = blocks_of(n, samples * dim)
+    blocks = blocks_of(n, size * dim)
     for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
         source = torch.Generator().manual_seed(seed)
         pred, own_x = predict(model, x, block, dim)
@@ -347,10 +353,10 @@ def _scores(
                 "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
                 "wider support, drop the points, or use method='resampling', which ignores where they lie."
             )
-        found = propose(pred, spread, samples, source, batch_size=batch_size)
-        values = preranks_of(prerank, pred, found.y, own_x, batch_size)
+        draws = draw(pred, (pilots + inner_draws(size),), source)
+        found = propose(pred, spread, draws[:pilots], draws[pilots:], size, source, batch_size=batch_size)
+        table = ScoreTable.of(*ranked(found, prerank, pred, own_x, batch_size))
         value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
-        table = ScoreTable.of(values.T.to(torch.float64), found.log_weights.T)
         v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
         scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
     return scores

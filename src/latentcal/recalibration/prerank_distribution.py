@@ -197,19 +197,10 @@ class PrerankDistribution(Distribution):
         if block.start in self._kept:
             return self._kept[block.start]
         model, dim = self.recalibrated, self.event_shape[0]
-        # A flow takes the same latents to every x. Other models are asked for one x at a time.
-        shared = isinstance(self.base, FlowDistribution) and self.base.base is self.base.flow.base
-        parts = [block] if shared else [slice(i, i + 1) for i in range(block.start, block.stop)]
-        preds = [predict(model.model, self._flat_x, part, dim)[0] for part in parts]
-        sources = [torch.Generator().manual_seed(model.seed) for _ in parts]
-        common_draws = _flow_draws if shared else draw
+        draws = draws_common_to_rows(model.model, self._flat_x, block, dim, model.density_samples, model.seed)
         pred, x = predict(model.model, self._flat_x, block, dim)
-        values, size = [], max(1, NUMBERS // dim)
-        for done in range(0, model.density_samples, size):
-            shape = (min(size, model.density_samples - done),)
-            draws = [common_draws(part, shape, source) for part, source in zip(preds, sources, strict=True)]
-            values.append(preranks_of(model.prerank, pred, torch.cat(draws, 1), x, model.batch_size))
-        common = torch.sort(torch.cat(values).to(torch.float64).T.contiguous(), dim=1).values
+        values = preranks_of(model.prerank, pred, draws, x, model.batch_size)
+        common = torch.sort(values.to(torch.float64).T.contiguous(), dim=1).values
         if self._rows * model.density_samples <= _KEPT:
             self._kept[block.start] = common
         return common
@@ -223,6 +214,23 @@ def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, 
     return _checked(model(x[block]), shape, dim), x[block]
 
 
+def draws_common_to_rows(
+    model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int, count: int, seed: int
+) -> Tensor:
+    """Draws (count, rows, d) of the model of which a row's depend on its x and the seed alone."""
+    pred, _ = predict(model, x, block, dim)
+    if isinstance(pred, FlowDistribution) and pred.base is pred.flow.base:  # the same latents for every x
+
+        def latents(full: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+            return pred.base.sample((count, 1), generator, dtype).expand(*full, -1)
+
+        return pred._draw(latents, (count,), torch.Generator().manual_seed(seed))
+    # Other models are asked for one x at a time.
+    rows = (slice(i, i + 1) for i in range(block.start, block.stop))
+    preds = [predict(model, x, row, dim)[0] for row in rows]
+    return torch.cat([draw(pred, (count,), torch.Generator().manual_seed(seed)) for pred in preds], 1)
+
+
 def preranks_of(
     prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, size: int | None
 ) -> Tensor:
@@ -233,11 +241,6 @@ def preranks_of(
             for part in pieces_of(y, size)
         ]
     return torch.cat(parts)
-
-
-def numbers_at_a_time(numbers: int) -> int:
-    """How many items of so many numbers each are drawn at a time."""
-    return max(1, NUMBERS // numbers)
 
 
 def blocks_of(n: int, numbers: int) -> list[slice]:
@@ -255,15 +258,6 @@ def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
 def evaluating(model: Any) -> AbstractContextManager[None]:
     """Evaluation mode for a model that is a module."""
     return evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext()
-
-
-def _flow_draws(pred: FlowDistribution, shape: tuple[int, ...], source: torch.Generator | None) -> Tensor:
-    """Samples (s, rows, d) of which those at one s have the same latent."""
-
-    def latents(full: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-        return pred.base.sample((*shape, 1), generator, dtype).expand(*full, -1)
-
-    return pred._draw(latents, shape, source)
 
 
 def _base(model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size) -> Distribution:

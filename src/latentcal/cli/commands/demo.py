@@ -8,11 +8,11 @@ import click
 
 from ...data.toy import HOUSEHOLD_TARGETS, household_table
 from .. import options
-from ..answers import Source
 from ..fitting import Settings, fit_table
 from ..model import before_and_after, check_overwriting, quality, summary, write_model, write_page
 from ..output import json_text, table_writer, whole_file, writable_folder
 from ..progress import say
+from ..reading import Source
 
 _NEW = 5
 

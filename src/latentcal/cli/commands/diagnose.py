@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from .. import options
-from ..answers import Source, random_rows
 from ..model import advise, fewest_rows, load_model, report_on, write_page
 from ..output import json_text, whole_file
 from ..progress import printable, say
+from ..reading import Source, random_rows
 
 FAULTY = 3  # exit code
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from .. import options
-from ..answers import Source
 from ..fitting import FLOWS, RECALIBRATIONS, Settings, fit_table
 from ..model import advise, check_overwriting, summary, write_model
 from ..output import json_text, whole_file, writable_folder
 from ..progress import printable, say
+from ..reading import Source
 
 
 class Setting(click.ParamType):

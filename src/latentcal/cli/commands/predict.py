@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import options
-from ..answers import Chunk, Source, stream
+from ..answers import stream
 from ..model import load_model
+from ..reading import Chunk, Source
 
 
 @click.command()

@@ -12,11 +12,11 @@ from ...metrics import calibration_error
 from ...pit import latent_pit
 from ...radius.guarantee import Guarantee
 from .. import options
-from ..answers import RandomRows, Source, random_rows
 from ..fitting import RECALIBRATIONS
 from ..model import Model, check_overwriting, load_model, write_model
 from ..output import json_text, writable_folder
 from ..progress import say
+from ..reading import RandomRows, Source, random_rows
 
 _FEWEST = 10
 _ROWS = 4096

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from .. import options
-from ..answers import Chunk, Source, stream
+from ..answers import stream
 from ..extent import quick_bounds
 from ..model import load_model
 from ..progress import say
+from ..reading import Chunk, Source
 
 _VOLUME = 256  # points behind each volume
 

@@ -9,8 +9,9 @@ import click
 import numpy as np
 
 from .. import options
-from ..answers import CHUNK, Chunk, Source, stream
+from ..answers import stream
 from ..model import load_model
+from ..reading import CHUNK, Chunk, Source
 
 _NUMBERS = 400_000  # drawn at a time
 
