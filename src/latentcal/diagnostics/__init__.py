@@ -1,6 +1,6 @@
 """Is a model calibrated, and where not? Tests with a stated level, and what to do about what they find."""
 
-from .conditional_calibration import ConditionalCalibration, conditional_calibration
+from .conditional_findings import ConditionalCalibration, conditional_calibration
 from .diagnosis import diagnose, diagnose_partitions
 from .findings import Finding, holm
 from .groups import GroupCalibration, group_calibration

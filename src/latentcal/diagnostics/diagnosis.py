@@ -15,7 +15,7 @@ from ..norms import Euclidean
 from ..recalibration.discrete import atoms
 from ..recalibration.partitions import DelayedRows
 from .advice import advised, explained_by_noise, noise_limit, notes
-from .conditional_calibration import examine
+from .conditional_findings import examine
 from .findings import check_permutations, judged
 from .latents import as_numbers, feature_names_of, latents_of, output_names_of, recalibration_of, trained_flow
 from .measures import Measure, Measured, mean_of, measured, sampled_rows

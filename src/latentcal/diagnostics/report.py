@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..recalibration.discrete import Atoms
 from .advice import named_faults
-from .conditional_calibration import ConditionalCalibration
+from .conditional_findings import ConditionalCalibration
 from .findings import Finding, finding_named, table_of_tests
 from .measures import INTERVAL, Measure, Measured
 from .points import CalibrationPoints
