@@ -306,13 +306,14 @@ class Choice:
                     found |= {names[number] for number in numbers} - set(file["failed"])
         self.sizes = Counter(map(file_of, self.seconds))
 
-    def rounds(self, mutant: Mutant, cap: float) -> tuple[list[dict[str, float]], bool]:
+    def rounds(self, mutant: Mutant, cap: float, quick: bool) -> tuple[list[dict[str, float]], bool]:
         """Tests that run the mutant's lines, the quickest first, in rounds; whether some are left out.
 
         A default is used by what runs the function; a constant of a module or class by what runs functions
         of that module. The files named after the module or concerned most come first: to read many files
         takes longer than to run their quick tests. A quarter of the time is for tests of what was made while
-        their file was read, drawn at random since most are about something else.
+        their file was read, drawn at random since most are about something else. ``quick`` is the first round
+        only, of the two files concerned most.
         """
         first, last = mutant.line, mutant.last_line
         if mutant.operator == "default":
@@ -326,14 +327,15 @@ class Choice:
             for table in (self.running, self.reading)
         )
         files, own = Counter(map(file_of, running)), Path(mutant.module).stem
-        near = sorted(files, key=lambda path: (own not in path, -files[path] / self.sizes[path], path))[:4]
+        near = sorted(files, key=lambda path: (own not in path, -files[path] / self.sizes[path], path))
+        near = near[: 2 if quick else 4]
         drawn = sorted(reading - running, key=lambda name: hashlib.sha256(name.encode()).digest())
         chosen, rounds = set(), []
         for limit, part in (
             (cap, [name for name in running if file_of(name) in near]),
             (cap, [name for name in running if file_of(name) not in near]),
             (1.25 * cap, drawn),
-        ):
+        )[: 1 if quick else None]:
             tests: dict[str, float] = {}
             spent = sum(self.seconds[name] for name in chosen)
             if part is not drawn:
@@ -398,6 +400,8 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="no modules or tests with such a word")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cap", type=float, default=60.0, help="seconds of tests a mutant, quickest first")
+    parser.add_argument("--quick", action="store_true", help="only the two test files concerned most")
+    parser.add_argument("--tests", nargs="*", help="names of the only tests to try, such as new ones")
     parser.add_argument("--score", action="store_true", help="only print the score")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -412,7 +416,7 @@ def main() -> None:
         assert "latentcal" not in sys.modules
         gc.freeze()  # else the collections of the children would copy all memory
         core = leave_out(files_of(CORE, "src/latentcal", "*.py"), options.without)
-        choice = Choice(coverage(core, options.without, options.processes))
+        choice = Choice([] if options.tests else coverage(core, options.without, options.processes))
         mutants = sample({path: mutants_of(path) for path in core}, options.count, options.seed)
         if options.survivors:
             alive = {key for key, row in rows.items() if not row["outcome"].startswith("killed")} - explained
@@ -423,14 +427,18 @@ def main() -> None:
         if options.only:
             mutants = [mutant for mutant in mutants if any(word in mutant.module for word in options.only)]
         random.Random(options.seed).shuffle(mutants)  # so that what is known is a sample of all at any time
-        plans = [(mutant, *choice.rounds(mutant, options.cap)) for mutant in mutants]
+        given = [dict.fromkeys(options.tests or [], options.cap)]
+        plans = [
+            (m, given, True) if options.tests else (m, *choice.rounds(m, options.cap, options.quick))
+            for m in mutants
+        ]
         jobs = (
             ((mutant, rounds, capped), lambda say, mutant=mutant, rounds=rounds: attack(mutant, rounds, say))
             for mutant, rounds, capped in plans
         )
         for number, ((mutant, rounds, capped), said) in enumerate(run_all(jobs, options.processes), 1):
             outcome = "survived, tests capped" if capped else "survived"
-            if not rounds:
+            if not rounds and not capped:
                 outcome = "survived, no test runs it"
             if "survived" not in said:
                 outcome = "killed, too long" if said["too long"] else "killed"
