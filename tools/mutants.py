@@ -1,6 +1,6 @@
 """Mutation score of the mathematical core: which small faults do the tests notice?
 
-    nice -n 10 python tools/mutants.py --count 290 --seed 1 --cap 20 --without prerank
+    nice -n 10 python tools/mutants.py --count 290 --seed 1 --quick --cap 3 --without prerank
     nice -n 10 python tools/mutants.py --survivors --without prerank
     python tools/mutants.py --score
 
@@ -194,16 +194,20 @@ def cover(path: str, core: list[str], store: Path, say: Callable[..., None]) -> 
     say(count=len(plugin.seconds), failed=sorted(plugin.failed))
 
 
-def attack(mutant: Mutant, rounds: list[dict[str, float]], say: Callable[..., None]) -> None:
-    """Tests against a mutant, round by round, in a process of their own; says which one runs, and the end."""
+def attack(mutant: Mutant | None, rounds: list[dict[str, float]], say: Callable[..., None]) -> None:
+    """Tests against a mutant, round by round, in a process of their own; says which one runs, and the end.
+
+    Without a mutant the tests should pass.
+    """
     import pytest
 
     Selection.pytest_runtest_protocol = pytest.hookimpl(hookwrapper=True)(Selection.pytest_runtest_protocol)
-    finder = Faulty(mutant)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    signal.setitimer(signal.ITIMER_PROF, 30)
-    say(test="import")
-    importlib.import_module(finder.name)
+    if mutant is not None:
+        finder = Faulty(mutant)
+        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        signal.setitimer(signal.ITIMER_PROF, 30)
+        say(test="import")
+        importlib.import_module(finder.name)
     for tests in rounds:
         signal.setitimer(signal.ITIMER_PROF, 60)
         say(test="collection")
@@ -428,6 +432,9 @@ def main() -> None:
             mutants = [mutant for mutant in mutants if any(word in mutant.module for word in options.only)]
         random.Random(options.seed).shuffle(mutants)  # so that what is known is a sample of all at any time
         given = [dict.fromkeys(options.tests or [], options.cap)]
+        for _, said in run_all(iter([("", lambda say: attack(None, given, say))] * bool(options.tests)), 1):
+            if "survived" not in said:
+                sys.exit(f"A test fails without a fault: {said['test']}.")
         plans = [
             (m, given, True) if options.tests else (m, *choice.rounds(m, options.cap, options.quick))
             for m in mutants
