@@ -14,8 +14,8 @@ notice are explained in tools/results/mutants_explained.csv.
 mutants_first.csv and mutants_first_explained.csv beside are an earlier sample (seed 0, of an earlier
 arrangement of the modules), for whose survivors tests were written. Its mutants are not drawn again, so the
 first pass over mutants.csv measures the tests on faults that nobody had in mind. It had two steps: ``--quick
---cap 3``, then its survivors again with ``--cap 6`` before any test was added. Pre-ranks and the probit mixture,
-which only they use, are left out.
+--cap 3``, then its survivors again with ``--cap 6`` before any test was added. Pre-ranks, and the probit
+mixture that only they use, are left out.
 
 Both passes fork a process that has loaded torch but not latentcal; a child imports the faulty module in place
 of the true one. A mutant that takes three times as long as usual, and five seconds more, counts as killed.
