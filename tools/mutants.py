@@ -16,7 +16,7 @@ arrangement of the modules), for whose survivors tests were written. Its mutants
 first pass over mutants.csv measures the tests on faults that nobody had in mind. It had two steps: ``--quick
 --cap 3``, then its survivors again with ``--cap 6`` before any test was added. Pre-ranks, and the probit
 mixture that only they use, are left out (``--without prerank``; eight rows were removed), and to save time
-test_persistence, test_inputs, test_numerics, test_special, test_splines and test_checks as well. The survivors
+test_persistence, test_inputs, test_numerics, test_special, test_splines and test_checks as well. Survivors
 that are explained were tried in the first step only, the others at the end by the new tests alone.
 
 Both passes fork a process that has loaded torch but not latentcal; a child imports the faulty module in place
