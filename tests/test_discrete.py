@@ -100,3 +100,10 @@ def test_what_has_no_outputs_is_refused():
         atoms(torch.zeros(3, 1), share=1)
     with pytest.raises(ValueError, match="fitted to 2 outputs"):
         Dequantizer.fit(torch.rand(5, 2)).jitter(torch.zeros(3, 1))
+
+
+def test_values_that_occur_twice_each_are_a_lattice_and_those_that_occur_less_often_are_not():
+    values = torch.arange(10.0)
+    twice = torch.cat([values, values])
+    assert atoms(twice[:, None]).outputs[0].step == pytest.approx(1)
+    assert atoms(twice[:-1, None]).outputs[0].step is None

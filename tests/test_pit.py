@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Independent, Normal, Poisson
 
+import same
 from latentcal.base import standard_normal
 from latentcal.data.toy import heteroscedastic_arc
 from latentcal.fingerprint import CalibrationReuseWarning
@@ -185,3 +187,19 @@ def test_the_marginal_pit_says_what_is_wrong(generator):
         marginal_pit(
             Independent(Normal(torch.full((3, 2), math.nan), 1.0, validate_args=False), 1), torch.zeros(3, 2)
         )
+
+
+def test_without_randomisation_ties_count_as_below():
+    pred = Independent(Normal(torch.zeros(3, 2), torch.ones(3, 2)), 1)
+    u = prerank_pit(pred, torch.zeros(3, 2), lambda pred, y, x: torch.zeros(y.shape[:-1]), randomize=False)
+    assert same.defined(u, torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, lambda y: y.long(), lambda y: y.tolist()])
+def test_ranks_of_observations_of_any_kind_are_the_same(kind):
+    pred, y = Independent(Normal(torch.zeros(5, 2), torch.ones(5, 2)), 1), torch.arange(-5.0, 5).reshape(5, 2)
+
+    def ranks(y):
+        return prerank_pit(pred, y, lambda pred, y, x: y.sum(-1), generator=torch.Generator().manual_seed(0))
+
+    assert same.drawn(ranks(kind(y)), ranks(y))

@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from latentcal.radius.folds import effective_size
-from latentcal.recalibration.shift import _clipped, _fold_of, _logistic_path, density_ratio
+from latentcal.recalibration.shift import (
+    _PENALTIES,
+    _clipped,
+    _fold_of,
+    _logistic_path,
+    _with_one,
+    density_ratio,
+)
 
 
 def _normal(n, p, generator, shift=0.0):
@@ -101,3 +108,14 @@ def test_sets_that_do_not_match_are_refused(generator):
         density_ratio(x, x, folds=51)
     with pytest.raises(ValueError, match="clip must be at least 1"):
         density_ratio(x, x, clip=0.5)
+
+
+def test_the_regression_of_every_penalty_is_where_the_slope_of_its_loss_is_0(generator):
+    columns = _with_one(torch.randn(80, 3, generator=generator, dtype=torch.float64))
+    labels = (columns @ torch.tensor([0.5, 2.0, -1.0, 0.0]).double() > 0).double()
+    weights = torch.rand(80, generator=generator, dtype=torch.float64) + 0.5
+    for penalty, beta in zip(_PENALTIES, _logistic_path(columns, labels, weights), strict=True):
+        p = torch.sigmoid(columns @ beta)
+        slope = columns.T @ (weights * (p - labels))
+        slope[1:] += penalty * 80 * beta[1:]  # the constant is free
+        assert slope.abs().max() < 1e-2, (penalty, slope)

@@ -18,7 +18,7 @@ from latentcal.conformal import (
     Score,
     conformal_region,
 )
-from latentcal.conformal.evaluation import common_draws, random_seed
+from latentcal.conformal.evaluation import as_points, common_draws, evaluate, random_seed
 from latentcal.conformal.sample_scores import interpolated_rank
 from latentcal.radius import Chi
 from toys import NormalCDFFlow, ScaleFromX, scaled_gaussian
@@ -243,3 +243,17 @@ def test_a_score_needs_samples_and_a_definition():
         NotImplementedError, match=r"Score must give __call__\(model, x, y\) or at\(model, x\)"
     ):
         Score()(None, None, torch.zeros(1))
+
+
+def test_a_point_alone_has_one_dimension_and_a_number_alone_is_refused():
+    assert as_points(torch.zeros(2), "y").shape == (2,)
+    for shape in ((), (3, 0)):
+        with pytest.raises(ValueError, match="its features or outputs come last"):
+            as_points(torch.zeros(shape), "y")
+
+
+@pytest.mark.parametrize(("batch_size", "error"), [(0, ValueError), (2.5, ValueError), ("4", TypeError)])
+def test_points_are_scored_by_a_whole_number_at_a_time(batch_size, error):
+    flow = scaled_gaussian(2, 1.0)
+    with pytest.raises(error, match="batch_size must be"):
+        evaluate(LatentScore(), flow, None, torch.zeros(3, 2), batch_size=batch_size)

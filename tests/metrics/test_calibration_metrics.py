@@ -13,6 +13,7 @@ from latentcal.metrics import (
     reliability_curve,
     uniformity_test,
 )
+from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
 from uniformity import distance_to_uniform, uniform_limit
 
 STATISTICS = ("ks", "cvm", "ad")
@@ -129,8 +130,6 @@ def test_statistics_and_p_values_agree_with_scipy(generator):
     ],
 )
 def test_limiting_laws_have_their_published_quantiles(statistic, value, p_value):
-    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
-
     tail = {"cvm": _cramer_von_mises_sf, "ad": _anderson_darling_sf}[statistic]
     assert tail(value, 10**9) == pytest.approx(p_value, rel=1e-3)
 
@@ -158,8 +157,6 @@ def test_p_values_of_values_that_are_not_uniform_are_small(statistic, generator)
 @pytest.mark.parametrize("statistic", ["cvm", "ad"])
 def test_small_p_values_have_their_rate(statistic, generator):
     # At n = 10 the limiting law alone puts the 1 % point of W^2 at 1.18 %; Bernstein at 1e-6 for 2e5 samples.
-    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
-
     n, repetitions = 10, 200_000
     u = torch.rand(repetitions, n, dtype=torch.float64, generator=generator).sort(1).values
     rank = torch.arange(1, n + 1, dtype=torch.float64)
@@ -286,8 +283,22 @@ def test_nan_is_an_error_and_not_a_p_value_of_0(function):
 
 @pytest.mark.parametrize("statistic", ["cvm", "ad"])
 def test_a_statistic_that_is_nan_has_no_p_value(statistic):
-    from latentcal.metrics.uniformity import _anderson_darling_sf, _cramer_von_mises_sf
-
     tail = {"cvm": _cramer_von_mises_sf, "ad": _anderson_darling_sf}[statistic]
     with pytest.raises(ValueError, match="has no p-value"):
         tail(math.nan, 20)
+
+
+@pytest.mark.parametrize("n", [10, 20, 40])
+def test_the_laws_of_the_statistics_have_their_means_and_variances_at_every_n(n):
+    """Moments of W^2 and A^2 are known for every n; they are integrals of P(. > x)."""
+    share = torch.linspace(0, 1, 500, dtype=torch.float64) ** 2
+    for sf, longest, mean, variance, error in (
+        (_cramer_von_mises_sf, 4, 1 / 6, (4 * n - 3) / (180 * n), 7e-5),
+        (_anderson_darling_sf, 40, 1.0, 2 * (math.pi**2 - 9) / 3 + (10 - math.pi**2) / n, 2e-3),
+    ):
+        x = 1e-3 + longest * share
+        p = torch.tensor([sf(float(value), n) for value in x], dtype=torch.float64)
+        found = 1e-3 + float(torch.trapezoid(p, x))
+
+        assert found == pytest.approx(mean, abs=error)
+        assert 1e-6 + 2 * float(torch.trapezoid(x * p, x)) - mean**2 == pytest.approx(variance, abs=2 * error)

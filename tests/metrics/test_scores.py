@@ -184,3 +184,10 @@ def test_relative_score_is_negative_where_the_model_improved():
     assert relative_score(torch.tensor([3.0, 1.0]), torch.tensor([2.0, -1.0])).tolist() == [0.5, 2.0]
     with pytest.raises(ValueError, match="baseline of 0"):
         relative_score(1.0, 0.0)
+
+
+@pytest.mark.parametrize("unit", [1e-25, 1e-12, 1e12, 1e25])
+def test_scores_of_float32_outputs_follow_their_unit_where_squares_would_vanish_or_overflow(unit, generator):
+    samples, y = torch.randn(20, 5, 3, generator=generator), torch.randn(5, 3, generator=generator)
+    torch.testing.assert_close(energy_score(unit * samples, unit * y) / unit, energy_score(samples, y))
+    torch.testing.assert_close(variogram_score(unit * samples, unit * y) / unit, variogram_score(samples, y))

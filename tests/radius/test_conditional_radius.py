@@ -21,8 +21,8 @@ from latentcal.radius import (
     StudentRadius,
     smooth,
 )
-from latentcal.radius.conditional import GroupedRadius
-from latentcal.radius.smooth import SmoothRadius, StretchedRadius
+from latentcal.radius.conditional import GroupedRadius, _shrunk_log_scales
+from latentcal.radius.smooth import SmoothRadius, StretchedRadius, _robust
 from latentcal.recalibration import recalibrate
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -456,3 +456,75 @@ def test_given_folds_belong_to_their_rows_when_others_have_no_weight():
     other = ConditionalRadius.fit(radii[kept], x[kept], reference=Chi(DIM), fold=fold[kept])
     r = torch.tensor([0.5, 1.5, 4.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(law.given(POINTS).log_prob(r), other.given(POINTS).log_prob(r))
+
+
+def test_scales_of_groups_are_the_means_of_log_radii_drawn_to_0_as_far_as_chance_explains_them(generator):
+    member = torch.arange(90) % 3
+    radii = Chi(DIM).sample((90,), generator) * torch.tensor([0.5, 1.0, 3.0]).double()[member]
+    radii[0] = 0.0
+    weights = torch.rand(90, generator=generator, dtype=torch.float64) + 0.5
+    moved = radii.clone()
+    moved[0] = 1e-3 * radii[1:].min()  # a radius of 0 counts as a thousandth of the smallest
+    for unit in (1.0, 1e-3):
+        torch.testing.assert_close(
+            _shrunk_log_scales(unit * radii, weights, member, 3),
+            _shrunk_log_scales(moved, weights, member, 3),
+        )
+    # Where all groups are alike nothing is left of their differences.
+    alike = moved[:30].repeat_interleave(3)
+    torch.testing.assert_close(
+        _shrunk_log_scales(alike, torch.ones(90).double(), member, 3), torch.zeros(3).double()
+    )
+
+
+def test_groups_count_as_much_as_their_radii_beside_500_of_all(generator):
+    x = (torch.arange(100) % 4 == 0).double()[:, None]
+    law = ConditionalRadius.fit(Chi(DIM).sample((100,), generator), x, reference=Chi(DIM), groups=0)
+    for group, count in zip(law.laws, (75, 25), strict=True):
+        assert group.weights.tolist() == pytest.approx([500 / (500 + count), count / (500 + count)])
+
+
+def test_differences_of_groups_that_chance_explains_are_drawn_to_0():
+    member = torch.arange(60) % 2
+    base = torch.exp(torch.linspace(-1, 1, 30, dtype=torch.float64)).repeat_interleave(2)
+    for factor, expected in ((1.02, 0.0), (20.0, math.log(20.0))):
+        radii = base * torch.where(member == 0, 1.0, factor)
+        low, high = _shrunk_log_scales(radii, torch.ones(60).double(), member, 2).tolist()
+        assert high - low == pytest.approx(expected, rel=0.02, abs=1e-12)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scale_and_power_far_from_the_data_are_bounded(sign):
+    class Far:
+        answers = 1
+
+        def __call__(self, x):
+            return sign * 100 * torch.ones(*x.shape[:-1], 1, dtype=torch.float64)
+
+    at_x = SmoothRadius(Chi(DIM), Far(), Far(), 1.5).given(torch.zeros(2, 1))
+    assert same.defined(at_x.log_scale, torch.full((2,), sign * 5, dtype=torch.float64))
+    assert same.defined(at_x.log_power, torch.full((2,), sign * 1, dtype=torch.float64))
+    assert torch.isfinite(at_x.log_prob(at_x.icdf(torch.tensor([0.1, 0.9])))).all()
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_the_robust_spread_follows_the_unit_and_falls_back_to_the_deviation(unit):
+    values = unit * torch.tensor([0.0, 1.0, 2.0, 3.0, 100.0], dtype=torch.float64)
+    assert _robust(values) == pytest.approx((2 * unit, 1.4826 * unit))
+    tied = unit * torch.tensor([1.0, 1.0, 1.0, 1.0, 6.0], dtype=torch.float64)
+    assert _robust(tied) == pytest.approx((unit, math.sqrt(5) * unit))
+
+
+@pytest.mark.parametrize(("n", "asked"), [(49, False), (50, True)])
+def test_a_shape_that_depends_on_x_is_looked_for_from_50_radii_on(n, asked, monkeypatch):
+    calls = []
+
+    def dispersion(kind, x, residuals, fold, weights):
+        calls.append(len(x))
+        return None, torch.zeros_like(residuals)
+
+    monkeypatch.setattr(smooth, "log_dispersion", dispersion)
+    x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
+    radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
+    SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, torch.arange(n) % 2, 16)
+    assert bool(calls) == asked

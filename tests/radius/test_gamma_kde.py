@@ -8,7 +8,7 @@ import same
 from latentcal import guarantee, tighten
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaKDE, ScaledRadius, StudentRadius
 from latentcal.radius.folds import FoldedRadii
-from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots, held_out_log_density
+from latentcal.radius.gamma_kde import PAPER_GRID, cube_roots, held_out_log_density, log_kernels
 
 SHAPES = {
     "chi": lambda n, g: Chi(2).sample((n,), g),
@@ -269,3 +269,17 @@ def test_tied_radii_end_at_the_sharpest_kernel_that_is_allowed():
         law = GammaKDE.fit(torch.full((50,), 3.0))
     shape = law.rate * float(law.centers.max())
     assert 1e10 * PAPER_GRID[0] / PAPER_GRID[1] < shape < 1e10 * (1 + 1e-9)
+
+
+def test_one_radius_is_judged_by_its_own_kernel():
+    """A single fold holds nothing out."""
+    t = torch.tensor([1.3], dtype=torch.float64)
+    folded = FoldedRadii.of(t, torch.ones(1, dtype=torch.float64), max_nodes=8)
+    found = held_out_log_density(folded, [5.0, 50.0])
+    expected = torch.stack([log_kernels(t, t, rate)[0] for rate in (5.0, 50.0)])[:, None]
+    torch.testing.assert_close(found, expected)
+
+
+def test_radii_of_0_count_as_a_thousandth_of_the_smallest_other():
+    found = cube_roots(torch.tensor([27.0, 0.0, 8.0], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([3.0, 0.2, 2.0], dtype=torch.float64))

@@ -256,3 +256,11 @@ def test_a_pull_that_is_no_share_is_refused():
     for pull in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"pull must lie in \[0, 1\]"):
             TightenedRadius(Chi(2), torch.ones(2), torch.ones(2), pull)
+
+
+def test_a_tightened_law_of_one_bin_is_the_law_itself_and_of_none_is_refused():
+    one = torch.ones(1, dtype=torch.float64)
+    r = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+    torch.testing.assert_close(TightenedRadius(Chi(3), one, one, 1.0).log_prob(r), Chi(3).log_prob(r))
+    with pytest.raises(ValueError, match="at least one each"):
+        TightenedRadius(Chi(3), one[:0], one[:0], 1.0)

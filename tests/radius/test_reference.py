@@ -217,3 +217,12 @@ def test_the_search_for_quantiles_starts_near_them(law):
     assert below.abs().max() < 0.15
     assert above.abs().median() < 0.07
     assert above.abs().max() < 0.2
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_density_of_a_ball_goes_on_to_its_surface_and_no_farther(dim):
+    law, r = BallRadius(2), torch.tensor([0.5, 1.0, 1.0 + 1e-9], dtype=torch.float64)
+    found = law.log_radial_density(r, dim)
+    inside = math.log(2) + (2 - dim) * torch.log(r[:2])
+    torch.testing.assert_close(found[:2], inside)
+    assert torch.isneginf(found[2])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaRadius, ScaledRadius, StudentRadius
+from latentcal.radius.scaled import ascend
 
 
 def plain_maximum_likelihood_scale(radii: torch.Tensor, dim: int) -> float:
@@ -168,3 +169,18 @@ def test_a_power_that_is_not_fitted_stays_one_and_the_scale_is_found(generator):
     assert float(start) != pytest.approx(law.scale, rel=1e-2)  # control: the search has moved
     ball = ScaledRadius.fit(BallRadius(2).sample((50,), generator), reference=BallRadius(2))
     assert ball.scale == 1
+
+
+def test_maxima_are_found_from_where_the_functions_are_convex():
+    """Where the Hessian has the wrong sign, undamped steps would lead away."""
+    target = torch.tensor([[3.0, -1.0], [0.5, 2.0], [-4.0, 0.0]], dtype=torch.float64)
+
+    def peaks(theta):
+        return (
+            -torch.log1p((theta - target) ** 2).sum(1)
+            - 1e-3 * ((theta - target)[:, 0] * (theta - target)[:, 1]) ** 2
+        )
+
+    start = torch.tensor([[-6.3, 5.4], [9.2, -8.6], [4.7, 30.1]], dtype=torch.float64)
+    free, limit = torch.ones(2, dtype=torch.bool), torch.full((2,), 100.0, dtype=torch.float64)
+    torch.testing.assert_close(ascend(peaks, start, free=free, limit=limit), target, rtol=0, atol=1e-6)

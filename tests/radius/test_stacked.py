@@ -379,3 +379,24 @@ def test_the_kernels_have_three_widths(generator):
     wide, best, sharp = (part.rate for part in law.parts[3:])
     assert (wide, sharp) == pytest.approx((0.1 * best, 3 * best))
     assert len(law.parts) == stacked.PARTS
+
+
+@pytest.mark.parametrize("center", [0.9, 1.9, 2.9])
+def test_a_needle_beside_broad_parts_keeps_its_weight(center):
+    """Narrower than the cells that the table starts with, so that it is found by where it stands."""
+    wide = Chi(3)
+    needle = GammaKDE(torch.tensor([center ** (1 / 3)]).double(), rate=1e10)
+    law = StackedRadius([wide, needle], torch.tensor([0.7, 0.3]), core=wide, level=0.001)
+    ends = torch.tensor([center - 1e-3, center + 1e-3], dtype=torch.float64)
+    assert float(law.cdf(ends).diff()) == pytest.approx(0.3 + 0.7 * float(wide.cdf(ends).diff()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("n", "level"), [(20, 1 / 21), (400, 0.01), (800, 5 / 801)])
+def test_the_core_ends_at_the_level_of_five_norms_of_one_percent_or_of_one_norm(n, level, generator):
+    law = StackedRadius.fit(Chi(2).sample((n,), generator), reference=Chi(2), nodes=64)
+    assert law.level == pytest.approx(level)
+
+
+def test_weights_of_parts_that_are_all_0_are_refused():
+    with pytest.raises(ValueError, match="not all 0"):
+        StackedRadius([Chi(2), Chi(2)], torch.zeros(2), Chi(2), 0.1)

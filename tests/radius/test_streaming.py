@@ -11,6 +11,7 @@ import latentcal as lc
 import same
 from latentcal.metrics import calibration_error
 from latentcal.radius import BallRadius, Chi
+from latentcal.radius.guarantee import TightenedRadius
 from latentcal.radius.streaming import StreamingRadius
 from toys import scaled_gaussian
 
@@ -374,3 +375,24 @@ def test_the_cells_in_use_become_uniform_laws_with_the_moments_of_their_norms(ge
     torch.testing.assert_close(
         torch.tensor((ends[:, 1] - ends[:, 0]) ** 2 / 12)[inside], torch.tensor(variance)[inside]
     )
+
+
+def test_the_levels_of_the_counts_are_21_and_mirror_each_other():
+    law = StreamingRadius(Chi(2))
+    assert law._log_knots.shape == (21,)
+    torch.testing.assert_close(law._widths, law._widths.flip(0))
+    torch.testing.assert_close(law._widths.sum(), torch.tensor(1.0).double())
+
+
+@pytest.mark.parametrize("half_life", [50.0, math.inf])
+def test_the_pull_of_the_counts_is_what_their_deviance_leaves_above_its_degrees_of_freedom(
+    half_life, generator
+):
+    radii = torch.cat([Chi(2).sample((300,), generator), 4 + 0.2 * Chi(2).sample((300,), generator)])
+    radii = radii[torch.randperm(600, generator=generator)]
+    law = StreamingRadius.fit(radii, reference=Chi(2), half_life=half_life)
+    found, n = law.snapshot(), law.effective_size
+    assert isinstance(found, TightenedRadius)
+    deviance = 2 * n * float((found.heights * torch.log(found.heights / found.widths)).sum())
+    freedom = float((n * found.widths).clamp(max=1).sum())  # less than one norm expected: less than one
+    assert found.pull == pytest.approx(1 - freedom / deviance, rel=1e-9)

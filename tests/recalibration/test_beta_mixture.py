@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.distributions import Beta, Binomial
 
+from latentcal.recalibration import beta_mixture
 from latentcal.recalibration.beta_mixture import BetaMixture, _log_ranks, _parts
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -151,3 +152,13 @@ def test_bernstein_polynomials_have_at_most_four_times_the_power_two_fifths_of_n
     bins = [5, 10, 20, 40, 80, 160]
     expected = bins[: bins.index(largest) + 1] if largest else []
     assert [part[0].shape[-1] for part in parts[3:]] == expected
+
+
+def test_probabilities_of_ranks_do_not_depend_on_the_pieces_in_which_they_are_summed(monkeypatch):
+    rows = [
+        torch.rand(2, 5, generator=torch.Generator().manual_seed(i), dtype=torch.float64) + 0.5
+        for i in range(3)
+    ]
+    whole = _log_ranks(20, *rows)
+    monkeypatch.setattr(beta_mixture, "_CHUNK", 1)
+    torch.testing.assert_close(_log_ranks(20, *rows), whole)

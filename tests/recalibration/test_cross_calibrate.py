@@ -175,3 +175,22 @@ def test_flows_are_trained_with_gradients_where_the_caller_has_switched_them_off
     assert not any(tensor.is_inference() for tensor in model.state_dict().values())
     plain = lc.cross_calibrate(make, x, y, folds=2, fit=lc.ScaledRadius.fit)
     torch.testing.assert_close(model(x).log_prob(y), plain(x).log_prob(y))
+
+
+@pytest.mark.parametrize("weights", [None, torch.linspace(1, 2, 24)])
+def test_the_law_is_fitted_with_the_weights_that_were_given(weights):
+    given = []
+
+    def fit(radii, weights, **more):
+        given.append(weights)
+        return lc.ScaledRadius.fit(radii, weights=weights, **more)
+
+    def make(x, y):
+        return LinearGaussianFlow(y.new_zeros(2, 1), y.mean(0), torch.eye(2, dtype=y.dtype))
+
+    y = torch.randn(24, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lc.cross_calibrate(make, torch.zeros(24, 1), y, folds=2, fit=fit, weights=weights)
+    if weights is None:
+        assert given == [None]
+    else:
+        torch.testing.assert_close(given[0], weights.double() / weights.double().mean())

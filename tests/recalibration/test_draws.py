@@ -1,12 +1,13 @@
 """Rungs whose draws explode: likelihood alone chose them."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import latentcal as lc
-from latentcal.base import standard_normal
+from latentcal.base import standard_normal, uniform_ball
 from latentcal.fingerprint import Fingerprint
 from latentcal.flow import ConditionalFlow
 from latentcal.radius import Chi, ScaledRadius
@@ -152,3 +153,12 @@ def test_a_flow_trained_on_its_own_rows_does_not_speak_for_its_rungs():
     assert ladder.chosen > 0
     assert not ladder.unexamined
     assert math.isfinite(ladder.gains[ladder.chosen])
+
+
+def test_latents_of_a_ball_get_radii_inside_of_it():
+    """At its surface itself a flow may decode to infinity."""
+    law = SimpleNamespace(upper=1.0, sample_untabulated=lambda shape, source: torch.ones(shape).double())
+    z = torch.full((4, 3, 2), 0.3)
+    moved = DrawComparison._with_law(SimpleNamespace(base=uniform_ball(2)), z, law, torch.Generator())
+    norms = torch.linalg.vector_norm(moved.double(), dim=-1)
+    assert bool(((norms > 1 - 3e-7) & (norms < 1 - 5e-8)).all())  # one step of float32 is 1.2e-7

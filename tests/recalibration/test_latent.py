@@ -28,6 +28,7 @@ from latentcal.recalibration import (
     nll_decomposition,
     recalibrate,
 )
+from latentcal.recalibration.rows import _check_norms
 from toys import NormalCDFFlow, ScaledBy, ScaleFromX, SinhFlow, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -516,3 +517,12 @@ def test_a_subclass_is_all_that_a_user_writes(generator):
     model = recalibrate(Shift(standard_normal(2)), x, y)
     assert torch.isfinite(model(x).log_prob(y)).all()
     assert model(x).sample((3,)).shape == (3, 60, 2)
+
+
+def test_infinite_latents_are_counted_by_rows():
+    z = torch.zeros(5, 3)
+    z[1, 0] = z[1, 2] = z[4, 1] = math.inf
+    with pytest.raises(ValueError, match=r"2 of 5 latent norms are infinite \(first rows: \[11, 14\]\)"):
+        _check_norms(z, 10)
+    with pytest.raises(ValueError, match=r"1 of 5 latent norms are infinite \(first rows: \[4\]\)"):
+        _check_norms(z[:, 1], 0)

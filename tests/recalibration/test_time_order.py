@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from latentcal.metrics import autocorrelation_test
+from latentcal.radius import ConditionalRadius
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.recalibration import latent_norms, recalibrate
 from latentcal.recalibration.latent import AutocorrelationWarning
@@ -60,3 +61,12 @@ def test_weights_and_time_order_both_reduce_the_effective_number(generator):
 def test_another_order_is_refused(generator):
     with pytest.raises(ValueError, match="order must be 'time' or None, got 'random'"):
         recalibrate(scaled_gaussian(2, 1.0), None, _volatile(20, generator), order="random")
+
+
+def test_only_rows_in_time_order_are_tested_for_autocorrelation(generator):
+    x = torch.randn(80, 1, generator=generator, dtype=torch.float64)
+    y = torch.randn(80, 2, generator=generator, dtype=torch.float64)
+    flow = scaled_gaussian(2, 1.0)
+    for order, tested in ((None, False), ("time", True)):
+        record = recalibrate(flow, x, y, fit=ConditionalRadius.fit, order=order).recalibration
+        assert (record.autocorrelation is not None) == tested

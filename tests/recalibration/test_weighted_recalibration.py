@@ -9,7 +9,7 @@ from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.stacked import StackedRadius
 from latentcal.recalibration import latent_norms, recalibrate
-from latentcal.recalibration.latent import EffectiveSizeWarning
+from latentcal.recalibration.latent import EffectiveSizeWarning, effective_n_of
 from latentcal.recalibration.shift import density_ratio
 from toys import scaled_gaussian
 
@@ -114,3 +114,11 @@ def test_a_point_that_carries_everything_is_warned_of(generator):
     with pytest.warns(EffectiveSizeWarning, match=r"effective number of 30\.0 of 1000"):
         recalibrate(flow, x, y, fit=ScaledRadius.fit, weights=many)
     recalibrate(flow, x[:10], y[:10], fit=ScaledRadius.fit, weights=np.ones(10))  # few, but not by weight
+
+
+def test_few_rows_are_warned_of_only_where_the_weights_leave_fewer():
+    even, uneven = torch.ones(10), torch.ones(10)
+    even[0], uneven[0] = 1.8, 9.0
+    assert 9 < effective_n_of(even, 10, None) < 9.9  # and no warning, which would be an error
+    with pytest.warns(EffectiveSizeWarning, match="of 10 calibration points"):
+        assert effective_n_of(uneven, 10, None) < 9
