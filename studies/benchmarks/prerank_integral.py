@@ -35,7 +35,6 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, StudentT
 
 import latentcal as lc
-from latentcal.flow import ConditionalFlow
 from latentcal.flows import AutoregressiveFlow, train_flow
 
 from .resumable import append, read
@@ -59,11 +58,20 @@ def student(dim: int, width: float) -> Model:
     return lambda x: Independent(StudentT(8.0, x.expand(*x.shape[:-1], dim), width), 1)
 
 
-class Linear(ConditionalFlow):
+def draw(pred: Any, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    """Draws of a torch distribution, which takes no generator, or of a flow."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(source.get_state())
+        draws = pred.sample(shape)
+        source.set_state(torch.get_rng_state())
+    return draws
+
+
+class Linear(lc.ConditionalFlow):
     """N(x, (width (0.5 + x))^2 I) as a flow."""
 
     def __init__(self, dim: int, width: float) -> None:
-        super().__init__(lc.base.standard_normal(dim))
+        super().__init__(lc.standard_normal(dim))
         self.width = width
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -116,7 +124,7 @@ def run(kind: str, method: str, dim: int, width: float, seed: int) -> dict[str, 
     model, truth = MODELS[kind](dim, width), TRUTHS[kind](dim, 1.0)
     x = torch.rand(ROWS + TEST, 1, generator=source, dtype=torch.float64)
     with torch.no_grad():
-        y = lc.pit.draw(truth(x), (), source)
+        y = draw(truth(x), (), source)
         before = model(x[ROWS:]).log_prob(y[ROWS:])
         possible = truth(x[ROWS:]).log_prob(y[ROWS:]) - before
         row = {"model": kind, "method": method, "dim": dim, "width": width, "seed": seed}
@@ -151,7 +159,7 @@ def check(
 ) -> dict[str, object]:
     """Integral and variances at one x."""
     pred, parts = recalibrated(x), [model(x) for model in models]
-    points = torch.cat([lc.pit.draw(part, (POINTS // 3,), source) for part in parts])
+    points = torch.cat([draw(part, (POINTS // 3,), source) for part in parts])
     log_proposal = torch.stack([part.log_prob(points) for part in parts]).logsumexp(0) - math.log(3)
     weights = torch.exp(pred.log_prob(points) - log_proposal)
     mean = (weights[..., None] * points).mean(0) / weights.mean()

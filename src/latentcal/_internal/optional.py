@@ -17,7 +17,9 @@ def require(module: str, extra: str, what: str) -> Any:
     Raises:
         ImportError: says what to install.
     """
+    package = module.partition(".")[0]
     try:
+        importlib.import_module(package)  # a part of it may be loaded although the whole is not there
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} {module.partition('.')[0]}: pip install 'latentcal[{extra}]'.") from error
+        raise ImportError(f"{what} {package}: pip install 'latentcal[{extra}]'.") from error
