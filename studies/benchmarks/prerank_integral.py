@@ -58,7 +58,7 @@ def student(dim: int, width: float) -> Model:
     return lambda x: Independent(StudentT(8.0, x.expand(*x.shape[:-1], dim), width), 1)
 
 
-def draw(pred: Any, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+def draw(pred: Distribution, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
     """Draws of a torch distribution, which takes no generator, or of a flow."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(source.get_state())
