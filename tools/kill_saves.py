@@ -3,8 +3,8 @@
     python tools/kill_saves.py                  # some minutes; writes results/kill_saves.csv
 
 Each attempt is a process forked from this one, so that it starts at once, and ends by SIGKILL: before one of
-its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync), or after a
-random time. Afterwards the folder must hold the old or the new thing, whole, and the next save must leave
+its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync; of a database
+every command and every few steps of one), or after a random time. Afterwards the folder must hold the old or the new thing, whole, and the next save must leave
 nothing but a manifest and its numbers. Needs a system with fork.
 """
 
@@ -19,6 +19,7 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ from studies.tabular.store import Store  # noqa: E402
 RESULTS = Path(__file__).resolve().parent / "results" / "kill_saves.csv"
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 _ROWS = 120
+_STEPS = 5  # of a database's virtual machine
 
 
 class Subject(NamedTuple):
@@ -141,7 +143,9 @@ def in_process(action: Callable[[], Any], patience: float | None = None) -> int:
             action()
             code = 0
         except OSError as error:
-            code = 2 if error.errno in (errno.EFBIG, errno.ENOSPC, errno.EACCES, errno.EROFS) else 3
+            # A database that cannot write says so in its own words.
+            told = isinstance(error.__cause__, sqlite3.OperationalError)
+            code = 2 if told or error.errno in (errno.EFBIG, errno.ENOSPC, errno.EACCES, errno.EROFS) else 3
         except BaseException as error:
             code = 4 if "Cannot write" in repr(error.__context__) else 3
             print(repr(error)[:300], file=sys.stderr)
@@ -171,6 +175,28 @@ def die_before(event: int, folder: Path) -> None:
     sys.addaudithook(hook)
     os.fsync = lambda descriptor: (count(), fsync(descriptor))[1]  # type: ignore[assignment]
     os.write = lambda descriptor, data: (count(), write(descriptor, data[: len(data) // 2 or 1]))[1]  # type: ignore
+    sqlite3.connect = _counting_connect(count)  # type: ignore[assignment]
+
+
+def _counting_connect(count: Callable[[], None]) -> Callable[..., sqlite3.Connection]:
+    """``sqlite3.connect`` whose connections count their commands, steps of them, and their end."""
+    connect = sqlite3.connect
+
+    class Counting(sqlite3.Connection):
+        def execute(self, *words: Any) -> sqlite3.Cursor:
+            count()
+            return super().execute(*words)
+
+        def close(self) -> None:
+            count()
+            super().close()
+
+    def counting(*words: Any, **options: Any) -> sqlite3.Connection:
+        database = connect(*words, **options, factory=Counting)
+        database.set_progress_handler(count, _STEPS)
+        return database
+
+    return counting
 
 
 def examine(subject: Subject, place: Path, allowed: set[int], counts: Counter[str]) -> None:
@@ -250,7 +276,7 @@ def kill_at_random(name: str, subject: Subject, root: Path, kills: int, longest:
 def fill_disk(name: str, subject: Subject, root: Path) -> Counter[str]:
     """Let files be no larger than a limit, as on a disk that is full after so many bytes."""
     counts: Counter[str] = Counter()
-    for limit in (*range(0, 600, 30), *range(600, 6000, 300)):
+    for limit in (*range(0, 600, 30), *range(600, 6000, 300), *range(6000, 50_000, 4000)):
         place = root / "full"
         shutil.rmtree(place, ignore_errors=True)
         subject.write(place, 0)
