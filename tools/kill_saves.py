@@ -4,8 +4,9 @@
 
 Each attempt is a process forked from this one, so that it starts at once, and ends by SIGKILL: before one of
 its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync; of a database
-every command and every few steps of one), or after a random time. Afterwards the folder must hold the old or the new thing, whole, and the next save must leave
-nothing but a manifest and its numbers. Needs a system with fork.
+every command and every few steps of one), or after a random time. Afterwards the folder must hold the old or
+the new thing, whole, and the next save must leave nothing but a manifest and its numbers. Needs a system with
+fork.
 """
 
 from __future__ import annotations

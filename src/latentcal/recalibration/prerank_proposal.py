@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .._internal.validate import check_size
 from ..flow import FlowDistribution
 from ..norms import Euclidean
 from ..pit import draw
@@ -75,7 +76,7 @@ class Frame:
     @classmethod
     def fit(cls, draws: Tensor) -> Frame:
         """Ellipsoids of draws (s, n, d) of the model."""
-        points = draws.detach().to(torch.float64).transpose(0, 1)
+        points = check_size(draws.detach().to(torch.float64), "The prediction at x").transpose(0, 1)
         size = points.shape[1]
         groups = [points[:, None]]
         if size >= 4 * _CENTERS:

@@ -44,7 +44,10 @@ class ProbitMixture(RadiusLaw):
 
     def __init__(self, mean: Tensor, scale: Tensor, weights: Tensor) -> None:
         super().__init__()
-        mean, scale, weights = (as_float64(values).detach().reshape(-1) for values in (mean, scale, weights))
+        mean, scale, weights = (
+            as_float64(values, name).detach().reshape(-1)
+            for name, values in (("mean", mean), ("scale", scale), ("weights", weights))
+        )
         if not mean.shape == scale.shape == weights.shape or mean.numel() == 0:
             raise ValueError(
                 f"Every part has one mean, scale and weight, got {mean.numel()}, {scale.numel()} and "
