@@ -36,8 +36,8 @@ class ScaledRadius(RadiusLaw):
         for name, value in (("scale", scale), ("power", power)):
             if not _SMALLEST <= value <= 1 / _SMALLEST:  # beyond, quantiles leave the floats
                 raise ValueError(
-                    f"{name} must be positive, between {_SMALLEST} and its inverse, got {value}. Radii so far "
-                    "from those of the reference come of a flow whose scale is not that of y: standardise y."
+                    f"{name} must be positive, between {_SMALLEST} and its inverse, got {value}. If it was "
+                    "fitted, the radii are too far from those of the reference: standardise y."
                 )
         if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
             raise ValueError(
