@@ -23,6 +23,7 @@ import signal
 import sqlite3
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -378,6 +380,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its own lock is shared with the forks: one killed in it holds it for ever
     columns = ("attempts", "new", "broken", "most left", "not cleaned", "other errors")
     with tempfile.TemporaryDirectory() as place, options.results.open("w", newline="") as file:
         os.chmod(place, 0o755)

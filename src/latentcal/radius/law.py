@@ -23,6 +23,7 @@ from .._internal.validate import LARGEST, as_shape, as_weights, check_numbers
 # Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
 _BLOCK = 2**16
 _SMALLEST_RADIUS = 1e-295  # of the largest one
+_FARTHEST = 1e290  # of log-probabilities: no law can be evaluated there
 _FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
 
 
@@ -188,6 +189,7 @@ class RadiusLaw(Float64Module):
                 # Of a heavy tail the end of the floats comes first: the quantile is then the end itself.
                 end = sign * float(tail(torch.exp(target.new_tensor([-sign * _LOG_LARGEST]))))
                 beyond = half & ((target <= end) if sign > 0 else (target >= end))
+                beyond |= half & (target.abs() > _FARTHEST)
                 log_r[beyond] = -sign * math.inf
                 half = half & ~beyond
             if bool(half.any()):

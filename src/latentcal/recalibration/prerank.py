@@ -362,6 +362,11 @@ def _scores(
         table = ScoreTable.of(values.T.to(torch.float64), found.log_weights.T)
         v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
         scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
+    if bool((lost := torch.isnan(scores)).any()):
+        raise ValueError(
+            f"{int(lost.sum())} of {n} calibration points y are so far from the predictions at x that their "
+            "ranks are not known. Drop them, or rescale x and y."
+        )
     return scores
 
 
