@@ -282,7 +282,8 @@ def _checked(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) ->
         raise ValueError(
             f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
             f"{tuple(pred.event_shape)}; x and y need {tuple(batch_shape)} and "
-            f"({'d' if dim is None else dim},). Independent outputs become one event by torch.distributions.Independent(pred, 1)."
+            f"({'d' if dim is None else dim},). Independent outputs become one event by "
+            "torch.distributions.Independent(pred, 1)."
         )
     return pred
 
