@@ -380,9 +380,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its own lock is shared with the forks: one killed in it holds it for ever
+    # Its own lock is shared with the forks: one that is killed within holds it for ever.
+    tqdm.set_lock(threading.RLock())
     columns = ("attempts", "new", "broken", "most left", "not cleaned", "other errors")
     with tempfile.TemporaryDirectory() as place, options.results.open("w", newline="") as file:
         os.chmod(place, 0o755)

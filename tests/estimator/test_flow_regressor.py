@@ -492,6 +492,14 @@ def test_numbers_whose_squares_are_no_floats_are_refused_by_name(which):
         quick().fit(X, y)
 
 
+def test_an_infinite_output_in_an_array_of_objects_is_refused():
+    """scikit-learn looks for infinities among floats only, and the fit went through."""
+    X, y = linear_data(60)
+    y[-1, 1] = np.inf
+    with pytest.raises(ValueError, match="y has NaN or infinite values"):
+        quick().fit(X, y.astype(object))
+
+
 def test_more_draws_than_memory_are_refused():
     fitted = quick().fit(*linear_data(60)).set_params(draws=1 << 65)
     with pytest.raises(ValueError, match="draws must be at most"):
