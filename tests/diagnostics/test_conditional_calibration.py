@@ -1,5 +1,6 @@
 """Conditional calibration: right models pass at the stated rate, faults are found by their own tests."""
 
+import importlib
 import json
 import warnings
 from collections import Counter
@@ -65,7 +66,9 @@ def rejections(kind, generator, *, n, runs, **options):
 @pytest.fixture
 def _no_slabs(monkeypatch):
     """Slabs take half of the time and belong to no test."""
-    monkeypatch.setattr("latentcal.diagnostics.conditional_calibration._FEWEST_SLAB_ROWS", 10**9)
+    # Not by its dotted name, which is that of the function as well.
+    module = importlib.import_module("latentcal.diagnostics.conditional_calibration")
+    monkeypatch.setattr(module, "_FEWEST_SLAB_ROWS", 10**9)
 
 
 @pytest.mark.slow
