@@ -173,7 +173,8 @@ def _limited(seconds: float) -> Iterator[None]:
             warnings.simplefilter("error")
             for kind in _OWN_WARNINGS:
                 warnings.simplefilter("ignore", kind)
-            warnings.filterwarnings("ignore", "X has feature names")  # scikit-learn's, for tables
+            # scikit-learn's, for tables
+            warnings.filterwarnings("ignore", "X (has|does not have valid) feature names")
             yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

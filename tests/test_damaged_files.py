@@ -19,7 +19,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import fuzz_files  # noqa: E402
 
 from latentcal._internal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
+from latentcal.conformal import HPDScore  # noqa: E402
 from latentcal.model_folder import ModelFileError  # noqa: E402
+from latentcal.recalibration import ProbitMixture  # noqa: E402
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap  # noqa: E402
 
 
@@ -112,6 +114,11 @@ def doubles(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def prerank(spread: torch.Tensor) -> lc.PrerankRecalibration:
+    law = ProbitMixture(doubles(0), doubles(1), doubles(1))
+    return lc.PrerankRecalibration(torch.tensor([1, 1]), law, 0.0, None, spread)
+
+
 PARTS = {
     "a law that ends below 0": lambda: lc.GammaKDE(doubles(1.0), 2.0, upper=-1.0),
     "bins of a spline far apart": lambda: lc.SplineRadius(
@@ -150,6 +157,15 @@ PARTS = {
     ),
     "a ladder without steps": lambda: lc.Ladder(["a"], [], [0.0], [0.0], [0.0], 0, 5, 2),
     "counts of ranks below 0": lambda: lc.PrerankRecalibration(torch.tensor([1, -1]), None, 0.0, None),
+    "a reach without steps": lambda: prerank(spread=doubles(0)[0]),
+    "steps of a reach in a matrix": lambda: prerank(spread=doubles(0, 1)[None]),
+    "steps of a reach out of order": lambda: prerank(spread=doubles(1, 0)),
+    "steps of a reach in whole numbers": lambda: prerank(spread=torch.tensor([0, 1])),
+    "a seed beyond 64 bits": lambda: HPDScore(seed=1 << 65),
+    "a seed of pre-ranks beyond 64 bits": lambda: lc.PrerankRecalibrated(
+        lc.standard_normal, lc.negative_log_density, prerank(spread=doubles(0, 1)), bins=1, seed=1 << 65
+    ),
+    "more draws than memory": lambda: HPDScore(samples=1 << 62),
 }
 
 

@@ -51,4 +51,6 @@ def test_two_writers_at_once_leave_the_model_of_one_of_them(subjects, tmp_path):
 
 @pytest.mark.parametrize("name", ["lc.save", "study store"])
 def test_a_full_disk_leaves_what_was_there(name, subjects, tmp_path):
-    assert_sound(kill_saves.fill_disk(name, subjects[name], tmp_path), 30)
+    counts = kill_saves.fill_disk(name, subjects[name], tmp_path)
+    assert_sound(counts, 30)
+    assert 0 < counts["new"] < counts["attempts"]  # control: the last ones have room

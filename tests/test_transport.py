@@ -81,6 +81,17 @@ def test_the_determinant_is_that_of_the_radial_formula(pair, fit, dim):
     torch.testing.assert_close(transport.log_abs_det_at_norm(r), expected, rtol=0, atol=2e-5)
 
 
+def test_a_determinant_that_would_be_rounding_error_is_refused():
+    """Two log densities of -1e16 were subtracted: points next to each other had 60,256 and -1,442."""
+    base = standard_normal(2)
+    transport = radial_transport(base, base.with_radius(ScaledRadius(Chi(2), 1.2, 0.9)))
+    near = torch.tensor([[1e4, 1e4]], dtype=torch.float64)
+    slopes = transport.log_abs_det(near * torch.linspace(1, 1.001, 9, dtype=torch.float64)[:, None])
+    assert float(slopes.diff().abs().max()) < 1e-3  # it is smooth there
+    with pytest.raises(ValueError, match="determinant at 1 of 2 points z is not known"):
+        transport.log_abs_det(torch.cat([near, 1e4 * near]))
+
+
 def _numerical_jacobian(function, z, h=1e-6):
     columns = []
     for j in range(z.shape[-1]):

@@ -3,7 +3,8 @@
     python tools/fuzz_api.py --write            20,000 calls, counts by function
     python tools/fuzz_api.py --case 1234        one call again, with what was given
 
-A call is made by its number alone. ``--write`` puts the counts into ``tools/results/fuzz_api.csv``.
+A call is made by its number alone. ``--write`` puts the counts into ``tools/results/fuzz_api.csv``; with
+``--add`` they are added to those that are there, of other numbers or of one function (``--only``).
 Calls that went wrong are printed with their numbers, and the exit status is then 1.
 """
 
@@ -70,6 +71,8 @@ def main() -> None:
     parser.add_argument("--only", help="functions with this in their name")
     parser.add_argument("--case", type=int, help="one case, in detail")
     parser.add_argument("--write", action="store_true", help="write the counts")
+    parser.add_argument("--add", action="store_true", help="add them to those in the file")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.case is not None:
@@ -95,8 +98,13 @@ def main() -> None:
     print(f"{options.calls} calls of {len(TABLE)} functions in {seconds:.0f} s of the processor")
     print(*(f"{kind}: {total[kind]}" for kind in kinds), sep="\n")
     print("costliest:", *(f"{name} {s:.0f} s" for name, s in spent.most_common(6)), sep="  ")
-    if options.write:
-        with RESULTS.open("w", newline="") as file:
+    if options.add and options.results.exists():
+        with options.results.open(newline="") as file:
+            for row in csv.DictReader(file):
+                known = collections.Counter({kind: int(row[kind]) for kind in kinds})
+                (total if row["function"] == "all" else counts[row["function"]]).update(known)
+    if options.write or options.add:
+        with options.results.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["function", "calls", *kinds])
             for name, count in (*counts.items(), ("all", total)):

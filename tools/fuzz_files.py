@@ -349,7 +349,12 @@ def make_case(number: int, originals: list[Original]) -> tuple[Original, str, Fi
     """Model, damage and files of a case."""
     rng = random.Random(number)
     own = originals[number % len(originals)]
-    what, files = damage_bytes(rng, own, originals) if rng.random() < 0.4 else forge(rng, own, originals)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * limit)  # deep lists in deep lists; the reader has the usual limit
+    try:
+        what, files = damage_bytes(rng, own, originals) if rng.random() < 0.4 else forge(rng, own, originals)
+    finally:
+        sys.setrecursionlimit(limit)
     return own, what, files
 
 

@@ -3,9 +3,10 @@
     python tools/kill_saves.py                  # some minutes; writes results/kill_saves.csv
 
 Each attempt is a process forked from this one, so that it starts at once, and ends by SIGKILL: before one of
-its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync), or after a
-random time. Afterwards the folder must hold the old or the new thing, whole, and the next save must leave
-nothing but a manifest and its numbers. Needs a system with fork.
+its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync; of a database
+every command and every few steps of one), or after a random time. Afterwards the folder must hold the old or
+the new thing, whole, and the next save must leave nothing but a manifest and its numbers. Needs a system with
+fork.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -41,6 +45,7 @@ from studies.tabular.store import Store  # noqa: E402
 RESULTS = Path(__file__).resolve().parent / "results" / "kill_saves.csv"
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 _ROWS = 120
+_STEPS = 5  # of a database's virtual machine
 
 
 class Subject(NamedTuple):
@@ -141,7 +146,9 @@ def in_process(action: Callable[[], Any], patience: float | None = None) -> int:
             action()
             code = 0
         except OSError as error:
-            code = 2 if error.errno in (errno.EFBIG, errno.ENOSPC, errno.EACCES, errno.EROFS) else 3
+            # A database that cannot write says so in its own words.
+            told = isinstance(error.__cause__, sqlite3.OperationalError)
+            code = 2 if told or error.errno in (errno.EFBIG, errno.ENOSPC, errno.EACCES, errno.EROFS) else 3
         except BaseException as error:
             code = 4 if "Cannot write" in repr(error.__context__) else 3
             print(repr(error)[:300], file=sys.stderr)
@@ -171,6 +178,28 @@ def die_before(event: int, folder: Path) -> None:
     sys.addaudithook(hook)
     os.fsync = lambda descriptor: (count(), fsync(descriptor))[1]  # type: ignore[assignment]
     os.write = lambda descriptor, data: (count(), write(descriptor, data[: len(data) // 2 or 1]))[1]  # type: ignore
+    sqlite3.connect = _counting_connect(count)  # type: ignore[assignment]
+
+
+def _counting_connect(count: Callable[[], None]) -> Callable[..., sqlite3.Connection]:
+    """``sqlite3.connect`` whose connections count their commands, steps of them, and their end."""
+    connect = sqlite3.connect
+
+    class Counting(sqlite3.Connection):
+        def execute(self, *words: Any) -> sqlite3.Cursor:
+            count()
+            return super().execute(*words)
+
+        def close(self) -> None:
+            count()
+            super().close()
+
+    def counting(*words: Any, **options: Any) -> sqlite3.Connection:
+        database = connect(*words, **options, factory=Counting)
+        database.set_progress_handler(count, _STEPS)
+        return database
+
+    return counting
 
 
 def examine(subject: Subject, place: Path, allowed: set[int], counts: Counter[str]) -> None:
@@ -250,7 +279,7 @@ def kill_at_random(name: str, subject: Subject, root: Path, kills: int, longest:
 def fill_disk(name: str, subject: Subject, root: Path) -> Counter[str]:
     """Let files be no larger than a limit, as on a disk that is full after so many bytes."""
     counts: Counter[str] = Counter()
-    for limit in (*range(0, 600, 30), *range(600, 6000, 300)):
+    for limit in (*range(0, 600, 30), *range(600, 6000, 300), *range(6000, 50_000, 4000)):
         place = root / "full"
         shutil.rmtree(place, ignore_errors=True)
         subject.write(place, 0)
@@ -351,6 +380,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    # Its own lock is shared with the forks: one that is killed within holds it for ever.
+    tqdm.set_lock(threading.RLock())
     columns = ("attempts", "new", "broken", "most left", "not cleaned", "other errors")
     with tempfile.TemporaryDirectory() as place, options.results.open("w", newline="") as file:
         os.chmod(place, 0o755)

@@ -280,6 +280,7 @@ def test_special_faults_come_before_scale_only_on_stronger_evidence():
         ({"levels": [0.5, 1.0]}, "levels must lie strictly between"),
         ({"levels": []}, "levels must lie strictly between"),
         ({"samples": 1}, "samples must be at least 2"),
+        ({"samples": math.nan}, "samples must be a whole number"),
         ({"permutations": 199}, "permutations must be at least 399"),
         ({"permutations": 999, "level": 0.01}, "permutations must be at least 1,999 for a level of 0.01"),
         ({"feature_names": ["age"]}, "feature_names must be 2 names"),

@@ -483,6 +483,29 @@ def test_wrong_parameters_are_named(parameters, message):
         quick().set_params(**parameters).fit(X, Y)
 
 
+@pytest.mark.parametrize("which", ["X", "y"])
+def test_numbers_whose_squares_are_no_floats_are_refused_by_name(which):
+    """Standardising them overflowed, and the error was that of a singular value decomposition."""
+    X, y = linear_data(60)
+    {"X": X, "y": y}[which][:30, 0] = 1e200
+    with pytest.raises(ValueError, match=rf"{which} has numbers of up to 1e\+200"):
+        quick().fit(X, y)
+
+
+def test_an_infinite_output_in_an_array_of_objects_is_refused():
+    """scikit-learn looks for infinities among floats only, and the fit went through."""
+    X, y = linear_data(60)
+    y[-1, 1] = np.inf
+    with pytest.raises(ValueError, match="y has NaN or infinite values"):
+        quick().fit(X, y.astype(object))
+
+
+def test_more_draws_than_memory_are_refused():
+    fitted = quick().fit(*linear_data(60)).set_params(draws=1 << 65)
+    with pytest.raises(ValueError, match="draws must be at most"):
+        fitted.predict(np.zeros((1, 3)))
+
+
 def test_columns_of_text_are_refused_with_the_way_out_which_works():
     X, Y = frames(60)
     X["city"] = ["Bari", "Lyon", "Turku"] * 20

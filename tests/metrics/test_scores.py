@@ -1,6 +1,7 @@
 """Scores against their definitions, closed forms, and each other."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -116,6 +117,22 @@ def test_scores_take_any_leading_shape(generator):
         )
         torch.testing.assert_close(score(samples[:, 0, 0], y[0, 0]), score(samples, y)[0, 0])
         assert score(samples[:, :0], y[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("size", [1e308, 1e-308])
+def test_an_observation_of_another_size_leaves_the_scores_of_the_others_as_they_are(size, generator):
+    """All rows were divided by the largest one: those of ordinary size had 0, or NaN of 0 times infinity."""
+    samples, y = draws(8, 3, 2, generator=generator), draws(3, 2, generator=generator)
+    samples[:, 0], y[0] = samples[:, 0] * 0.1 * size, y[0] * 0.1 * size
+    for score in (energy_score, partial(variogram_score, order=1)):
+        found = score(samples, y)
+        assert not bool(torch.isnan(found).any())
+        torch.testing.assert_close(found[1:], score(samples[:, 1:], y[1:]))
+
+
+def test_a_variogram_score_of_zero_stays_zero_whatever_its_unit():
+    huge = torch.full((2, 1, 2), 1e308, dtype=torch.float64)
+    assert variogram_score(huge, huge[0], order=1).tolist() == [0.0]
 
 
 def test_scores_have_gradients(generator):

@@ -143,9 +143,9 @@ def test_a_reference_is_needed():
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
 def test_bad_parameters_are_refused(bad):
-    with pytest.raises(ValueError, match="scale must be positive"):
+    with pytest.raises(ValueError, match="scale must be positive, between"):
         ScaledRadius(Chi(2), scale=bad)
-    with pytest.raises(ValueError, match="power must be positive"):
+    with pytest.raises(ValueError, match="power must be positive, between"):
         ScaledRadius(Chi(2), power=bad)
 
 

@@ -287,5 +287,7 @@ def test_a_probit_mixture_is_fitted_to_any_number_of_scores():
         ProbitMixture(one, 0 * one, one)
     with pytest.raises(ValueError, match="weights must not be negative"):
         ProbitMixture(one, one, -one)
-    with pytest.raises(ValueError, match=r"NaN|finite"):
+    with pytest.raises(ValueError, match="values of mean are NaN"):
         ProbitMixture(one * math.nan, one, one)
+    with pytest.raises(ValueError, match="mean must be finite"):
+        ProbitMixture(one * math.inf, one, one)

@@ -27,6 +27,14 @@ def rows(n: int = 300, p: int = 2, seed: int = 0):
 # --- additive features
 
 
+def test_features_whose_squares_are_no_floats_are_refused_by_name():
+    """Their standard deviation was infinite, and the error was about a scale that nobody had given."""
+    x = rows()[0]
+    AdditiveFeatures.fit(x * 1e139)
+    with pytest.raises(ValueError, match=r"x has numbers of up to .* 1e\+140 is the limit"):
+        AdditiveFeatures.fit(x * 1e200)
+
+
 def test_features_are_centred_and_of_variance_one_on_the_rows_they_were_made_for():
     x, *_ = rows()
     columns = AdditiveFeatures.fit(torch.cat([1e6 + 1e-3 * x, x.round()], 1))(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .numerics import Float64Module, check_indices, check_shapes
+from .validate import check_size
 
 _Own = TypeVar("_Own", bound="Smoother")
 _LEVELS = (0.25, 0.5, 0.75)  # of the hinges
@@ -129,7 +130,7 @@ class AdditiveFeatures(Float64Module):
     @classmethod
     def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS) -> AdditiveFeatures:
         """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10."""
-        x = x.detach().to(torch.float64)
+        x = check_size(x.detach().to(torch.float64), "x")
         low, high = x.amin(0), x.amax(0)
         varying = (high > low).nonzero().reshape(-1)
         column, kind, place = [varying], [torch.zeros_like(varying)], [torch.zeros(len(varying)).to(x)]

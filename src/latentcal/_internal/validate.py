@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .numerics import as_tensor
 
+MOST_DRAWS = 1 << 20  # for one row, where a setting says how many
+LARGEST = 1e140  # of numbers whose squares are summed
+
 
 def as_rows(
     x: Any, y: Any, *, outputs: int | None = None, fewest: int = 1, part: str = ""
@@ -83,6 +86,16 @@ def check_numbers(values: Tensor, name: str) -> Tensor:
     return values
 
 
+def check_size(values: Tensor, name: str) -> Tensor:
+    """The values, all of a size whose squares are floats, or an error that says how large they are."""
+    if values.numel() and (largest := float(values.abs().amax())) > LARGEST:
+        raise ValueError(
+            f"{name} has numbers of up to {largest:.3g}; their squares must be floats, so {LARGEST:g} is the "
+            "limit. Rescale them, or drop such rows."
+        )
+    return values
+
+
 def as_weights(weights: Any, n: int) -> Tensor | None:
     """Weights (n,) in float64, not negative and not all 0; None stays None."""
     if weights is None:
@@ -106,6 +119,11 @@ def as_whole(value: Any, name: str, least: int = 1, most: int = (1 << 63) - 1) -
     if int(value) > most:
         raise ValueError(f"{name} must be at most {most:,}, got {value}.")
     return int(value)
+
+
+def as_seed(value: Any) -> int:
+    """A whole number that a generator takes as its seed."""
+    return as_whole(value, "seed", least=0)
 
 
 def as_share(value: Any, name: str) -> float:

@@ -224,8 +224,8 @@ def _scales(share: Callable[[float], Tensor]) -> list[float]:
     """
     if bool((share(_FAR) > 0.02).any()):  # a draw next to the median stays where it is
         raise ValueError(
-            f"The region holds points {_FAR:.0f} times as far out as the draws of the model: it seems to be "
-            "unbounded, and has no volume."
+            f"At some x the region holds points {_FAR:.0f} times as far out as the draws of the model: it "
+            "seems to be unbounded, and has no volume."
         )
     scales, shares = [1.0], [share(1.0)]
     while bool((shares[-1] > 0.5).any()):

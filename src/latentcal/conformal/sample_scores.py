@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
+from .._internal.validate import MOST_DRAWS, as_seed, as_whole
 from ..flow import FlowDistribution
 from ..norms import Euclidean, FirstCoordinate
 from ..pit import negative_log_density
@@ -54,7 +55,7 @@ class HPDScore(Score):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_samples(self.samples)
+        check_draws(self.samples, self.seed)
 
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         pred = model(x)
@@ -87,10 +88,10 @@ def interpolated_rank(values: Tensor, draws: Tensor) -> Tensor:
     return rank.T.reshape(values.shape)
 
 
-def check_samples(samples: int) -> None:
-    """Raise where a number of samples is not positive."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}.")
+def check_draws(samples: int, seed: int) -> None:
+    """Raise where a number of samples or a seed cannot be one."""
+    as_whole(samples, "samples", most=MOST_DRAWS)
+    as_seed(seed)
 
 
 def _negative_log_density(pred: Any, y: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ class PCPScore(Score):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_samples(self.samples)
+        check_draws(self.samples, self.seed)
 
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         centres = common_draws(model, x, self.samples, self.seed)
@@ -197,7 +198,7 @@ class DCPScore(Score):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_samples(self.samples)
+        check_draws(self.samples, self.seed)
 
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         if (dim := outputs_of(model, x)) != 1:

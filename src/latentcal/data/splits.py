@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.validate import as_floating, as_rows
+from .._internal.validate import as_floating, as_rows, check_size
 from .arguments import SEEDS, whole_number
 from .dataset import MAX_ROWS, Dataset
 from .preprocessing import Preprocessing
@@ -266,8 +266,8 @@ def _split(
             f"{len(order)} rows are too few to split: {', '.join(tiny)}; "
             f"each part needs at least {_FEWEST_ROWS}."
         )
-    x_mean, x_scale = _mean_and_scale(x[indices["train"]])
-    y_mean, y_scale = _mean_and_scale(y[indices["train"]])
+    x_mean, x_scale = _mean_and_scale(check_size(x[indices["train"]], "x"))
+    y_mean, y_scale = _mean_and_scale(check_size(y[indices["train"]], "y"))
     parts = {
         name: Part(_standardised(x[rows], x_mean, x_scale), _standardised(y[rows], y_mean, y_scale))
         for name, rows in indices.items()

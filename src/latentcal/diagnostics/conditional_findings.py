@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import plots
+from .._internal.validate import as_share
 from ..flow import ConditionalFlow
 from ..metrics import Slab, WorstSlabs, calibration_error, worst_slab_coverage
 from ..norms import Euclidean
@@ -160,8 +161,7 @@ def examine(
 
 def _check(coverage: float, slab_share: float, level: float) -> None:
     for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}.")
+        as_share(value, name)
 
 
 @dataclass(frozen=True, eq=False)

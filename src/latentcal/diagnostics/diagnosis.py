@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import as_tensor
+from .._internal.validate import as_whole
 from ..flow import ConditionalFlow
 from ..norms import Euclidean
 from ..recalibration.discrete import atoms
@@ -170,8 +171,7 @@ def _changes(before: Measured, after: Measured) -> tuple[Measure, ...]:
 def _check(levels: Sequence[float], samples: int) -> None:
     if not levels or not all(0 < level < 1 for level in levels):
         raise ValueError(f"levels must lie strictly between 0 and 1, got {list(levels)}.")
-    if samples < 2:
-        raise ValueError(f"samples must be at least 2, for the energy score; got {samples}.")
+    as_whole(samples, "samples", least=2)  # for the energy score
 
 
 def diagnose_partitions(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._internal.validate import as_share, as_whole
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -62,8 +64,7 @@ def judged(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
 
 def check_permutations(permutations: int, level: float, *, tests: int) -> None:
     """Raise where the smallest p-value, 1 / (1 + permutations), does not survive the adjustment for tests."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}.")
+    permutations, level = as_whole(permutations, "permutations"), as_share(level, "level")
     fewest = math.ceil(tests / level - 1e-9) - 1
     if permutations < fewest:
         raise ValueError(

@@ -86,8 +86,8 @@ def as_numbers(values: Any, name: str) -> Tensor | None:
     try:
         return as_tensor(values.to_numpy(dtype=np.float64) if hasattr(values, "iloc") else values)
     except (TypeError, ValueError) as error:
-        kinds = getattr(values, "dtypes", {})
-        texts = [str(column) for column, kind in kinds.items() if kind.kind not in "biuf"]
+        kinds = values.dtypes.items() if getattr(values, "ndim", 0) == 2 and hasattr(values, "iloc") else ()
+        texts = [str(column) for column, kind in kinds if kind.kind not in "biuf"]
         which = f" (columns {texts})" if texts else ""
         raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
 

@@ -60,7 +60,7 @@ def norm_law(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> NormLaw
     n = len(norms)
     ordered = norms.sort().values
     low, high = float(ordered[0]), float(ordered[min(n - 1, int(_SHOWN * n))])
-    if not high > low:
+    if not low < high < math.inf:
         return None
     edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)
     upto = torch.searchsorted(ordered, edges, right=True)

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from .._internal.numerics import as_tensor
+from .._internal.validate import check_finite
 from ..base import RadialBase
 from ..conformal import Region
 from .choices import Pair
@@ -64,7 +65,8 @@ class TableEstimator(BaseEstimator):
     @staticmethod
     def _tensor(array: np.ndarray, name: str = "X") -> Tensor:
         """A float64 copy, whatever the byte order and the strides of the array are."""
-        return as_tensor(array, name).to(torch.float64).clone()
+        # scikit-learn does not look for infinities among objects.
+        return check_finite(as_tensor(array, name).to(torch.float64), name).clone()
 
     def _answer(self, values: Tensor, X: Any) -> Any:
         """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""

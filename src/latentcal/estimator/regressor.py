@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import flows
 from .._internal.numerics import as_tensor
+from .._internal.validate import MOST_DRAWS, as_whole, check_size
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
@@ -154,7 +155,8 @@ class FlowRegressor(RegressorMixin, TableEstimator):
                 "density. Drop them."
             )
         self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"]))
-        (x_mean, x_scale), (y_mean, y_scale) = mean_and_scale(x), mean_and_scale(y)
+        x_mean, x_scale = mean_and_scale(check_size(x, "X"))
+        y_mean, y_scale = mean_and_scale(check_size(y, "y"))
         units = {name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale) for name, (x, y) in parts.items()}
         seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
         # Layers take their first weights from torch's global generator, whose state is the user's.
@@ -380,9 +382,10 @@ class FlowRegressor(RegressorMixin, TableEstimator):
     def _summary(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Any:
         """A statistic (s, n, d) -> (..., n, d) of the latent points, decoded at each row."""
         parts = []
-        for x in self._chunks(X, self.draws):
+        draws = as_whole(self.draws, "draws", most=MOST_DRAWS)
+        for x in self._chunks(X, draws):
             base = self.model_.base.given(x)
-            z = latent_points(base, self.draws, 1 if base is self.model_.base else len(x), self._seed)
+            z = latent_points(base, draws, 1 if base is self.model_.base else len(x), self._seed)
             with full_precision(self.model_):
                 parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return self._answer(torch.cat(parts, dim=-2), X)

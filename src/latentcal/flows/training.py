@@ -50,7 +50,8 @@ class TrainingLog:
     @property
     def best_loss(self) -> float:
         """Lowest validation loss; infinite if there was none."""
-        return self.validation_loss[self.best_epoch] if self.best_epoch >= 0 else math.inf
+        known = 0 <= self.best_epoch < len(self.validation_loss)
+        return self.validation_loss[self.best_epoch] if known else math.inf
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Both curves against the epoch, the best one marked."""

@@ -55,19 +55,19 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
     pairs = s * (s - 1) if other is None else s * s_other
     y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
     other = samples if other is None else other.reshape(s_other, -1, d)
-    unit = _unit(y, samples, other)
-    if unit != 1:
+    unit = _units(y, samples, other)
+    if bool((unit != 1).any()):
         y, samples, other = y / unit, samples / unit, other / unit
     width = max(1, _CHUNK_BUDGET // ((s + s_other) * d + s * s_other))
     height = max(1, _CHUNK_BUDGET // (width * s_other))
     scores = []
-    for here, left, right in zip(
-        y.split(width), samples.split(width, dim=1), other.split(width, dim=1), strict=True
+    for here, left, right, size in zip(
+        y.split(width), samples.split(width, 1), other.split(width, 1), unit.split(width), strict=True
     ):
         left, right = left.transpose(0, 1), right.transpose(0, 1)
         misfit = _distances(left, here[:, None]).mean((1, 2))
         spread = sum(_distances(rows, right).sum((1, 2)) for rows in left.split(height, dim=1))
-        scores.append((misfit - spread / (2 * pairs)) * unit)
+        scores.append((misfit - spread / (2 * pairs)) * size[:, 0])
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
 
@@ -109,19 +109,20 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
     if not bool((check_finite(weights, "weights") >= 0).all()):
         raise ValueError("weights must not be negative.")
     y, samples = y.reshape(-1, d), samples.reshape(s, -1, d)
-    unit = y.new_tensor(_unit(y, samples))
-    if unit != 1:
+    unit = _units(y, samples)
+    if bool((unit != 1).any()):
         y, samples = y / unit, samples / unit
     width = max(1, _CHUNK_BUDGET // (s * d))
     scores = []
-    for seen, drawn in zip(y.split(width), samples.split(width, dim=1), strict=True):
+    for seen, drawn, size in zip(y.split(width), samples.split(width, 1), unit.split(width), strict=True):
         score = torch.zeros_like(seen[:, 0])
         # One output against those after it: no pair twice, and never |0|^q, whose slope is infinite.
         for i in range(d - 1):
             observed = (seen[:, i + 1 :] - seen[:, i : i + 1]).abs() ** order
             expected = ((drawn[..., i + 1 :] - drawn[..., i : i + 1]).abs() ** order).mean(0)
             score = score + (observed - expected) ** 2 @ (weights[i, i + 1 :] + weights[i + 1 :, i])
-        scores.append(score * unit ** (2 * order))
+        # A score of 0 stays 0 where its unit overflows.
+        scores.append(torch.where(score == 0, score, score * size[:, 0] ** (2 * order)))
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
 
@@ -170,11 +171,15 @@ def _number(value: Any, name: str) -> Any:
     return check_numbers(as_floating(to_tensor(value, name)), name)
 
 
-def _unit(*parts: Tensor) -> float:
-    """A unit in which squares neither overflow nor vanish; 1 for numbers of ordinary size."""
-    ends = [end for part in parts if part.numel() for end in torch.aminmax(part.detach())]
-    size = max((abs(float(end)) for end in ends), default=1.0)
-    return size if size > 0 and not 1e-10 < size < 1e10 else 1.0
+def _units(y: Tensor, *samples: Tensor) -> Tensor:
+    """A unit (n, 1) for each row, in which squares neither overflow nor vanish; 1 for ordinary sizes."""
+    if not y.numel():
+        return y.new_ones(y.shape[0], 1)
+    parts = [part.detach() for part in (y[None], *samples)]
+    ends = [end for part in parts for end in (part.amax((0, 2)), -part.amin((0, 2)))]
+    size = torch.stack(ends).amax(0)
+    ordinary = (size == 0) | ((size > 1e-10) & (size < 1e10))
+    return torch.where(ordinary, 1.0, size).unsqueeze(-1)
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

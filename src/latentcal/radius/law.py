@@ -18,11 +18,12 @@ from .._internal.numerics import (
     to_tensor,
     with_own_slope,
 )
-from .._internal.validate import as_shape, as_weights, check_numbers
+from .._internal.validate import LARGEST, as_shape, as_weights, check_numbers
 
 # Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
 _BLOCK = 2**16
-_LARGEST_RADIUS = 1e140
+_SMALLEST_RADIUS = 1e-295  # of the largest one
+_FARTHEST = 1e290  # of log-probabilities: no law can be evaluated there
 _FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
 
 
@@ -191,6 +192,7 @@ class RadiusLaw(Float64Module):
                 # Of a heavy tail the end of the floats comes first: the quantile is then the end itself.
                 end = sign * float(tail(torch.exp(target.new_tensor([-sign * _LOG_LARGEST]))))
                 beyond = half & ((target <= end) if sign > 0 else (target >= end))
+                beyond |= half & (target.abs() > _FARTHEST)
                 log_r[beyond] = -sign * math.inf
                 half = half & ~beyond
             if bool(half.any()):
@@ -283,9 +285,9 @@ def check_radii(
     ):
         if bool(bad.any()):
             raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
-    if float(radii.max()) > _LARGEST_RADIUS:
+    if float(radii.max()) > LARGEST:
         raise ValueError(
-            f"radii reach {float(radii.max()):.3g}; their squares must be floats, so {_LARGEST_RADIUS:g} is "
+            f"radii reach {float(radii.max()):.3g}; their squares must be floats, so {LARGEST:g} is "
             "the limit. The flow's scale is far from that of y: standardise y, or drop such rows."
         )
     radii = radii.clamp(max=upper)
@@ -299,6 +301,11 @@ def check_radii(
         radii, weights = radii[kept], weights[kept] / weights[kept].mean()
     if not bool((radii > 0).any()):
         raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
+    if float(radii.max()) < _SMALLEST_RADIUS:
+        raise ValueError(
+            f"All {radii.numel()} radii are below {_SMALLEST_RADIUS:g}, next to the end of the floats. The "
+            "flow's scale is far from that of y: standardise y."
+        )
     return radii, weights
 
 

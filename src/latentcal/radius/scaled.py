@@ -36,7 +36,8 @@ class ScaledRadius(RadiusLaw):
         for name, value in (("scale", scale), ("power", power)):
             if not _SMALLEST[name] <= value <= 1 / _SMALLEST[name]:
                 raise ValueError(
-                    f"{name} must be positive, between {_SMALLEST[name]} and its inverse, got {value}."
+                    f"{name} must be positive, between {_SMALLEST[name]} and its inverse, got {value}. If it "
+                    "was fitted, the radii are too far from those of the reference: standardise y."
                 )
         if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
             raise ValueError(

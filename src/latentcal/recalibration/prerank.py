@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .._internal.progress_bar import ProgressBar
-from .._internal.validate import as_floating, as_rows, as_whole
+from .._internal.validate import MOST_DRAWS, as_floating, as_rows, as_seed, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
 from .beta_mixture import BetaMixture
@@ -56,6 +56,14 @@ class PrerankRecalibration:
         whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
         if not (whole and len(counts) > 1 and bool((counts >= 0).all()) and 0 < int(counts.sum()) < 1 << 53):
             raise ValueError("counts must be (K + 1,) whole numbers, not negative and not all 0.")
+        borders = self.spread
+        if borders is not None and not (
+            borders.dtype == torch.float64
+            and borders.dim() == 1
+            and len(borders) > 1
+            and bool(torch.isfinite(borders).all() & (borders.diff() > 0).all())
+        ):
+            raise ValueError("spread must be (k + 1,) finite ascending numbers in float64, k >= 1.")
 
     @property
     def n(self) -> int:
@@ -116,6 +124,7 @@ class PrerankRecalibrated:
             density_samples=self.density_samples,
             batch_size=self.batch_size,
         )
+        as_seed(self.seed)
 
     def __call__(self, x: Tensor | None = None) -> PrerankDistribution:
         """Recalibrated distribution at features x, (..., p)."""
@@ -349,7 +358,7 @@ def _scores(
         impossible = torch.isneginf(log_density_of_y)
         if bool(impossible.any()):
             raise ValueError(
-                f"{int(impossible.sum())} of the calibration points {block.start} to {block.stop - 1} have "
+                f"{int(impossible.sum())} of the calibration points y {block.start} to {block.stop - 1} have "
                 "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
                 "wider support, drop the points, or use method='resampling', which ignores where they lie."
             )
@@ -359,6 +368,11 @@ def _scores(
         value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
         v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
         scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
+    if bool((lost := torch.isnan(scores)).any()):
+        raise ValueError(
+            f"{int(lost.sum())} of {n} calibration points y are so far from the predictions at x that their "
+            "ranks are not known. Drop them, or rescale x and y."
+        )
     return scores
 
 
@@ -376,7 +390,7 @@ def _joined(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
 def _check_whole(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None:
-            as_whole(value, name)
+            as_whole(value, name, most=(1 << 63) - 1 if name == "batch_size" else MOST_DRAWS)
     samples, bins = numbers["samples"], numbers["bins"]
     if samples is not None and bins is not None and bins > samples:
         raise ValueError(

@@ -275,8 +275,9 @@ def _checked(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) ->
     if wrong or dim not in (None, pred.event_shape[0]):
         raise ValueError(
             f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
-            f"{tuple(pred.event_shape)}; expected {tuple(batch_shape)} and ({'d' if dim is None else dim},). "
-            "Independent outputs become one event by torch.distributions.Independent(pred, 1)."
+            f"{tuple(pred.event_shape)}; x and y need {tuple(batch_shape)} and "
+            f"({'d' if dim is None else dim},). Independent outputs become one event by "
+            "torch.distributions.Independent(pred, 1)."
         )
     return pred
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .._internal.validate import check_size
 from ..norms import Euclidean
 
 NUMBERS = 1 << 18
@@ -54,7 +55,7 @@ class Frame:
     @classmethod
     def fit(cls, draws: Tensor) -> Frame:
         """Ellipsoids of draws (s, n, d)."""
-        points = draws.detach().to(torch.float64).transpose(0, 1)
+        points = check_size(draws.detach().to(torch.float64), "The prediction at x").transpose(0, 1)
         unit = points.std(1, keepdim=True, correction=0).clamp(min=1e-150)
         centers = points[:, :_NEIGHBOURHOODS] / unit
         size = max(1, points.shape[1] // _NEIGHBOURHOODS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .._internal.smoothers import AdditiveFeatures
-from .._internal.validate import as_number, as_whole, check_finite
+from .._internal.validate import as_number, as_whole, check_finite, check_size
 
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(7, -7, -1))  # relative to 1 a row
 _STEPS = 50
@@ -146,4 +146,4 @@ def _features(name: str, x: Any) -> Tensor:
     x = as_tensor(x, name).cpu().to(torch.float64)
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be (n, p), one row a point; got shape {tuple(x.shape)}.")
-    return check_finite(x, name)
+    return check_size(check_finite(x, name), name)
