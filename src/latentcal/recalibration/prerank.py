@@ -59,11 +59,12 @@ class PrerankRecalibration:
         borders = self.spread
         if borders is not None and not (
             borders.dtype == torch.float64
-            and borders.dim() == 1
-            and len(borders) > 1
-            and bool(torch.isfinite(borders).all() & (borders.diff() > 0).all())
+            and borders.dim() == 2
+            and len(borders) == 2
+            and borders.shape[1] > 1
+            and bool(torch.isfinite(borders).all() & (borders.diff(dim=1) > 0).all())
         ):
-            raise ValueError("spread must be (k + 1,) finite ascending numbers in float64, k >= 1.")
+            raise ValueError("spread must be (2, k + 1) finite numbers in float64, each row ascending, k >= 1.")
 
     @property
     def n(self) -> int:
