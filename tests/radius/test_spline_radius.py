@@ -185,3 +185,18 @@ def test_free_parameters_give_bins_that_fill_the_unit_interval_and_never_vanish(
     free = spline.widths - _SMALLEST_BIN
     assert (free[0] / free[1:]).tolist() == pytest.approx([math.exp(2)] * 4)
     assert int(spline.heights.argmin()) == 2
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.3, 0.7, 0.95, 1.0])
+def test_one_radius_on_a_bounded_support_gives_a_law_without_nan(radius):
+    """Behind a narrow law the mass up to the end of the support underflowed, and its logarithm was NaN."""
+    law = SplineRadius.fit(torch.tensor([radius]).double(), reference=BallRadius(2))
+    r = torch.linspace(0, 1, 101, dtype=torch.float64)
+    cdf, (log_cdf, log_sf) = law.cdf(r), law.log_tails(r)
+    for values in (cdf, log_cdf, log_sf, law.log_prob(r)):
+        assert not bool(torch.isnan(values).any())
+    assert bool((cdf.diff() >= 0).all())
+    torch.testing.assert_close(cdf[[0, -1]], torch.tensor([0.0, 1.0]).double())
+    torch.testing.assert_close(cdf + log_sf.exp(), torch.ones_like(cdf))
+    middle = law.icdf(torch.tensor(0.5).double())
+    torch.testing.assert_close(law.cdf(middle), torch.tensor(0.5).double())

@@ -75,8 +75,9 @@ class TabulatedLaw(RadiusLaw):
         if "_table" not in self._modules:
             with torch.no_grad():
                 low, high = self._span()
-                if math.isfinite(self.upper):
-                    high = self.upper ** (1 / 3)
+                end = self.upper ** (1 / 3)
+                # Far behind the law's own span the mass above would underflow: the exact tail serves there.
+                high = end if low >= high else min(high, end)
                 if not 0 <= low < high < math.inf:
                     raise ValueError(f"{type(self).__name__} cannot be evaluated: {_BEYOND}")
                 self._table = DensityTable.of(
@@ -84,9 +85,7 @@ class TabulatedLaw(RadiusLaw):
                     low,
                     high,
                     log_below=float(self._log_mass_below(self._scalar(low))) if low > 0 else -math.inf,
-                    log_above=-math.inf
-                    if math.isfinite(self.upper)
-                    else float(self._log_mass_above(self._scalar(high))),
+                    log_above=-math.inf if high == end else float(self._log_mass_to_end(self._scalar(high))),
                     breaks=self._breaks(),
                     tolerance=TOLERANCE + self._rounding(),
                 )
@@ -132,7 +131,7 @@ class TabulatedLaw(RadiusLaw):
             log_cdf[inside], log_sf[inside] = _in_chunks(table.log_tails, t[inside])
             for side, tail, exact in (
                 (below & (t > 0), log_cdf, self._log_mass_below),
-                (above & torch.isfinite(t), log_sf, self._log_mass_above),
+                (above & torch.isfinite(t), log_sf, self._log_mass_to_end),
             ):
                 if bool(side.any()):
                     tail[side] = _in_chunks(exact, t[side], size=1024) - table.log_total
@@ -151,6 +150,15 @@ class TabulatedLaw(RadiusLaw):
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
         return torch.full_like(target, 3 * math.log(self.table.low if lower_half else self.table.high))
+
+    def _log_mass_to_end(self, t: Tensor) -> Tensor:
+        """Log of the mass between t and the end of the support, before it is normalised."""
+        log_above = self._log_mass_above(t)
+        if math.isinf(self.upper):
+            return log_above
+        log_cut = self._log_mass_above(self._scalar(self.upper ** (1 / 3)))
+        ratio = torch.where(torch.isneginf(log_above), -math.inf, log_cut - log_above)
+        return log_above + log1mexp(ratio.clamp(max=0.0))
 
     def _scalar(self, t: float) -> Tensor:
         return torch.tensor([t], dtype=torch.float64, device=self._device())

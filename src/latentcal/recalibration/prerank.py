@@ -64,7 +64,9 @@ class PrerankRecalibration:
             and borders.shape[1] > 1
             and bool(torch.isfinite(borders).all() & (borders.diff(dim=1) > 0).all())
         ):
-            raise ValueError("spread must be (2, k + 1) finite numbers in float64, each row ascending, k >= 1.")
+            raise ValueError(
+                "spread must be (2, k + 1) finite numbers in float64, each row ascending, k >= 1."
+            )
 
     @property
     def n(self) -> int:
