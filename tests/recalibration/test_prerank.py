@@ -525,9 +525,9 @@ def test_wrong_arguments_are_explained():
         recalibrate_prerank(1.0, x, y)
     with pytest.raises(TypeError, match="must give a torch Distribution, it gave Tensor"):
         recalibrate_prerank(lambda x: x, x, y)
-    with pytest.raises(ValueError, match=r"event shape \(\); expected \(30,\) and \(2,\).*Independent"):
+    with pytest.raises(ValueError, match=r"event shape \(\); x and y need \(30,\) and \(2,\).*Independent"):
         recalibrate_prerank(lambda x: Normal(x.expand(-1, 2), 1.0), x, y)
-    with pytest.raises(ValueError, match=r"event shape \(2,\); expected \(30,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"event shape \(2,\); x and y need \(30,\) and \(1,\)"):
         recalibrate_prerank(model, x, y[:, :1])
     with pytest.raises(ValueError, match="x has 30 rows and y has 29"):
         recalibrate_prerank(model, x, y[1:])

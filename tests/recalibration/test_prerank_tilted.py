@@ -172,7 +172,7 @@ def test_points_of_density_zero_are_refused():
 
     x, y = torch.zeros(100, 1).double(), torch.zeros(100, 2).double()
     y[7] = 3.0
-    with pytest.raises(ValueError, match=r"1 of the calibration points 0 to .* have density 0"):
+    with pytest.raises(ValueError, match=r"1 of the calibration points y 0 to .* have density 0"):
         recalibrate_prerank(model, x, y)
 
 
