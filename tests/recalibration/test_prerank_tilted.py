@@ -291,3 +291,15 @@ def test_a_probit_mixture_is_fitted_to_any_number_of_scores():
         ProbitMixture(one * math.nan, one, one)
     with pytest.raises(ValueError, match="mean must be finite"):
         ProbitMixture(one * math.inf, one, one)
+
+
+def test_points_too_far_from_their_predictions_to_be_ranked_are_named():
+    """The distances were infinite, and so were the steps of the proposal."""
+
+    def far(x: Tensor) -> Distribution:
+        return Independent(Normal(x.expand(*x.shape[:-1], 2), 1.0), 1)
+
+    x, y = torch.zeros(40, 1).double(), torch.zeros(40, 2).double()
+    x[3] = 1e30
+    with pytest.raises(ValueError, match=r"points y .* from the predictions at x|points y .* have density 0"):
+        recalibrate_prerank(far, x, y, generator=torch.Generator().manual_seed(0))

@@ -318,6 +318,7 @@ def recalibrate_prerank(
         law: BetaMixture | ProbitMixture
         spread = None
         if method == "importance":
+            _refuse_lost(~torch.isfinite(reach).all(1))
             spread = spread_of(reach)
             size = min(density_samples, _FIT_DRAWS)
             law = ProbitMixture.fit(
@@ -371,11 +372,7 @@ def _scores(
         value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
         v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
         scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
-    if bool((lost := torch.isnan(scores)).any()):
-        raise ValueError(
-            f"{int(lost.sum())} of {n} calibration points y are so far from the predictions at x that their "
-            "ranks are not known. Drop them, or rescale x and y."
-        )
+    _refuse_lost(torch.isnan(scores))
     return scores
 
 
@@ -399,4 +396,12 @@ def _check_whole(**numbers: int | None) -> None:
         raise ValueError(
             f"{bins} bins of {samples} candidates: some bins would have none to draw from. "
             "Use more samples or fewer bins."
+        )
+
+
+def _refuse_lost(lost: Tensor) -> None:
+    if bool(lost.any()):
+        raise ValueError(
+            f"{int(lost.sum())} of {len(lost)} calibration points y are so far from the predictions at x "
+            "that their ranks are not known. Drop them, or rescale x and y."
         )
