@@ -523,3 +523,9 @@ def test_a_search_for_bounds_ignores_what_is_not_finite(generator):
     lower, upper = climb(start, outputs, propose)
     assert same.copied(lower, outputs.nan_to_num(9, 9, 9).amin(0))
     assert same.copied(upper, outputs.nan_to_num(-9, -9, -9).amax(0))
+
+
+def test_bounds_without_rows_are_empty_and_warn_of_nothing(generator):
+    region = region_at(scaled_gaussian(2, 1.0), DensityScore(), 4.0)
+    lower, upper = region.bounds(torch.empty(0, 1), generator=generator)
+    assert lower.shape == upper.shape == (0, 2)

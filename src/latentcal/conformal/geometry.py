@@ -36,6 +36,8 @@ def search_bounds(inside: Inside, start: Tensor, generator: torch.Generator | No
     The bounds are reached by points of the region, so they approach the true ones from within. A part of the
     region without a starting point may be missed.
     """
+    if not start.numel():
+        return Bounds(start.new_empty(start.shape[1:]), start.new_empty(start.shape[1:]))
     spread = start.std(0)
 
     def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
