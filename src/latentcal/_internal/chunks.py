@@ -1,0 +1,22 @@
+"""How much is held at a time: budgets of numbers, and the rows that fit into one."""
+
+from __future__ import annotations
+
+MEMORY = 1 << 22
+"""Numbers that intermediate results may hold: 32 MB in float64."""
+
+CACHE = 1 << 15
+"""Numbers that stay in a processor's cache: 256 kB in float64."""
+
+ROWS = 4096
+"""Rows that a network sees at a time."""
+
+
+def rows_at_a_time(numbers: int, budget: int = MEMORY) -> int:
+    """Rows of so many numbers each that a budget holds; at least one.
+
+    Examples:
+        >>> rows_at_a_time(1 << 20), rows_at_a_time(1 << 30)
+        (4, 1)
+    """
+    return max(1, budget // max(1, numbers))
