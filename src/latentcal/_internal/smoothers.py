@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes
-from .validate import check_size
 
 _Own = TypeVar("_Own", bound="Smoother")
-_LEVELS = (0.25, 0.5, 0.75)  # of the hinges
-_MOST_VALUES = 10  # of a column that is taken for a label
-_MOST_COLUMNS = 400
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
 _MOST_POINTS = 2000
 _FEWEST = 10  # neighbours
@@ -78,109 +74,15 @@ def log_dispersion(
     return smoother, log_scale
 
 
-class AdditiveFeatures(Float64Module):
-    r"""Columns for an additive model of features: each by itself, bent at its quartiles, or as a label.
-
-    .. math:: \phi(x) = \big(x_j,\; (x_j - q_{jk})_+,\; 1\{x_j = v_{jk}\}\big)_{j,k}, \quad
-              \text{centred, of variance 1}
-
-    A column of 3 to 10 distinct values is taken for a label and gets an indicator for each. Beyond the range
-    that was seen a feature counts as at its end, so nothing is extrapolated.
-
-    Args:
-        low: (p,) smallest seen values.
-        high: (p,) largest seen values.
-        column: (k,) column of x that each feature is made from.
-        kind: (k,) 0 for the column itself, 1 for a hinge, 2 for an indicator.
-        place: (k,) knot of a hinge, value of an indicator.
-        mean: (k,) subtracted from the features.
-        scale: (k,) positive divisors.
-    """
-
-    low: Tensor
-    high: Tensor
-    column: Tensor
-    kind: Tensor
-    place: Tensor
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(
-        self,
-        low: Tensor,
-        high: Tensor,
-        column: Tensor,
-        kind: Tensor,
-        place: Tensor,
-        mean: Tensor,
-        scale: Tensor,
-    ) -> None:
-        super().__init__()
-        check_shapes(low=(low, "p"), high=(high, "p"))
-        check_shapes(place=(place, "k"), mean=(mean, "k"), scale=(scale, "k"))
-        check_indices("column", column, len(place), len(low))
-        check_indices("kind", kind, len(place), 3)
-        if not bool((low <= high).all()) or not bool((scale > 0).all()):
-            raise ValueError("low must not be above high, and scale must be positive.")
-        for name, value in (("low", low), ("high", high), ("place", place), ("mean", mean), ("scale", scale)):
-            self.register_buffer(name, value)
-        self.register_buffer("column", column)
-        self.register_buffer("kind", kind)
-
-    @classmethod
-    def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS) -> AdditiveFeatures:
-        """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10."""
-        x = check_size(x.detach().to(torch.float64), "x")
-        low, high = x.amin(0), x.amax(0)
-        varying = (high > low).nonzero().reshape(-1)
-        column, kind, place = [varying], [torch.zeros_like(varying)], [torch.zeros(len(varying)).to(x)]
-        bends = list(_bends(x, varying))
-        if sum(len(knots) for _, _, knots in bends) + len(varying) <= min(most_columns, len(x) / 10):
-            for j, of_kind, knots in bends:
-                column.append(torch.full((len(knots),), j, device=x.device))
-                kind.append(torch.full((len(knots),), of_kind, device=x.device))
-                place.append(knots)
-        raw = (torch.cat(column), torch.cat(kind), torch.cat(place))
-        columns = _columns(x, *raw)
-        mean = columns.mean(0)
-        scale = ((columns - mean) ** 2).mean(0).sqrt()
-        kept = scale > 1e-12 * (mean.abs() + 1e-300)
-        column_, kind_, place_ = (part[kept] for part in raw)
-        return cls(low, high, column_, kind_, place_, mean[kept], scale[kept])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of x, (..., p) -> (..., k), in float64."""
-        if x.shape[-1] != len(self.low):
-            raise ValueError(f"x has {x.shape[-1]} features, the model was fitted with {len(self.low)}.")
-        x = torch.minimum(torch.maximum(x.to(torch.float64), self.low), self.high)
-        return (_columns(x, self.column, self.kind, self.place) - self.mean) / self.scale
-
-
-def _bends(x: Tensor, varying: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Column, kind and places of everything but the columns themselves."""
-    for j in varying.tolist():
-        values = torch.unique(x[:, j])
-        if 3 <= len(values) <= _MOST_VALUES:
-            yield j, 2, values
-        elif len(values) > _MOST_VALUES:
-            inner = torch.unique(torch.quantile(x[:, j], x.new_tensor(_LEVELS)))
-            yield j, 1, inner[(inner > values[0]) & (inner < values[-1])]
-
-
-def _columns(x: Tensor, column: Tensor, kind: Tensor, place: Tensor) -> Tensor:
-    chosen = x[..., column]
-    hinge = (chosen - place).clamp(min=0)
-    return torch.where(kind == 0, chosen, torch.where(kind == 1, hinge, (chosen == place).to(x)))
-
-
 class RidgeSmoother(Smoother):
-    r"""The additive model :math:`x \mapsto c + B^\top \phi(x)` of several targets.
+    r"""The linear model :math:`x \mapsto c + B^\top \phi(x)` of several targets.
 
     .. math:: \min_{c, B}\; \sum_i w_i \lVert t_i - c - B^\top \phi(x_i) \rVert^2
               + \sum_k \lambda_k \lVert B_k \rVert^2
 
     For each target the penalty is that of the smallest held-out error, from 1 to 10^6 and infinity, where the
-    model is a constant.
+    model is a constant. The features are additive; products for the pairs of columns that tell most are added
+    for targets whose held-out error they lower by more than its standard error.
 
     Args:
         features: :math:`\phi`.
@@ -191,11 +93,13 @@ class RidgeSmoother(Smoother):
     coefficients: Tensor
     intercept: Tensor
 
-    def __init__(self, features: AdditiveFeatures, coefficients: Tensor, intercept: Tensor) -> None:
+    def __init__(
+        self, features: AdditiveFeatures | ProductFeatures, coefficients: Tensor, intercept: Tensor
+    ) -> None:
         super().__init__()
-        check_shapes(
-            place=(features.place, "m"), coefficients=(coefficients, "m k"), intercept=(intercept, "k")
-        )
+        check_shapes(coefficients=(coefficients, "m k"), intercept=(intercept, "k"))
+        if len(features) != len(coefficients):
+            raise ValueError(f"{len(features)} features need as many coefficients, got {len(coefficients)}.")
         self.features = features
         self.register_buffer("coefficients", coefficients)
         self.register_buffer("intercept", intercept)
@@ -208,33 +112,108 @@ class RidgeSmoother(Smoother):
     def cross_fit(
         cls, x: Tensor, targets: Tensor, fold: Tensor, weights: Tensor, *, level: bool = True
     ) -> tuple[RidgeSmoother, Tensor]:
-        features = AdditiveFeatures.fit(x)
-        columns = features(x)
-        # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
-        basis = torch.linalg.svd(columns, full_matrices=False).Vh.T if columns.shape[1] > len(x) else None
-        columns = columns if basis is None else columns @ basis
+        additive = AdditiveFeatures.fit(x)
+        columns = additive(x)
         if not level:
             targets = targets - weights @ targets / weights.sum()
-        rows = [fold == number for number in range(int(fold.max()) + 1)]
-        moments = [_Moments.of(columns[row], targets[row], weights[row]) for row in rows]
-        total = sum(moments[1:], moments[0])
-        held_out = [(row, _Solver(total - part, level)) for row, part in zip(rows, moments, strict=True)]
-        errors = []
-        for penalty in _PENALTIES:
-            guess = _out_of_fold(held_out, columns, targets, torch.full_like(targets[0], penalty))
-            errors.append((weights[:, None] * (targets - guess) ** 2).sum(0))
-        best = targets.new_tensor(_PENALTIES)[torch.stack(errors).argmin(0)]
-        coefficients, intercept = _Solver(total, level).solve(best)
-        coefficients = coefficients if basis is None else basis @ coefficients
-        return cls(features, coefficients, intercept), _out_of_fold(held_out, columns, targets, best)
+        folds = int(fold.max()) + 1
+        plain = fit_ridge(columns, targets, fold, weights, level=level)
+        search = ProductSearch(additive, columns)
+        if search.most < 1:
+            return cls(additive, plain.coefficients, plain.intercept), plain.held_out
+        # Pairs that all rows choose would know the rows that judge them.
+        designs = [search.choose(targets, weights * (fold != f)).extend(columns) for f in range(folds)]
+        features = search.choose(targets, weights)
+        crossed = fit_ridge(features.extend(columns), targets, fold, weights, level=level, designs=designs)
+        gain = weights[:, None] * ((targets - plain.held_out) ** 2 - (targets - crossed.held_out) ** 2)
+        clear = gain.mean(0) > gain.std(0) * math.sqrt((1 + 1 / (folds - 1)) / len(x))
+        if not bool(clear.any()):
+            return cls(additive, plain.coefficients, plain.intercept), plain.held_out
+        padded = torch.zeros_like(crossed.coefficients)
+        padded[: len(additive)] = plain.coefficients
+        coefficients = torch.where(clear, crossed.coefficients, padded)
+        intercept = torch.where(clear, crossed.intercept, plain.intercept)
+        return cls(features, coefficients, intercept), torch.where(clear, crossed.held_out, plain.held_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
         return self.features(x) @ self.coefficients + self.intercept
 
+    def raise_by(self, level: Tensor) -> RidgeSmoother:
+        """The same model with answers that are higher by (k,)."""
+        return RidgeSmoother(self.features, self.coefficients, self.intercept + level)
+
+
+class RidgeFit(NamedTuple):
+    """A ridge regression of all rows, and those without each of the folds at the same penalties."""
+
+    coefficients: Tensor
+    """(m, k)."""
+    intercept: Tensor
+    """(k,)."""
+    by_fold: list[tuple[Tensor, Tensor]]
+    """Coefficients and intercept without each of the folds."""
+    held_out: Tensor
+    """(n, k) answers of the fit that did not see the row."""
+
+
+def fit_ridge(
+    columns: Tensor,
+    targets: Tensor,
+    fold: Tensor,
+    weights: Tensor,
+    *,
+    centred: bool = True,
+    level: bool = True,
+    designs: list[Tensor] | None = None,
+) -> RidgeFit:
+    """Ridge regression of targets (n, k) on columns (n, m); each target has its best held-out penalty.
+
+    Args:
+        columns: (n, m).
+        targets: (n, k).
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows.
+        centred: whether there is an intercept, which is not penalised.
+        level: whether the mean of the targets belongs to the answers; if not, their mean is 0.
+        designs: columns (n, .) of the fit without each of the folds; ``columns`` if None.
+    """
+    numbers = range(int(fold.max()) + 1)
+    # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
+    if designs is None and columns.shape[1] > len(columns):
+        basis = torch.linalg.svd(columns, full_matrices=False).Vh.T
+        fit = fit_ridge(columns @ basis, targets, fold, weights, centred=centred, level=level)
+        by_fold = [(basis @ coefficients, intercept) for coefficients, intercept in fit.by_fold]
+        return fit._replace(coefficients=basis @ fit.coefficients, by_fold=by_fold)
+    total = _Moments.of(columns, targets, weights)
+    rows = [fold == number for number in numbers]
+    if designs is None:
+        parts = [total - _Moments.of(columns[row], targets[row], weights[row]) for row in rows]
+    else:
+        parts = [
+            _Moments.of(own[~row], targets[~row], weights[~row])
+            for own, row in zip(designs, rows, strict=True)
+        ]
+    solvers = [_Solver(part, centred, level) for part in parts]
+    seen = [(columns if designs is None else designs[f])[rows[f]] for f in numbers]
+
+    def answer(solutions: list[tuple[Tensor, Tensor]]) -> Tensor:
+        guess = torch.empty_like(targets)
+        for row, own, (coefficients, intercept) in zip(rows, seen, solutions, strict=True):
+            guess[row] = own @ coefficients + intercept
+        return guess
+
+    errors = []
+    for penalty in _PENALTIES:
+        guess = answer([solver.solve(torch.full_like(targets[0], penalty)) for solver in solvers])
+        errors.append((weights[:, None] * (targets - guess) ** 2).sum(0))
+    best = targets.new_tensor(_PENALTIES)[torch.stack(errors).argmin(0)]
+    by_fold = [solver.solve(best) for solver in solvers]
+    return RidgeFit(*_Solver(total, centred, level).solve(best), by_fold, answer(by_fold))
+
 
 class _Moments:
-    """Weighted sums that a ridge regression is made from; those of two sets of rows can be added."""
+    """Weighted sums that a ridge regression is made from; those of a part of the rows can be taken off."""
 
     def __init__(self, *sums: Tensor) -> None:
         self.sums = sums
@@ -246,9 +225,6 @@ class _Moments:
             weighted.T @ columns, weighted.T @ targets, weighted.sum(0), weights @ targets, weights.sum()
         )
 
-    def __add__(self, other: _Moments) -> _Moments:
-        return _Moments(*(a + b for a, b in zip(self.sums, other.sums, strict=True)))
-
     def __sub__(self, other: _Moments) -> _Moments:
         return _Moments(*(a - b for a, b in zip(self.sums, other.sums, strict=True)))
 
@@ -256,9 +232,9 @@ class _Moments:
 class _Solver:
     """Ridge solutions for any penalty from one decomposition."""
 
-    def __init__(self, moments: _Moments, level: bool) -> None:
+    def __init__(self, moments: _Moments, centred: bool, level: bool) -> None:
         gram, cross, column_sum, target_sum, weight = moments.sums
-        self.column_mean, self.target_mean = column_sum / weight, target_sum / weight
+        self.column_mean, self.target_mean = column_sum / weight * centred, target_sum / weight * centred
         values, self.vectors = torch.linalg.eigh(gram - torch.outer(column_sum, self.column_mean))
         self.values = values.clamp(min=0)
         self.projected = self.vectors.T @ (cross - torch.outer(column_sum, self.target_mean))
@@ -269,16 +245,6 @@ class _Solver:
         """Coefficients (m, k) and intercept (k,) at penalties (k,)."""
         coefficients = self.vectors @ (self.projected / (self.values[:, None] + penalties))
         return coefficients, self.target_mean - self.column_mean @ coefficients
-
-
-def _out_of_fold(
-    held_out: list[tuple[Tensor, _Solver]], columns: Tensor, targets: Tensor, penalties: Tensor
-) -> Tensor:
-    guess = torch.empty_like(targets)
-    for rows, solver in held_out:
-        coefficients, intercept = solver.solve(penalties)
-        guess[rows] = columns[rows] @ coefficients + intercept
-    return guess
 
 
 class NeighbourSmoother(Smoother):

@@ -14,6 +14,7 @@ from .._internal.smoothers import RidgeSmoother, Smoother, log_dispersion
 from .._internal.splines import LineSpline
 
 FOLDS = 5
+LARGEST = 3.0  # change of a log scale, and slope between coordinates
 WINSOR = 4.0  # standard deviations
 FULL_UP_TO = 512  # dimensions; beyond, the matrix is diagonal
 _SHAPE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shrinkage of the covariance
@@ -99,7 +100,7 @@ class FeatureAffineMap(LatentMap):
         limit: largest change of a log scale.
     """
 
-    def __init__(self, shift: Smoother, log_scale: Smoother, limit: float = 3.0) -> None:
+    def __init__(self, shift: Smoother, log_scale: Smoother, limit: float = LARGEST) -> None:
         super().__init__()
         if shift.answers != log_scale.answers:
             raise ValueError(f"shift has {shift.answers} answers, log_scale has {log_scale.answers}.")
@@ -313,8 +314,8 @@ def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
 def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
     r"""The map :math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`, with additive ridge models of both.
 
-    They have mean 0 over the rows, so that only what depends on x is changed: infinite penalties, chosen
-    where x tells nothing about held-out rows, are the identity.
+    Shifts have mean 0 over the rows, and scales leave the size of each coordinate as it is: infinite
+    penalties, chosen where x tells nothing about held-out rows, are the identity.
 
     Args:
         z: (n, d) latents.
@@ -324,9 +325,24 @@ def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
     """
     if x is None:
         raise ValueError("A map that depends on x needs features.")
-    calm = winsorized(z)
-    shift, held_out_shift = RidgeSmoother.cross_fit(x, calm, fold, weights, level=False)
-    log_scale, held_out_scale = log_dispersion(RidgeSmoother, x, calm - held_out_shift, fold, weights)
-    step = FeatureAffineMap(shift, log_scale)
-    held_out_scale = held_out_scale.clamp(-step.limit, step.limit)
-    return CrossFitted(step, (z - held_out_shift) * torch.exp(-held_out_scale), -held_out_scale.sum(-1))
+    shift, held_out_shift = RidgeSmoother.cross_fit(x, winsorized(z), fold, weights, level=False)
+    rest, log_scale, held_out_scale = fit_log_scale(x, z, z - held_out_shift, fold, weights)
+    return CrossFitted(FeatureAffineMap(shift, log_scale), rest, -held_out_scale.sum(-1))
+
+
+def fit_log_scale(
+    x: Tensor, before: Tensor, after: Tensor, fold: Tensor, weights: Tensor
+) -> tuple[Tensor, RidgeSmoother, Tensor]:
+    """Scales by x of coordinates (n, d) that were shifted or sheared before.
+
+    Returns:
+        The coordinates over their out-of-fold scales, (n, d); the smoother of log scales; its out-of-fold
+        answers (n, d). Each coordinate has the size again that it had before: how large the latent is belongs
+        to the maps and laws around it.
+    """
+    log_scale, held_out = log_dispersion(RidgeSmoother, x, winsorized(after), fold, weights)
+    held_out = held_out.clamp(-LARGEST, LARGEST)
+    rest = after * torch.exp(-held_out)
+    sizes = [(weights @ winsorized(part) ** 2).clamp(min=1e-300) for part in (rest, before)]
+    level = 0.5 * torch.log(sizes[0] / sizes[1])
+    return rest * torch.exp(-level), log_scale.raise_by(level), held_out + level
