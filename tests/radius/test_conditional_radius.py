@@ -21,6 +21,7 @@ from latentcal.radius import (
     StudentRadius,
     smooth,
 )
+from latentcal.radius.calibration_sample import CalibrationSample
 from latentcal.radius.conditional import GroupedRadius, _shrunk_log_scales
 from latentcal.radius.smooth import SmoothRadius, StretchedRadius, _robust
 from latentcal.recalibration import recalibrate
@@ -404,8 +405,9 @@ def test_a_law_that_depends_on_x_asks_for_x():
 )
 def test_what_cannot_be_fitted_is_said(arguments, message):
     defaults = {"radii": torch.rand(20) + 0.1, "x": torch.rand(20, 2), "reference": Chi(DIM)}
+    given = defaults | arguments
     with pytest.raises(ValueError, match=message):
-        ConditionalRadius.fit(**(defaults | arguments))
+        ConditionalRadius.fit(given.pop("radii"), **given)
 
 
 # --- in a flow
@@ -431,7 +433,7 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
     gain += errors * float(gain.std()) / math.sqrt(n)
     values = iter([torch.zeros(n, dtype=torch.float64), gain])
 
-    def fit(radii, **options):
+    def fit(sample, **options):
         value = next(values)
         return SimpleNamespace(log_prob_untabulated=lambda r: value)
 
@@ -443,7 +445,7 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
     x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
     radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
     fold = torch.arange(n) % 2
-    law = SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, fold, 64)
+    law = SmoothRadius.of(CalibrationSample(radii, Chi(DIM), x), RidgeSmoother, True, fold, 64)
     assert (law.law.log_prob_untabulated(radii) is gain) == bent
 
 
@@ -526,5 +528,6 @@ def test_a_shape_that_depends_on_x_is_looked_for_from_50_radii_on(n, asked, monk
     monkeypatch.setattr(smooth, "log_dispersion", dispersion)
     x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
     radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
-    SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, torch.arange(n) % 2, 16)
+    sample = CalibrationSample(radii, Chi(DIM), x)
+    SmoothRadius.of(sample, RidgeSmoother, True, torch.arange(n) % 2, 16)
     assert bool(calls) == asked

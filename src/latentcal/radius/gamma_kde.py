@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .._internal.numerics import outside_inference_mode
 from .._internal.special import log_gamma_cdf_sf, stirling_error
+from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii, spread_limit
-from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
+from .law import as_float64, normalize
 from .tabulated import TabulatedLaw, _in_chunks
 
 MAX_KERNELS = 1000
@@ -65,20 +65,11 @@ class GammaKDE(TabulatedLaw):
             raise ValueError("weights must be one a center, not negative and not all 0.")
         self.rate, self.upper = float(rate), float(upper)
         self.register_buffer("centers", centers)
-        self.register_buffer("weights", normalized(weights))
+        self.register_buffer("weights", normalize(weights))
 
     @classmethod
-    @outside_inference_mode
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        rates: str = "extended",
-    ) -> GammaKDE:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample, *, rates: str = "extended") -> GammaKDE:
         r"""The estimate for radii (n,), its rate chosen by ten-fold cross-validated likelihood.
 
         The rates are :math:`10^{-5 + 10 i / 99}`, and the folds do not depend on the order of the radii.
@@ -87,20 +78,14 @@ class GammaKDE(TabulatedLaw):
         moved to a thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: law that gives the end of the support.
-            x: not needed.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms; the reference, if there is one, gives the end of the support.
             rates: ``"extended"`` goes on beyond an end of the grid while the likelihood grows there;
                 ``"paper"`` stays on the grid, with the published folds, contiguous in the given order.
         """
         if rates not in ("extended", "paper"):
             raise ValueError(f"rates must be 'extended' or 'paper', got {rates!r}.")
-        upper = math.inf if reference is None else reference.upper
-        radii, weights = check_radii(radii, weights, upper=upper)
-        warn_if_tied(radii)
-        t = cube_roots(radii)
+        warn_if_tied(sample.radii)
+        t, weights, upper = cube_roots(sample.radii), sample.weights, sample.upper
         folded = FoldedRadii.of(
             t,
             weights,

@@ -11,9 +11,10 @@ from torch import Tensor
 from .._internal.numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
 from .._internal.splines import UnitSpline, monotone_slopes
 from .._internal.validate import as_number, as_share
+from .calibration_sample import check_radii
 from .empirical import EmpiricalRadius
 from .folds import effective_size
-from .law import RadiusLaw, as_float64, check_radii
+from .law import RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
 _ROUNDING = 1e-9  # of a rank

@@ -17,9 +17,9 @@ from ..base import RadialBase
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
+from ..radius.calibration_sample import tied_share
 from ..radius.folds import fold_numbers, sorted_order
 from ..radius.guarantee import guarantee
-from ..radius.law import tied_share
 from ..radius.reference import Chi
 from .draws import Outputs
 from .latent import Recalibration

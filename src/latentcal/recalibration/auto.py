@@ -14,10 +14,11 @@ from .._internal.validate import as_whole
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test
+from ..radius.calibration_sample import tied_share, warn_if_tied
 from ..radius.conditional import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
-from ..radius.law import RadiusLaw, tied_share, warn_if_tied
+from ..radius.law import RadiusLaw
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import with_own_slope
-from ..radius.law import RadiusLaw, as_float64, normalized
+from ..radius.law import RadiusLaw, as_float64, normalize
 from ..radius.scaled import LARGEST_LOG_POWER, ascend
 from ..radius.stacked import mixture_weights
 
@@ -57,7 +57,7 @@ class BetaMixture(RadiusLaw):
             raise ValueError("weights must not be negative and not all 0.")
         self.register_buffer("alpha", alpha)
         self.register_buffer("beta", beta)
-        self.register_buffer("weights", normalized(weights))
+        self.register_buffer("weights", normalize(weights))
 
     @classmethod
     def fit(cls, ranks: Tensor, samples: int) -> BetaMixture:

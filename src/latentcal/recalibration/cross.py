@@ -15,6 +15,7 @@ from .._internal.progress_bar import ProgressBar
 from .._internal.validate import as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
@@ -93,7 +94,7 @@ def cross_calibrate(
     y: Any,
     *,
     folds: int = FOLDS,
-    fit: Callable[..., RadiusLaw] | None = None,
+    fit: Callable[[CalibrationSample], RadiusLaw] | None = None,
     groups: Groups = None,
     ensemble: bool = False,
     weights: Tensor | None = None,
@@ -195,7 +196,7 @@ def rolling_pit(
     first: int,
     step: int = 10,
     window: int | None = None,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     batch_size: int | None = None,
 ) -> Tensor:
     r"""Latent PIT values of rows in time order, each under a law fitted to earlier rows only.
@@ -214,7 +215,7 @@ def rolling_pit(
         first: rows that only calibrate; the values start at this row.
         step: rows between two fits of the law.
         window: number of latest rows that calibrate; all earlier ones if None.
-        fit: called as ``fit(radii, reference=law, x=x, weights=None)``.
+        fit: called with a :class:`CalibrationSample` of the past norms.
         batch_size: points that the flow encodes at a time; all at once if None.
 
     Returns:
@@ -235,9 +236,8 @@ def rolling_pit(
     for now in range(first, n, step):
         past = slice(0 if window is None else max(0, now - window), now)
         ahead = slice(now, min(now + step, n))
-        law = fit(
-            radii[past], reference=flow.base.radius, x=None if x is None else x[past], weights=None
-        ).given(None if x is None else x[ahead])
+        sample = CalibrationSample(radii[past], flow.base.radius, None if x is None else x[past])
+        law = fit(sample).given(None if x is None else x[ahead])
         with torch.no_grad():
             parts.append(law.cdf(radii[ahead]))
     return torch.cat(parts)

@@ -14,9 +14,10 @@ from torch import Tensor
 from .._internal.progress_bar import ProgressBar
 from ..base import RadialBase
 from ..metrics import uniformity_test
+from ..radius.calibration_sample import CalibrationSample, DiscreteOutputWarning
 from ..radius.conditional import ConditionalRadius, GroupedRadius
 from ..radius.folds import effective_size
-from ..radius.law import DiscreteOutputWarning, RadiusLaw
+from ..radius.law import RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
@@ -238,20 +239,13 @@ class RungFitter:
         return self._mapped[names]
 
     def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
-        reference = self.base.radius
         if kind is None:
-            return reference
+            return self.base.radius
+        sample = CalibrationSample(radii, self.base.radius, self.rows.x, self.rows.weights)
         if kind == "stacked":
-            return StackedRadius.fit(radii, reference=reference, weights=self.rows.weights, nodes=self.nodes)
-        return ConditionalRadius.fit(
-            radii,
-            self.rows.x,
-            reference=reference,
-            weights=self.rows.weights,
-            groups=self.groups if kind == "groups" else None,
-            fold=self.fold,
-            nodes=self.nodes,
-        )
+            return StackedRadius.fit(sample, nodes=self.nodes)
+        groups = self.groups if kind == "groups" else None
+        return ConditionalRadius.fit(sample, groups=groups, fold=self.fold, nodes=self.nodes)
 
 
 def climb(

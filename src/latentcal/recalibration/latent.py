@@ -19,10 +19,11 @@ from ..base import RadialBase
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 from ..metrics.autocorrelation import AutocorrelationTest, autocorrelation_test
+from ..radius.calibration_sample import CalibrationSample, tied_share
 from ..radius.empirical import EmpiricalRadius
 from ..radius.folds import effective_size
 from ..radius.guarantee import Guarantee, guarantee
-from ..radius.law import RadiusLaw, as_float64, tied_share
+from ..radius.law import RadiusLaw, as_float64
 from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
@@ -172,7 +173,7 @@ def recalibrate_norms(
     x: Tensor | None,
     fingerprint: Fingerprint,
     *,
-    fit: Callable[..., RadiusLaw],
+    fit: Callable[[CalibrationSample], RadiusLaw],
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     **about: Any,
@@ -183,7 +184,7 @@ def recalibrate_norms(
     """
     check_base(flow, x)
     started = time.perf_counter()
-    law = fit(radii, reference=flow.base.radius, x=x, weights=weights)
+    law = fit(CalibrationSample(radii, flow.base.radius, x, weights))
     fit_seconds = time.perf_counter() - started
     if not isinstance(law, RadiusLaw):
         raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
@@ -254,7 +255,7 @@ def recalibrate(
     x: Any,
     y: Any = None,
     *,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     discrete: Discrete | Dequantizer = "warn",
@@ -293,7 +294,7 @@ def recalibrate(
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable such as a
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
-        fit: called as ``fit(radii, reference=law, x=x, weights=weights)``; ``SplineRadius.fit`` and its like.
+        fit: called with a :class:`CalibrationSample` of the norms; ``SplineRadius.fit`` and its like.
         weights: (n,) of the calibration points; equal if None.
         order: ``"time"`` where the rows follow each other in time: the latent PIT is then tested for
             autocorrelation, in the level and in the spread, and effective n divided by its time.

@@ -19,6 +19,7 @@ from ..data.names import list_names
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution
 from ..pit import latent_pit
+from ..radius.calibration_sample import CalibrationSample
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from .latent import recalibrate_norms
@@ -172,7 +173,7 @@ def recalibrate_partitions(
     *,
     targets: Sequence[str] | str | None = None,
     features: Sequence[str] | str | None = None,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     with_x: bool = False,
     batch_size: int | None = None,
     retries: int = 3,

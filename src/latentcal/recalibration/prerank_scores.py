@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..radius.law import RadiusLaw, as_float64, normalized
+from ..radius.law import RadiusLaw, as_float64, normalize
 from ..radius.stacked import mixture_weights
 
 _FOLDS = 10
@@ -155,7 +155,7 @@ class ProbitMixture(RadiusLaw):
             raise ValueError("weights must not be negative and not all 0.")
         self.register_buffer("mean", mean)
         self.register_buffer("scale", scale)
-        self.register_buffer("weights", normalized(weights))
+        self.register_buffer("weights", normalize(weights))
 
     @classmethod
     def fit(cls, scores: Tensor) -> ProbitMixture:
