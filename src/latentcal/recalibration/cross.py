@@ -19,13 +19,12 @@ from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
-from .align import Aligned, LatentRows
+from .align import Aligned
 from .auto import calibrate_rows
-from .draws import Outputs
 from .ladder import Groups
 from .latent import check_base, latent_norms, recalibrate_norms
-from .maps import FOLDS, check_order
-from .rows import Gathered
+from .maps import FOLDS
+from .rows import Gathered, LatentRows, Outputs, check_order
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
 
@@ -146,7 +145,7 @@ def cross_calibrate(
     latents: Tensor | None = None
     for number in ProgressBar(range(folds), desc="fold flows", progress=progress):
         seen, held_out = fold != number, fold == number
-        flow = _trained(make_flow, features, outputs, seen)
+        flow = _train_flow(make_flow, features, outputs, seen)
         with torch.no_grad(), evaluation_mode(flow):
             part: FlowDistribution = flow(None if features is None else features[held_out])
             z = part.latent(outputs[held_out]).cpu()
@@ -156,9 +155,9 @@ def cross_calibrate(
     assert latents is not None
     at = None if features is None else as_context(flows[0], features).cpu()
     gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
-    rows = LatentRows.made(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
+    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
 
-    def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
+    def calibrate(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:
             return calibrate_rows(flow, rows, groups=groups, contiguous=order == "time", progress=progress)
         norms = flow.base.norm_of(rows.z)
@@ -167,12 +166,12 @@ def cross_calibrate(
 
     if not ensemble:
         everything = torch.ones(n, dtype=torch.bool)
-        return calibrated(_trained(make_flow, features, outputs, everything))
-    first = calibrated(flows[0])
-    return FlowEnsemble([first, *(_alike(first, flow) for flow in flows[1:])])
+        return calibrate(_train_flow(make_flow, features, outputs, everything))
+    first = calibrate(flows[0])
+    return FlowEnsemble([first, *(_recalibrate_alike(first, flow) for flow in flows[1:])])
 
 
-def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
+def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
     with torch.enable_grad():  # also where the caller has switched gradients off: this is training
         flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
@@ -180,7 +179,7 @@ def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> 
     return flow
 
 
-def _alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
+def _recalibrate_alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
     """Another flow with the map and the law of a recalibrated one."""
     inner = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
     copy = inner.with_base(model.base)

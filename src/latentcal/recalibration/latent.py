@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,12 +28,12 @@ from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
 from .discrete import AtomCare, Dequantizer, Discrete
-from .maps import check_order
-from .rows import gather, visit_norms
+from .rows import check_order, gather, visit_norms
 
 FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
 _AUTOCORRELATED = 0.001  # p-value below which it is said
 _FEW_POINTS, _SMALL_SHARE = 20, 0.05
+_Model = TypeVar("_Model", bound=ConditionalFlow)
 __all__ = [
     "AutocorrelationWarning",
     "CalibrationReuseWarning",
@@ -195,21 +195,57 @@ def recalibrate_norms(
     in_time = order == "time" and len(radii) >= FEWEST_IN_TIME
     serial = autocorrelation_test(u) if in_time and u is not None else None
     effective_n = effective_n_of(weights, len(radii), serial)
-    judged = (law, radii) if at_x is law else (BallRadius(1), u)
-    bound = guarantee(*judged, weights=weights, effective_n=effective_n)
-    model = flow.with_base(flow.base.with_radius(law))
-    previous: Recalibration | None = flow.recalibration
-    model.recalibration = Recalibration(
-        law=law,
-        reference=flow.base if previous is None else previous.reference,
-        n=len(radii),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
+    followed = (law, radii) if at_x is law else (BallRadius(1), u)
+    bound = guarantee(*followed, weights=weights, effective_n=effective_n)
+    return record_recalibration(
+        flow.with_base(flow.base.with_radius(law)),
+        flow,
+        Recalibration,
+        norms=radii,
+        bound=bound,
         fit_seconds=fit_seconds,
-        tied=tied_share(radii),
-        fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
+        fingerprint=fingerprint,
         effective_n=effective_n,
         autocorrelation=None if serial is None else serial.p_value,
+        **about,
+    )
+
+
+def record_recalibration(
+    model: _Model,
+    flow: ConditionalFlow,
+    kind: type[Recalibration],
+    *,
+    norms: Tensor,
+    bound: Guarantee | None,
+    fit_seconds: float,
+    fingerprint: Fingerprint,
+    n: int | None = None,
+    **about: Any,
+) -> _Model:
+    """The model with a record of how it was made from a flow.
+
+    Args:
+        model: the flow with another law or map.
+        flow: what it was made from; of one that was recalibrated before, base and rows go into the record.
+        kind: of the record.
+        norms: (n,) latent norms of the calibration rows, before.
+        bound: how closely the law follows the norms; None where no law was fitted.
+        fit_seconds: time that fitting took.
+        fingerprint: sketch of the calibration rows.
+        n: rows behind the law; all if None.
+        about: further fields of the record.
+    """
+    previous: Recalibration | None = flow.recalibration
+    model.recalibration = kind(
+        law=model.base.radius,
+        reference=flow.base if previous is None else previous.reference,
+        n=len(norms) if n is None else n,
+        lambda_=math.nan if bound is None else bound.lambda_,
+        epsilon=math.nan if bound is None else bound.epsilon,
+        fit_seconds=fit_seconds,
+        tied=tied_share(norms),
+        fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
         **about,
     )
     return model

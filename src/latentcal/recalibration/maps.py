@@ -212,12 +212,6 @@ CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
 """``cross_fit(z, x, fold, weights)`` for latents (n, d), features (n, p), folds (n,) and weights (n,)."""
 
 
-def check_order(order: str | None) -> None:
-    """Raise where the order of rows is neither "time" nor None."""
-    if order not in (None, "time"):
-        raise ValueError(f"order must be 'time' or None, got {order!r}.")
-
-
 def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) -> tuple[Tensor, Tensor]:
     """Latents (n, d), each mapped by the map of its fold, and the log-dets (n,)."""
     mapped, log_abs_det = torch.empty_like(z), torch.empty_like(z[:, 0])
