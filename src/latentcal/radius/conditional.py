@@ -87,7 +87,7 @@ class ConditionalRadius(RadiusLaw):
         return TypeError(f"A {type(self).__name__} depends on x: use law.given(x).")
 
 
-def given_features(x: Tensor | None) -> Tensor:
+def require_features(x: Tensor | None) -> Tensor:
     """Features that a law asks for, or a clear error."""
     if x is None:
         raise ValueError("The law of the radius depends on x: pass the features.")
@@ -133,7 +133,7 @@ class GroupedRadius(ConditionalRadius):
     ) -> GroupedRadius:
         """The laws for a sample with features and a reference."""
         radii = sample.radii
-        label = _label(given_features(sample.x), groups)
+        label = _label(require_features(sample.x), groups)
         whole = StackedRadius.fit(sample, nodes=nodes)
         labels, member, counts = torch.unique(label, return_inverse=True, return_counts=True)
         if len(labels) > max(10, len(radii) // 2):
@@ -146,7 +146,7 @@ class GroupedRadius(ConditionalRadius):
             around = replace(sample, reference=whole)
             stacks = [StackedRadius.fit(around.take(member == g), nodes=nodes) for g in known]
             return cls(whole, stacks, labels[known], groups)
-        scales = torch.exp(_shrunk_log_scales(radii, sample.weights, member, len(labels)))
+        scales = torch.exp(_shrink_log_scales(radii, sample.weights, member, len(labels)))
         common = StackedRadius.fit(replace(sample, radii=radii / scales[member]), nodes=nodes)
         laws: list[RadiusLaw] = []
         for g in known:
@@ -165,9 +165,9 @@ class GroupedRadius(ConditionalRadius):
         whole, *laws = (law.with_tail(tail, share) for law in (self.whole, *self.laws))  # type: ignore[operator]
         return GroupedRadius(whole, laws, self.labels, self.groups)
 
-    def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
+    def refit(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
         """The same groups with laws of other radii; those with few of them have one in common."""
-        label = _label(given_features(x), self.groups)
+        label = _label(require_features(x), self.groups)
         known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
         laws = [fit(radii[label == value]) for value in known]
         rest = ~torch.isin(label, self.labels.new_tensor(known))
@@ -180,13 +180,13 @@ class GroupedRadius(ConditionalRadius):
 
     def smallest(self, x: Tensor | None) -> int:
         """Rows of features (n, p) in the smallest of the groups; all others together are one, if not few."""
-        label = _label(given_features(x), self.groups)
+        label = _label(require_features(x), self.groups)
         sizes = [int((label == value).sum()) for value in self.labels.tolist()]
         others = len(label) - sum(sizes)
         return min([*sizes, others] if others >= _FEWEST else sizes, default=len(label))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
-        match = _label(given_features(x), self.groups)[..., None] == self.labels
+        match = _label(require_features(x), self.groups)[..., None] == self.labels
         group = torch.where(match.any(-1), match.to(torch.int8).argmax(-1) if len(self.labels) else 0, -1)
         return ChosenRadius([*self.laws, self.whole], group % (len(self.laws) + 1))
 
@@ -208,29 +208,29 @@ class ChosenRadius(RadiusLaw):
         self.register_buffer("choice", choice)
 
     def log_prob(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_prob(r), r)
+        return self._choose(lambda law, r: law.log_prob(r), r)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_prob_untabulated(r), r)
+        return self._choose(lambda law, r: law.log_prob_untabulated(r), r)
 
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         places = torch.zeros(shape, dtype=torch.float64)
-        return self._chosen(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
+        return self._choose(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
 
     def log_cdf(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_cdf(r), r)
+        return self._choose(lambda law, r: law.log_cdf(r), r)
 
     def log_sf(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_sf(r), r)
+        return self._choose(lambda law, r: law.log_sf(r), r)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
-        return self._chosen(lambda law, r: law.log_radial_density(r, dim), r)
+        return self._choose(lambda law, r: law.log_radial_density(r, dim), r)
 
     @torch.no_grad()
     def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        return self._chosen(lambda law, *tails: law.icdf_log_tails(*tails), log_cdf, log_sf)
+        return self._choose(lambda law, *tails: law.icdf_log_tails(*tails), log_cdf, log_sf)
 
-    def _chosen(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    def _choose(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
         choice, *parts = torch.broadcast_tensors(self.choice, *(as_float64(v) for v in values))
         answer = torch.empty_like(parts[0])
         for number in torch.unique(choice).tolist():
@@ -239,7 +239,7 @@ class ChosenRadius(RadiusLaw):
         return answer
 
 
-def _shrunk_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
+def _shrink_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
     """Mean log radius of each group beside that of all, (g,), drawn to 0 as far as it may be chance."""
 
     def sums(values: Tensor) -> Tensor:

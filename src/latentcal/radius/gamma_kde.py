@@ -11,7 +11,7 @@ from .._internal.special import log_gamma_cdf_sf, stirling_error
 from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii, spread_limit
 from .law import as_float64, normalize
-from .tabulated import TabulatedLaw, _in_chunks
+from .tabulated import TabulatedLaw, apply_in_chunks
 
 MAX_KERNELS = 1000
 _MAX_NODES = 512  # for the choice of the rate
@@ -100,7 +100,7 @@ class GammaKDE(TabulatedLaw):
         if math.isfinite(self.upper):
             return self.log_prob(r)
         t = cube_roots(as_float64(r))
-        flat = _in_chunks(self._log_density, t.reshape(-1), size=1024)
+        flat = apply_in_chunks(self._log_density, t.reshape(-1), size=1024)
         return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
 
     @torch.no_grad()
@@ -185,7 +185,7 @@ def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -
     end = upper ** (1 / 3)
     levels = [folded]
     while levels[-1].nodes.numel() > 64:
-        levels.append(levels[-1].merged(2))
+        levels.append(levels[-1].merge_nodes(2))
     largest = largest_rate(folded)
     grid = [rate for rate in PAPER_GRID if rate <= largest] or [largest]
     scores = _scores(levels, grid, end)

@@ -84,13 +84,13 @@ class ScaledRadius(RadiusLaw):
         return log_density.masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
     def log_cdf(self, r: Tensor) -> Tensor:
-        return self.reference.log_cdf(self._unscaled(r))
+        return self.reference.log_cdf(self._unscale(r))
 
     def log_sf(self, r: Tensor) -> Tensor:
-        return self.reference.log_sf(self._unscaled(r))
+        return self.reference.log_sf(self._unscale(r))
 
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        return self.reference.log_tails(self._unscaled(r))
+        return self.reference.log_tails(self._unscale(r))
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         if self.power == 1:
@@ -109,7 +109,7 @@ class ScaledRadius(RadiusLaw):
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         return self.scale * self.reference._quantile(log_cdf, log_sf) ** self.power
 
-    def _unscaled(self, r: Tensor) -> Tensor:
+    def _unscale(self, r: Tensor) -> Tensor:
         return (as_float64(r).clamp(min=0) / self.scale) ** (1 / self.power)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._internal.smoothers import Smoother, log_dispersion
 from .calibration_sample import CalibrationSample
-from .conditional import ConditionalRadius, given_features
+from .conditional import ConditionalRadius, require_features
 from .law import RadiusLaw, as_float64
 from .stacked import StackedRadius
 
@@ -51,7 +51,7 @@ class SmoothRadius(ConditionalRadius):
     ) -> SmoothRadius:
         """The law for a sample with features and a reference, with both smoothers cross-fitted."""
         assert sample.reference is not None
-        radii, x, weights = sample.radii, given_features(sample.x), sample.weights
+        radii, x, weights = sample.radii, require_features(sample.x), sample.weights
         log_r = torch.log(torch.where(radii > 0, radii, 1e-3 * radii[radii > 0].min()))
         middle, spread = _robust(log_r)
         calm = log_r.clamp(middle - 3 * spread, middle + 3 * spread)[:, None]
@@ -90,7 +90,7 @@ class SmoothRadius(ConditionalRadius):
         return at_x._stretch.standard(as_float64(radii))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
-        x = given_features(x)
+        x = require_features(x)
         log_scale = self.scale(x)[..., 0].clamp(-_LARGEST[0], _LARGEST[0])
         log_power = torch.zeros_like(log_scale) if self.shape is None else self.shape(x)[..., 0]
         return StretchedRadius(self.law, log_scale, log_power.clamp(-_LARGEST[1], _LARGEST[1]), self.median)

@@ -216,5 +216,5 @@ def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lam
     if isinstance(fitted.law, SmoothRadius):
         return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))
     if isinstance(fitted.law, GroupedRadius):
-        return fitted.law.refitted(radii, rows.x, law_of)
+        return fitted.law.refit(radii, rows.x, law_of)
     return law_of(radii)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .._internal.numerics import outside_inference_mode
 from .._internal.validate import as_weights
 from ..base import RadialBase
-from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 from ..metrics.autocorrelation import AutocorrelationTest, autocorrelation_test
 from ..radius.calibration_sample import CalibrationSample, tied_share
@@ -34,16 +34,6 @@ FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
 _AUTOCORRELATED = 0.001  # p-value below which it is said
 _FEW_POINTS, _SMALL_SHARE = 20, 0.05
 _Model = TypeVar("_Model", bound=ConditionalFlow)
-__all__ = [
-    "AutocorrelationWarning",
-    "CalibrationReuseWarning",
-    "EffectiveSizeWarning",
-    "NLLTerms",
-    "Recalibration",
-    "latent_norms",
-    "nll_decomposition",
-    "recalibrate",
-]
 
 
 class AutocorrelationWarning(UserWarning):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .._internal.progress_bar import ProgressBar
-from .._internal.validate import as_rows, as_weights, as_whole
+from .._internal.validate import as_floating, as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..radius.folds import fold_numbers, sorted_order
@@ -207,6 +207,17 @@ def check_order(order: str | None) -> None:
     """Raise where the order of rows is neither "time" nor None."""
     if order not in (None, "time"):
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
+
+
+def join_rows(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
+    """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
+    pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
+    if not any(len(y) for _, y in pairs):
+        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+    if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
+        raise ValueError("The batches of x and y must have the same features and the same outputs.")
+    xs, ys = zip(*pairs, strict=True)
+    return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
