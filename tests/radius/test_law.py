@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from latentcal.radius import Chi, ScaledRadius, StudentRadius
-from latentcal.radius.law import RadiusLaw, check_radii
+from latentcal.radius.calibration_sample import check_radii
+from latentcal.radius.law import RadiusLaw
 
 
 def test_weights_are_compared_with_the_largest_and_not_with_one():

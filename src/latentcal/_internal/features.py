@@ -24,8 +24,8 @@ class AdditiveFeatures(Float64Module):
               \text{centred, of variance 1}
 
     Hinges stand at the quartiles, from 1,000 rows on at the eighths. A column of 3 to 10 distinct values is
-    taken for a label and gets an indicator for each. Beyond the range that was seen a feature counts as at its
-    end, so nothing is extrapolated.
+    taken for a label and gets an indicator for each. Beyond the range that was seen a feature counts as at
+    its end, so nothing is extrapolated.
 
     Args:
         low: (p,) smallest seen values.

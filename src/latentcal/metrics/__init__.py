@@ -1,6 +1,6 @@
 """Pure functions of tensors: is a sample of PIT values uniform, and how good is a predictive sample?"""
 
-from .autocorrelation import AutocorrelationTest, autocorrelation_test
+from .autocorrelation import AutocorrelationTest, DriftTest, autocorrelation_test, drift_test
 from .scores import bits_per_dim, energy_score, relative_score, variogram_score
 from .slabs import Slab, WorstSlabs, binomial_interval, worst_slab_coverage
 from .uniformity import (
@@ -16,6 +16,7 @@ from .uniformity import (
 
 __all__ = [
     "AutocorrelationTest",
+    "DriftTest",
     "PitDensity",
     "ReliabilityCurve",
     "Slab",
@@ -25,6 +26,7 @@ __all__ = [
     "binomial_interval",
     "bits_per_dim",
     "calibration_error",
+    "drift_test",
     "empirical_coverage",
     "energy_score",
     "pit_density",

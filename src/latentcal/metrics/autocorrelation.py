@@ -1,4 +1,4 @@
-"""Do PIT values that follow each other in time depend on each other?"""
+"""Do PIT values that follow each other in time depend on each other, or drift?"""
 
 from __future__ import annotations
 
@@ -66,11 +66,7 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
     """
     from scipy.stats import chi2
 
-    u = to_tensor(u, "u").detach().to(torch.float64)
-    if u.dim() != 1 or len(u) < 10:
-        raise ValueError(f"u must be at least 10 PIT values in time order, (n,); got shape {tuple(u.shape)}.")
-    if not bool(((u >= 0) & (u <= 1)).all()):
-        raise ValueError("u must be PIT values in [0, 1], none of them NaN. latent_pit makes them.")
+    u = _check_pit(u)
     n = len(u)
     lags = min(10, n // 10) if lags is None else as_whole(lags, "lags")
     if not 1 <= lags < n / 2:
@@ -86,6 +82,74 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
     return AutocorrelationTest(
         max(statistics), min(1.0, 2 * min(level, spread)), level, spread, n / max(times), lags
     )
+
+
+class DriftTest(NamedTuple):
+    """Whether the law of PIT values changes along the rows.
+
+    Attributes:
+        statistic: the larger of the two CUSUM statistics.
+        p_value: probability that values of one law reach it in either, at most.
+        level: p-value of the level alone: values become larger or smaller.
+        spread: p-value of the spread alone: values move towards the ends or away from them.
+    """
+
+    statistic: float
+    p_value: float
+    level: float
+    spread: float
+
+
+def drift_test(u: Tensor) -> DriftTest:
+    r"""CUSUM test of PIT values in time order, of their level and of their spread.
+
+    .. math:: T = \max_t \frac{1}{\hat\sigma \sqrt n} \Big| \sum_{i \le t} (s_i - \bar s) \Big|
+              \;\approx\; \sup_t |B(t)|,
+
+    B a Brownian bridge, with s the normal scores of u (level) and of :math:`|u - \tfrac12|` (spread) and
+    :math:`\hat\sigma^2` their long-run variance (Bartlett weights, with the bandwidth of Andrews for an
+    autoregression of order 1): values that depend on their neighbours but keep their law are no drift. The
+    p-value is twice the smaller of the two.
+
+    Args:
+        u: (n,) PIT values in time order, n >= 10; numpy arrays are taken as well.
+
+    Raises:
+        ValueError: where u is not (n,), too short, constant, or has NaN.
+
+    Examples:
+        >>> u = torch.rand(400, generator=torch.Generator().manual_seed(0))
+        >>> drift_test(u).p_value > 0.05, drift_test(torch.cat([u[:200], u[200:] ** 2])).p_value < 0.01
+        (True, True)
+    """
+    from scipy.stats import kstwobign
+
+    u = _check_pit(u)
+    statistics = [_cusum(_normal_scores(values)) for values in (u, (u - 0.5).abs())]
+    level, spread = (float(kstwobign.sf(statistic)) for statistic in statistics)
+    return DriftTest(max(statistics), min(1.0, 2 * min(level, spread)), level, spread)
+
+
+def _check_pit(u: Tensor) -> Tensor:
+    u = to_tensor(u, "u").detach().to(torch.float64)
+    if u.dim() != 1 or len(u) < 10:
+        raise ValueError(f"u must be at least 10 PIT values in time order, (n,); got shape {tuple(u.shape)}.")
+    if not bool(((u >= 0) & (u <= 1)).all()):
+        raise ValueError("u must be PIT values in [0, 1], none of them NaN. latent_pit makes them.")
+    return u
+
+
+def _cusum(scores: Tensor) -> float:
+    """Largest partial sum of centred scores (n,), in units of its long-run standard deviation."""
+    n = len(scores)
+    scores = scores - scores.mean()
+    correlation = _autocorrelation(scores)
+    first = min(float(correlation[1].abs()), 0.97)
+    bandwidth = 1.1447 * (4 * first**2 / (1 - first**2) ** 2 * n) ** (1 / 3)
+    lags = torch.arange(1, n, dtype=torch.float64, device=scores.device)
+    weights = (1 - lags / (bandwidth + 1)).clamp(min=0)
+    variance = (scores**2).mean() * (1 + 2 * (weights * correlation[1:]).sum()).clamp(min=1e-3)
+    return float(scores.cumsum(0).abs().max() / torch.sqrt(n * variance))
 
 
 def _normal_scores(values: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 from .._internal.numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
 from .._internal.splines import UnitSpline, monotone_slopes
 from .._internal.validate import as_number, as_share
+from .calibration_sample import check_radii
 from .empirical import EmpiricalRadius
 from .folds import effective_size
-from .law import RadiusLaw, as_float64, check_radii
+from .law import RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
 _ROUNDING = 1e-9  # of a rank
@@ -305,7 +306,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         knots = min(values.numel(), _FIRST_KNOTS)
         while True:
             chosen = torch.linspace(0, values.numel() - 1, knots, device=radii.device).round().long().unique()
-            pulled = _pulled(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
+            pulled = _pull_law(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
             if _lambda(pulled) <= max_lambda + 1e-6:  # of an order statistic: rounding
                 break
             if knots == values.numel():
@@ -320,10 +321,10 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
             # A hair inside the bound: the law that is made of it rounds a little differently.
             enough = _lambda(torch.lerp(smooth, pulled, middle)) <= max_lambda * (1 - 1e-12)
             low, high = (low, middle) if enough else (middle, high)
-        return _pulled(law, values[chosen], levels[chosen], pull=high)
+        return _pull_law(law, values[chosen], levels[chosen], pull=high)
 
 
-def _pulled(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
+def _pull_law(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
     """The law pulled towards the given levels (b,) at radii (b,)."""
     below, above = torch.exp(law.log_cdf(radii)), torch.exp(law.log_sf(radii))
     # Differences between neighbours from the tail in which they are exact; no bin of width 0.

@@ -99,12 +99,12 @@ class TabulatedLaw(RadiusLaw):
         table, t = self.table, flat.clamp(_TINY**3, self.upper).pow(1 / 3)
         inside = (t >= table.low) & (t <= table.high)
         if bool(inside.all()):
-            log_density = _in_chunks(table.log_density, t)
+            log_density = apply_in_chunks(table.log_density, t)
         else:
             log_density = torch.full_like(t, -math.inf)
-            log_density[inside] = _in_chunks(table.log_density, t[inside])
+            log_density[inside] = apply_in_chunks(table.log_density, t[inside])
             outside = ~inside & torch.isfinite(t)
-            log_density[outside] = _in_chunks(self._log_density, t[outside], size=1024) - table.log_total
+            log_density[outside] = apply_in_chunks(self._log_density, t[outside], size=1024) - table.log_total
         log_prob = log_density - 2 * torch.log(t) - math.log(3)
         return log_prob.masked_fill((flat < 0) | (flat > self.upper), -math.inf).reshape(r.shape)
 
@@ -126,15 +126,15 @@ class TabulatedLaw(RadiusLaw):
         below, above = t < table.low, t > table.high
         inside = ~below & ~above
         if bool(inside.all()):
-            log_cdf, log_sf = _in_chunks(table.log_tails, t)
+            log_cdf, log_sf = apply_in_chunks(table.log_tails, t)
         else:
-            log_cdf[inside], log_sf[inside] = _in_chunks(table.log_tails, t[inside])
+            log_cdf[inside], log_sf[inside] = apply_in_chunks(table.log_tails, t[inside])
             for side, tail, exact in (
                 (below & (t > 0), log_cdf, self._log_mass_below),
                 (above & torch.isfinite(t), log_sf, self._log_mass_to_end),
             ):
                 if bool(side.any()):
-                    tail[side] = _in_chunks(exact, t[side], size=1024) - table.log_total
+                    tail[side] = apply_in_chunks(exact, t[side], size=1024) - table.log_total
             log_sf[below], log_cdf[above] = log1mexp(log_cdf[below]), log1mexp(log_sf[above])
         return log_cdf.reshape(r.shape), log_sf.reshape(r.shape)
 
@@ -142,9 +142,9 @@ class TabulatedLaw(RadiusLaw):
         table = self.table
         inside = (log_cdf >= table.log_cdf_at_low) & (log_sf >= table.log_sf_at_high)
         if bool(inside.all()):
-            return _in_chunks(table.quantile, log_cdf, log_sf).pow(3)
+            return apply_in_chunks(table.quantile, log_cdf, log_sf).pow(3)
         r = torch.empty_like(log_cdf)
-        r[inside] = _in_chunks(table.quantile, log_cdf[inside], log_sf[inside]).pow(3)
+        r[inside] = apply_in_chunks(table.quantile, log_cdf[inside], log_sf[inside]).pow(3)
         r[~inside] = super()._quantile(log_cdf[~inside], log_sf[~inside])
         return r
 
@@ -249,7 +249,7 @@ class DensityTable(nn.Module):
             t = middle + half * local[:, None]
             # The end nodes are the edges themselves, not up to rounding: neighbours must share their values.
             t[0], t[DEGREE] = left, right
-            exact = _in_chunks(log_density, t.reshape(-1).clamp(min=_TINY), size=4096).reshape(t.shape)
+            exact = apply_in_chunks(log_density, t.reshape(-1).clamp(min=_TINY), size=4096).reshape(t.shape)
             coefficients = to_coefficients @ exact[: DEGREE + 1]
             error = (at_checks @ coefficients - exact[DEGREE + 1 :]).abs().amax(0)
             negligible = exact.amax(0) + torch.log(2 * half) < _NEGLIGIBLE
@@ -353,7 +353,7 @@ def _horner(coefficients: Tensor, local: Tensor) -> Tensor:
     return value
 
 
-def _in_chunks(function: Callable[..., Any], *points: Tensor, size: int = _CHUNK) -> Any:
+def apply_in_chunks(function: Callable[..., Any], *points: Tensor, size: int = _CHUNK) -> Any:
     """``function`` of (m,) points, some at a time: memory stays bounded, data stay in the cache."""
     if points[0].numel() <= size:
         return function(*points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,21 +14,23 @@ from .._internal.numerics import outside_inference_mode
 from .._internal.validate import as_whole
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
-from ..metrics.autocorrelation import autocorrelation_test
+from ..metrics.autocorrelation import autocorrelation_test, drift_test
+from ..radius.calibration_sample import warn_if_tied
 from ..radius.conditional import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
-from ..radius.law import RadiusLaw, tied_share, warn_if_tied
+from ..radius.law import RadiusLaw
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
-from .align import Aligned, LatentRows
+from .align import Aligned
 from .discrete import AtomCare, Dequantizer, Discrete
-from .draws import MOST_OUTPUTS, Outputs
-from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
-from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of
-from .maps import FOLDS, check_order
-from .rows import gather
+from .draws import MOST_OUTPUTS
+from .ladder import Ladder, climb, silent_about_ties
+from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of, record_recalibration
+from .maps import FOLDS
+from .rows import LatentRows, Outputs, check_order, gather
+from .rungs import FittedRung, Groups, RungFitter
 
 _FEWEST_GUARANTEED = 10  # rows of each half
 
@@ -66,6 +69,7 @@ def autocalibrate(
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     folds: int = FOLDS,
+    rungs: str | Sequence[str] = "default",
     guarantee: bool = False,
     max_lambda: float = 1.0,
     discrete: Discrete | Dequantizer = "warn",
@@ -75,13 +79,19 @@ def autocalibrate(
 ) -> ConditionalFlow:
     """The simplest recalibration that held-out likelihood cannot tell from the best.
 
-    Rungs from "unchanged" over "radial" to maps of directions and laws that depend on x are compared by
-    cross-validated log-likelihood. Differences are paired, point by point, and the simplest rung within one
-    standard error of the best (corrected for training sets that overlap) is fitted to all rows. Inside a
-    rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere.
-    A rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged
-    model, or more of them far outside the range of the outputs. ``print(model.recalibration)`` shows the
-    ladder, what was refused and why.
+    Rungs from "unchanged" over "radial" (what :func:`recalibrate` does) to maps of directions and laws that
+    depend on x, on products of features too, are compared by cross-validated log-likelihood. Differences are
+    paired, point by point, and the simplest rung that is behind the best by no more than 0.01 nats or one
+    standard error (corrected for training sets that overlap) is fitted to all rows. The model is left
+    unchanged only where the plain law gains no more than 0.01 nats. Inside a rung, each step learns from
+    latents out of fold: mapped by what the steps before it learned elsewhere. A rung is refused where its
+    draws at held-out rows have a higher energy score than those of the unchanged model, or more of them far
+    outside the range of the outputs. ``print(model.recalibration)`` shows the ladder, what was refused and
+    why.
+
+    In *time order* every block of rows is judged by what earlier ones taught, with a gap as long as the
+    latent PIT is autocorrelated. A rung beyond the plain law must be ahead by two standard errors, and in the
+    last block too.
 
     Args:
         flow: the flow.
@@ -90,8 +100,11 @@ def autocalibrate(
         groups: column of x that holds a label, or a function of x that gives one: laws by group are then
             tried too. With a guarantee, epsilon is that of the smallest group that has a law of its own.
         weights: (n,) of the rows, for covariate shift; equal if None.
-        order: ``"time"`` for rows that follow each other: folds are then blocks.
-        folds: of the cross-validation.
+        order: ``"time"`` for rows that follow each other.
+        folds: of the cross-validation; in time order, blocks that are held out.
+        rungs: ``"default"``; ``"all"`` to try also rungs that reshape the latent by several layers of
+            rotations and splines, for densities of the wrong form such as one mode instead of three; or
+            names of rungs.
         guarantee: choose and fit the maps on one half of the rows and the law of the radius on the other,
             with lambda bounded: the finite-sample statement of ``Guarantee`` then holds.
         max_lambda: that bound, in units of one order statistic.
@@ -125,10 +138,11 @@ def autocalibrate(
     with care.one_warning():
         return calibrate_rows(
             flow,
-            LatentRows.made(gathered, weights, outputs),
+            LatentRows.of(gathered, weights, outputs),
             groups=groups,
             contiguous=order == "time",
             folds=folds,
+            rungs=rungs,
             max_lambda=max_lambda if guarantee else None,
             progress=progress,
             **care.record,
@@ -142,6 +156,7 @@ def calibrate_rows(
     groups: Groups = None,
     contiguous: bool = False,
     folds: int = FOLDS,
+    rungs: str | Sequence[str] = "default",
     max_lambda: float | None = None,
     progress: bool = False,
     **about: Any,
@@ -161,39 +176,43 @@ def calibrate_rows(
     started = time.perf_counter()
     halves = rows.folds(2, contiguous=contiguous, seed=2)
     learn = rows if max_lambda is None else rows.take(halves == 0)
-    rung, ladder = climb(learn, base, groups=groups, folds=folds, contiguous=contiguous, progress=progress)
+    rung, ladder, held_out_u, held_out_weights = climb(
+        learn, base, groups=groups, folds=folds, contiguous=contiguous, rungs=rungs, progress=progress
+    )
     judged = rows if max_lambda is None else rows.take(halves == 1)
     with silent_about_ties():
         fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
         if max_lambda is not None:
-            fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
-    u = _pit(fitted, judged, base)
-    serial = autocorrelation_test(u) if contiguous and len(u) >= FEWEST_IN_TIME else None
-    effective_n = effective_n_of(judged.weights, len(judged), serial)
+            fitted = FittedRung(fitted.map, _tighten_law(fitted, judged, base, max_lambda))
+    u, weights = fitted.pit(judged, base), judged.weights
+    if max_lambda is None and held_out_u is not None and rung.depends_on_more_than_norms:
+        # Maps and laws that depend on x fit the rows they learned from more closely than those to come.
+        u, weights = held_out_u, held_out_weights
+    in_time = contiguous and len(u) >= FEWEST_IN_TIME
+    serial = autocorrelation_test(u) if in_time else None
+    effective_n = effective_n_of(weights, len(u), serial)
     bound = (
-        measure(BallRadius(1), u, weights=judged.weights, effective_n=effective_n)
+        measure(BallRadius(1), u, weights=weights, effective_n=effective_n)
         if max_lambda is None
         else Guarantee(_smallest_part(fitted.law, judged), max_lambda)
     )
     aligned = Aligned(flow, fitted.map) if len(fitted.map.maps) else flow
-    model = aligned.with_base(base.with_radius(fitted.law))
-    previous: Recalibration | None = flow.recalibration
-    model.recalibration = AutoRecalibration(
-        law=fitted.law,
-        reference=base if previous is None else previous.reference,
-        n=len(judged),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
+    return record_recalibration(
+        aligned.with_base(base.with_radius(fitted.law)),
+        flow,
+        AutoRecalibration,
+        norms=base.norm_of(rows.z),
+        bound=bound,
         fit_seconds=time.perf_counter() - started,
-        tied=tied_share(base.norm_of(rows.z)),
-        fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
+        fingerprint=rows.fingerprint,
+        n=len(judged),
         effective_n=effective_n,
         autocorrelation=None if serial is None else serial.p_value,
+        drift=drift_test(u).p_value if in_time else None,
         ladder=ladder,
         guaranteed=max_lambda is not None,
         **about,
     )
-    return model
 
 
 def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
@@ -202,13 +221,7 @@ def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
 
 
 @torch.no_grad()
-def _pit(fitted: FittedRung, rows: LatentRows, base: RadialBase) -> Tensor:
-    """Latent PIT of rows, (n,)."""
-    return fitted.law.given(rows.x).cdf(base.norm_of(fitted.map(rows.z, rows.x)[0]))
-
-
-@torch.no_grad()
-def _tightened(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
+def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
     """A law of the radius of these rows alone, as close to their norms as asked for."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
@@ -218,5 +231,5 @@ def _tightened(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambd
     if isinstance(fitted.law, SmoothRadius):
         return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))
     if isinstance(fitted.law, GroupedRadius):
-        return fitted.law.refitted(radii, rows.x, law_of)
+        return fitted.law.refit(radii, rows.x, law_of)
     return law_of(radii)

@@ -1,12 +1,13 @@
-"""The ladder of recalibrations: how a rung is fitted, and which one held-out likelihood asks for."""
+"""Which rung held-out likelihood asks for: what is tried, compared, refused and chosen."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,27 +15,21 @@ from torch import Tensor
 from .._internal.progress_bar import ProgressBar
 from ..base import RadialBase
 from ..metrics import uniformity_test
-from ..radius.conditional import ConditionalRadius, GroupedRadius
-from ..radius.folds import effective_size
-from ..radius.law import DiscreteOutputWarning, RadiusLaw
-from ..radius.scaled import ScaledRadius
-from ..radius.smooth import SmoothRadius
-from ..radius.stacked import PARTS, StackedRadius
-from .align import CROSS_FITS, LatentRows, obstacle
+from ..metrics.autocorrelation import autocorrelation_test
+from ..radius.calibration_sample import DiscreteOutputWarning
+from ..radius.law import RadiusLaw
 from .draws import DrawComparison, mean_and_error
-from .maps import FOLDS, Chain, LatentMap
+from .maps import FOLDS
+from .rows import LatentRows
+from .rungs import FittedRung, Groups, Rung, RungFitter, find_rungs
 
 _LARGEST = 3
-Groups = int | Callable[[Tensor], Tensor] | None
 _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
-_TIE = 1e-9  # nats: rounding
+_WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
 _REFUTED = 0.01  # p-value of the base's law of the norm
-_MOST_COORDINATES = 64  # that marginals are tried for
-_DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
-_STRETCH = 1.5  # beyond which a tail is added
-_INFLATION = 0.01  # of the variance by draws of the tail
-_FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
+_FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
+_IN_TIME = 2.0  # standard errors that a gain must exceed in time order, instead of one
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -59,35 +54,6 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One way to recalibrate.
-
-    Args:
-        name: what it is called in print.
-        maps: maps of the latent, by name, one after the other.
-        law: ``"stacked"``, ``"smooth"`` or ``"groups"``; None to keep the base law.
-    """
-
-    name: str
-    maps: tuple[str, ...] = ()
-    law: str | None = None
-
-
-LADDER = (
-    Rung("unchanged"),
-    Rung("radial", (), "stacked"),
-    Rung("aligned, radial", ("affine",), "stacked"),
-    Rung("radial by group", (), "groups"),
-    Rung("radial by x", (), "smooth"),
-    Rung("aligned, radial by group", ("affine",), "groups"),
-    Rung("aligned, radial by x", ("affine",), "smooth"),
-    Rung("aligned, marginals, radial", ("affine", "marginals"), "stacked"),
-    Rung("aligned by x, radial by x", ("affine", "features"), "smooth"),
-    Rung("aligned by x, marginals, radial by x", ("affine", "features", "marginals"), "smooth"),
-)
-
-
-@dataclass(frozen=True)
 class Ladder:
     """What was tried, what it gained on held-out rows, and what was chosen; printing it gives the table.
 
@@ -103,10 +69,12 @@ class Ladder:
         n: rows that the choice was made on.
         folds: number of folds.
         p_value: of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged model is
-            no choice if the next rung gains on held-out rows; None where rows are weighted or in time order,
-            for which the test does not hold.
-        refusals: why each was refused, empty where it was not. Only a rung that would be chosen is examined.
+            no choice if the plain law gains at all on held-out rows; None where rows are weighted or in time
+            order, for which the test does not hold.
+        refusals: why each was refused, empty where it was not. Draws are examined only of rungs that would be
+            chosen.
         unexamined: why the draws of rungs could not be compared, empty where they could.
+        in_time: whether rows were held out in time order, each block judged by what earlier ones taught.
     """
 
     names: list[str]
@@ -120,6 +88,7 @@ class Ladder:
     p_value: float | None = None
     refusals: list[str] = field(default_factory=list)
     unexamined: str = ""
+    in_time: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
@@ -134,124 +103,112 @@ class Ladder:
         ]
         for i, name in enumerate(self.names):
             gap = f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
-            gap = "refused" if self._refused(i) else "the best" if i == self.best else gap
+            gap = "refused" if self._is_refused(i) else "the best" if i == self.best else gap
             mark = "->" if i == self.chosen else "  "
             lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>18}")
         refused = [(name, why) for name, why in zip(self.names, self.refusals, strict=False) if why]
         lines += [f"Refused: {name}; {why}." for name, why in refused]
-        best = "the best that was not refused" if refused else "the best"
-        within = f"the simplest that is within one standard error of {best}"
-        reason = f"it is {best}" if self.chosen == self.best else within
-        if self.refuted and self.behind[0] <= self.behind_errors[0] + _TIE:
-            reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
-        lines.append(f"Chosen: {self.names[self.chosen]} ({reason}).")
-        return "\n".join(
-            [*lines, *([f"Draws were not compared: {self.unexamined}."] * bool(self.unexamined))]
-        )
+        lines.append(f"Chosen: {self.names[self.chosen]} ({self._reason()}).")
+        if self.unexamined:
+            lines.append(f"Draws were not compared: {self.unexamined}.")
+        return "\n".join(lines)
+
+    def _reason(self) -> str:
+        best = "the best that was not refused" if any(self.refusals) else "the best"
+        if self.chosen == self.best:
+            return f"it is {best}"
+        errors = "two standard errors" if self.in_time else "one standard error"
+        reason = f"the simplest that is behind {best} by no more than {_WORTH:g} nats or {errors}"
+        if self.chosen == 1 and self.behind[0] <= self.margin(0):
+            if self.is_refuted:
+                reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
+            else:
+                reason += "; the unchanged model is kept only where the plain law gains nothing"
+        return reason
 
     @property
     def best(self) -> int:
         """Number of the rung that gains most, of those that were not refused."""
-        return max((i for i in range(len(self.gains)) if not self._refused(i)), key=self.gains.__getitem__)
+        return max((i for i in range(len(self.gains)) if not self._is_refused(i)), key=self.gains.__getitem__)
 
     @property
-    def refuted(self) -> bool:
-        """Whether the unchanged model was no choice."""
-        contradicted = self.p_value is not None and self.p_value < _REFUTED
-        return contradicted and self.gains[1] > 0 and not self._refused(1)
+    def is_refuted(self) -> bool:
+        """Whether the norms contradict the unchanged model, and the plain law does better."""
+        return self.p_value is not None and self.p_value < _REFUTED and self.gains[1] > 0
 
-    def _refused(self, number: int) -> bool:
+    @property
+    def may_stay(self) -> bool:
+        """Whether the unchanged model is a choice."""
+        limit = 0.0 if self.in_time else _WORTH
+        return self._is_refused(1) or (self.gains[1] <= limit and not self.is_refuted)
+
+    def margin(self, number: int) -> float:
+        """Nats that a rung may be behind the best one and still be taken for its simplicity."""
+        return max(_WORTH, (_IN_TIME if self.in_time else 1.0) * self.behind_errors[number])
+
+    def _is_refused(self, number: int) -> bool:
         return number < len(self.refusals) and bool(self.refusals[number])
 
 
-@dataclass(frozen=True)
-class FittedRung:
-    """A map of the latent and a law of the radius for it."""
+class Validation(NamedTuple):
+    """Rows that judge, and those that what they judge was fitted to."""
 
-    map: Chain
-    law: RadiusLaw
+    parts: list[tuple[Tensor, Tensor]]
+    """Masks (n,) of the rows that are learned from, and of those held out."""
+    in_time: bool
 
-    @torch.no_grad()
-    def log_likelihood(self, rows: LatentRows, base: RadialBase) -> Tensor:
-        """Log density of the latents of rows, (n,), up to a constant that all rungs share."""
-        z, log_abs_det = self.map(rows.z, rows.x)
-        r = base.norm_of(z).clamp(min=1e-100)  # at the origin itself both terms are infinite
-        log_radius = self.law.given(rows.x).log_prob_untabulated(r)
-        return log_radius - (base.dim - 1) * torch.log(r) + log_abs_det
+    @property
+    def held_out(self) -> Tensor:
+        """(n,) mask of the rows that are held out in any part."""
+        return torch.stack([held_out for _, held_out in self.parts]).any(0)
+
+    @property
+    def fold(self) -> Tensor:
+        """(n,) number of the part that holds a row out; -1 for those that none does."""
+        number = torch.full((len(self.parts[0][0]),), -1)
+        for part, (_, held_out) in enumerate(self.parts):
+            number[held_out] = part
+        return number
 
 
-class RungFitter:
-    """Fits rungs to rows; maps that several rungs begin with are fitted once.
+def plan_validation(rows: LatentRows, base: RadialBase, folds: int, *, in_time: bool) -> Validation:
+    """Folds of the rows; in time order, blocks that are judged by what was learned from earlier ones.
 
-    Args:
-        rows: what to learn from.
-        base: law that the flow assumes.
-        groups: labels of the rows, for laws by group.
-        contiguous: whether folds are blocks.
-        nodes: see :meth:`StackedRadius.fit`.
+    Between the two lies a gap as long as the latent PIT is autocorrelated: the row before a block knows
+    something about it that later rows will not.
     """
+    folds = min(folds, len(rows))
+    if not in_time or len(rows) < 2 * (folds + _FIRST_BLOCKS):
+        fold = rows.folds(folds, contiguous=in_time)
+        return Validation([(fold != number, fold == number) for number in range(folds)], in_time)
+    n, place = len(rows), torch.arange(len(rows))
+    block = place * (folds + _FIRST_BLOCKS) // n
+    gap = min(measure_autocorrelation_time(rows, base), n // (2 * (folds + _FIRST_BLOCKS)))
+    parts = []
+    for number in range(_FIRST_BLOCKS, folds + _FIRST_BLOCKS):
+        held_out = block == number
+        parts.append((place < int(held_out.nonzero()[0]) - gap, held_out))
+    return Validation(parts, in_time)
 
-    def __init__(
-        self, rows: LatentRows, base: RadialBase, groups: Groups, *, contiguous: bool, nodes: int = 512
-    ) -> None:
-        self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
-        folds = min(FOLDS, len(rows))
-        self.fold = rows.folds(folds, contiguous=contiguous, seed=1)
-        self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
-    def fit(self, rung: Rung) -> FittedRung:
-        """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
-        maps, z = self._maps(rung.maps)
-        law = self._law(rung.law, self.base.norm_of(z))
-        if maps and rung.law is not None:
-            law = self._with_wide_tail(law, Chain(maps))
-        return FittedRung(Chain(maps), law)
+def measure_autocorrelation_time(rows: LatentRows, base: RadialBase) -> int:
+    """Rows that it takes for the latent PIT of rows in time order to forget; 0 where they are independent."""
+    u = base.radius.cdf(base.norm_of(rows.z)).clamp(0, 1)
+    if len(u) < 10 or bool((u == u[0]).all()):
+        return 0
+    time = len(u) / autocorrelation_test(u).effective_n
+    return 0 if time <= 1 else math.ceil(time)
 
-    def _with_wide_tail(self, law: RadiusLaw, map: Chain) -> RadiusLaw:
-        """The law with a part for points that the map stretches far away.
 
-        A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
-        that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
-        off. The part is the base law, as wide as the map makes the flow's own draws, with the least weight
-        that a part of the stack has: what such a point can lose is bounded. The weight is smaller still where
-        draws of so wide a part would add more than 1 % to the variance in directions that were not stretched.
-        """
-        rows = torch.arange(_DRAWS) % len(self.rows)
-        draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
-        x = None if self.rows.x is None else self.rows.x[rows]
-        stretched = self.base.norm_of(map(draws, x)[0]).quantile(_FAR) / self.base.norm_of(draws).quantile(
-            _FAR
-        )
-        if not (
-            float(stretched) > _STRETCH and isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius))
-        ):
-            return law
-        share = 1 / ((PARTS + 1) * (effective_size(self.rows.weights) + 1))
-        share = min(share, _INFLATION / float(stretched) ** 2)
-        return law.with_tail(ScaledRadius(self.base.radius, float(stretched)), share)
+class Climb(NamedTuple):
+    """The rung that was chosen, the account of how, and what it says about rows that it did not see."""
 
-    def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
-        if names not in self._mapped:
-            before, z = self._maps(names[:-1])
-            fitted = CROSS_FITS[names[-1]](z, self.rows.x, self.fold, self.rows.weights)
-            self._mapped[names] = ([*before, fitted.map], fitted.z)
-        return self._mapped[names]
-
-    def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
-        reference = self.base.radius
-        if kind is None:
-            return reference
-        if kind == "stacked":
-            return StackedRadius.fit(radii, reference=reference, weights=self.rows.weights, nodes=self.nodes)
-        return ConditionalRadius.fit(
-            radii,
-            self.rows.x,
-            reference=reference,
-            weights=self.rows.weights,
-            groups=self.groups if kind == "groups" else None,
-            fold=self.fold,
-            nodes=self.nodes,
-        )
+    rung: Rung
+    ladder: Ladder
+    u: Tensor | None
+    """Held-out latent PIT under the chosen rung, in the order of rows; None where nothing was compared."""
+    weights: Tensor
+    """Weights of the rows that u belongs to."""
 
 
 def climb(
@@ -261,85 +218,117 @@ def climb(
     groups: Groups = None,
     folds: int = FOLDS,
     contiguous: bool = False,
+    rungs: str | Sequence[str] = "default",
     progress: bool = False,
-) -> tuple[Rung, Ladder]:
+) -> Climb:
     """The rung that held-out likelihood asks for, and the account of how it was chosen."""
-    rungs = [rung for rung in LADDER if _possible(rung, rows, base, groups)]
-    if len(rungs) == 1:
-        return rungs[0], Ladder([rungs[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
-    folds = min(folds, len(rows))
-    fold = rows.folds(folds, contiguous=contiguous)
-    log_likelihood = torch.empty(len(rungs), len(rows), dtype=torch.float64)
-    fitted: list[list[FittedRung]] = [[] for _ in rungs]
-    with silent_about_ties(), ProgressBar(total=folds * len(rungs), desc="ladder", progress=progress) as bar:
-        for number in range(folds):
-            held_out = fold == number
-            fitter = RungFitter(rows.take(~held_out), base, groups, contiguous=contiguous, nodes=_COARSE)
-            for i, rung in enumerate(rungs):
+    tried = find_rungs(rungs, rows, base, groups)
+    if len(tried) == 1:
+        only = Ladder([tried[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
+        return Climb(tried[0], only, None, rows.weights)
+    validation = plan_validation(rows, base, folds, in_time=contiguous)
+    folds = len(validation.parts)
+    log_likelihood = torch.full((len(tried), len(rows)), math.nan, dtype=torch.float64)
+    fitted: list[list[FittedRung]] = [[] for _ in tried]
+    with silent_about_ties(), ProgressBar(total=folds * len(tried), desc="ladder", progress=progress) as bar:
+        for seen, held_out in validation.parts:
+            fitter = RungFitter(rows.take(seen), base, groups, contiguous=contiguous, nodes=_COARSE)
+            for i, rung in enumerate(tried):
                 fitted[i].append(fitter.fit(rung))
                 log_likelihood[i, held_out] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
                 bar.update()
     exchangeable = not contiguous and bool((rows.weights == rows.weights[0]).all())
-    p_value = contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None
-    names = [rung.name for rung in rungs]
-    draws = DrawComparison(rows, base, fold, contiguous=contiguous)
-    refusals = [""] * len(rungs)
+    comparison = Comparison(
+        [rung.name for rung in tried],
+        log_likelihood[:, validation.held_out],
+        rows.weights[validation.held_out],
+        folds,
+        contiguous,
+        contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None,
+    )
+    draws = DrawComparison(rows, base, validation.fold, contiguous=contiguous)
+    refusals = comparison.refuse_by_last_block() if contiguous else [""] * len(tried)
     while True:
-        ladder = _compare(names, log_likelihood, rows.weights, folds, contiguous, p_value, refusals)
+        ladder = comparison.choose(refusals)
         if ladder.chosen == 0:
             break
         refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen])
         if not refusals[ladder.chosen]:
             ladder = replace(ladder, unexamined=draws.obstacle)
             break
-    return rungs[ladder.chosen], ladder
+    u = torch.empty(len(rows), dtype=torch.float64)
+    for (_, held_out), rung_of_part in zip(validation.parts, fitted[ladder.chosen], strict=True):
+        u[held_out] = rung_of_part.pit(rows.take(held_out), base)
+    kept = validation.held_out
+    return Climb(tried[ladder.chosen], ladder, u[kept], rows.weights[kept])
 
 
-def _possible(rung: Rung, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
-    n = len(rows)
-    if "marginals" in rung.maps and base.dim > _MOST_COORDINATES:
-        return False
-    if any(obstacle(name, base, rows) or n < _FEWEST[name] for name in rung.maps):
-        return False
-    if rung.law == "smooth":
-        return rows.x is not None and math.isinf(base.radius.upper) and n >= _FEWEST["smooth"]
-    if rung.law == "groups":
-        return groups is not None and n >= _FEWEST["groups"]
-    return rung.law is None or n >= 4
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out log-likelihoods of rungs, and the rule by which one of them is chosen.
 
+    Args:
+        names: of the rungs, from the simplest up.
+        log_likelihood: (k, n) of the rungs at held-out rows.
+        weights: (n,) of these rows.
+        folds: number of parts of the validation.
+        in_time: whether rows are in time order.
+        p_value: of the base's law of the norm, or None.
+    """
 
-def _compare(
-    names: list[str],
-    log_likelihood: Tensor,
-    weights: Tensor,
-    folds: int,
-    contiguous: bool,
-    p_value: float | None,
-    refusals: list[str],
-) -> Ladder:
-    def compare(difference: Tensor) -> tuple[float, float]:
-        return mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous=contiguous, folds=folds)
+    names: list[str]
+    log_likelihood: Tensor
+    weights: Tensor
+    folds: int
+    in_time: bool
+    p_value: float | None
 
-    gains, errors = zip(*(compare(row - log_likelihood[0]) for row in log_likelihood), strict=True)
-    nothing = [0.0] * len(names)
-    ladder = Ladder(
-        names,
-        list(gains),
-        list(errors),
-        nothing,
-        nothing,
-        0,
-        log_likelihood.shape[1],
-        folds,
-        p_value,
-        list(refusals),
-    )
-    behind, behind_errors = zip(
-        *(compare(log_likelihood[ladder.best] - row) for row in log_likelihood), strict=True
-    )
-    possible = (i for i in range(len(names)) if not refusals[i] and (i > 0 or not ladder.refuted))
-    chosen = next(i for i in possible if behind[i] <= behind_errors[i] + _TIE)
-    return replace(ladder, behind=list(behind), behind_errors=list(behind_errors), chosen=chosen)
+    def choose(self, refusals: Sequence[str]) -> Ladder:
+        """The simplest rung that is not clearly behind the best, of those that were not refused.
+
+        Behind by 0.01 nats, or by one standard error, is not clearly behind; in time order, where the next
+        block may differ from the last, by two. The unchanged model has a rule of its own: the plain law
+        contains the model's own law and costs next to nothing where that is right, so the model is left alone
+        only where the plain law gains no more than 0.01 nats (in time order, nothing), whatever its error.
+        """
+        gains, errors = zip(
+            *(self._mean(row - self.log_likelihood[0]) for row in self.log_likelihood), strict=True
+        )
+        nothing, n = [0.0] * len(self.names), self.log_likelihood.shape[1]
+        ladder = Ladder(
+            self.names,
+            [*gains],
+            [*errors],
+            nothing,
+            nothing,
+            0,
+            n,
+            self.folds,
+            self.p_value,
+            [*refusals],
+            in_time=self.in_time,
+        )
+        best = self.log_likelihood[ladder.best]
+        behind, behind_errors = zip(*(self._mean(best - row) for row in self.log_likelihood), strict=True)
+        ladder = replace(ladder, behind=[*behind], behind_errors=[*behind_errors])
+        possible = (i for i in range(len(self.names)) if not refusals[i] and (i > 0 or ladder.may_stay))
+        return replace(ladder, chosen=next(i for i in possible if behind[i] <= ladder.margin(i)))
+
+    def refuse_by_last_block(self) -> list[str]:
+        """Why rungs beyond the plain law are no choice for rows in time order; empty where they are."""
+        last = torch.arange(len(self.weights)) * self.folds // len(self.weights) == self.folds - 1
+        refusals = [""] * len(self.names)
+        for i in range(2, len(self.names)):
+            gain = (self.log_likelihood[i] - self.log_likelihood[1])[last].clamp(-_CLIP, _CLIP)
+            mean = float(self.weights[last] @ gain / self.weights[last].sum())
+            if mean <= 0:
+                refusals[i] = f"in the last block of time it is behind the plain law by {-mean:.2g}"
+        return refusals
+
+    def _mean(self, difference: Tensor) -> tuple[float, float]:
+        return mean_and_error(
+            difference.clamp(-_CLIP, _CLIP), self.weights, contiguous=self.in_time, folds=self.folds
+        )
 
 
 @contextmanager

@@ -1,0 +1,251 @@
+"""The rungs of the ladder: ways to recalibrate, when each can be tried, and how it is fitted to rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._internal.names import suggest
+from ..base import RadialBase
+from ..radius.calibration_sample import CalibrationSample
+from ..radius.conditional import ConditionalRadius, GroupedRadius
+from ..radius.folds import effective_size
+from ..radius.law import RadiusLaw
+from ..radius.scaled import ScaledRadius
+from ..radius.smooth import SmoothRadius
+from ..radius.stacked import PARTS, StackedRadius
+from .align import MAPS, find_obstacle
+from .maps import FOLDS, Chain, LatentMap
+from .rows import LatentRows
+
+Groups = int | Callable[[Tensor], Tensor] | None
+_MOST_COORDINATES = 64  # that marginals are tried for
+_DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
+_STRETCH = 1.5  # beyond which a tail is added
+_INFLATION = 0.01  # of the variance by draws of the tail
+
+Condition = Callable[[LatentRows, RadialBase, Groups], bool]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to recalibrate, and when it is tried.
+
+    Args:
+        name: what it is called in print.
+        maps: maps of the latent, by their names in ``MAPS``, one after the other.
+        law: name of the law of the radius in ``LAWS``; None to keep the base law.
+        fewest: rows that it is tried for.
+        condition: of rows, base and groups, under which it is tried; its maps have conditions of their own.
+        extra: whether it is tried only where all rungs are asked for.
+    """
+
+    name: str
+    maps: tuple[str, ...] = ()
+    law: str | None = None
+    fewest: int = 0
+    condition: Condition = lambda rows, base, groups: True
+    extra: bool = False
+
+    @property
+    def depends_on_more_than_norms(self) -> bool:
+        """Whether latents or features have a hand in it, beside the norms."""
+        return bool(self.maps) or self.law not in (None, "stacked")
+
+    def is_possible(self, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+        """Whether it can be tried for such rows."""
+        return (
+            len(rows) >= self.fewest
+            and not any(find_obstacle(name, rows, base) for name in self.maps)
+            and self.condition(rows, base, groups)
+        )
+
+
+def _by_group(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return groups is not None
+
+
+def _by_x(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return rows.x is not None and math.isinf(base.radius.upper)
+
+
+def _of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return base.dim <= _MOST_COORDINATES
+
+
+def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return _by_x(rows, base, groups) and _of_few_coordinates(rows, base, groups)
+
+
+LADDER = (
+    Rung("unchanged"),
+    Rung("radial", (), "stacked", 4),
+    Rung("aligned, radial", ("affine",), "stacked", 30),
+    Rung("radial by group", (), "groups", 30, _by_group),
+    Rung("radial by x", (), "smooth", 50, _by_x),
+    Rung("aligned, radial by group", ("affine",), "groups", 30, _by_group),
+    Rung("aligned, radial by x", ("affine",), "smooth", 50, _by_x),
+    Rung("aligned, marginals, radial", ("affine", "marginals"), "stacked", 100, _of_few_coordinates),
+    Rung(
+        "aligned, rotated, marginals, radial",
+        ("affine", "rotation", "marginals"),
+        "stacked",
+        100,
+        _of_few_coordinates,
+    ),
+    Rung("aligned by x, radial by x", ("affine", "features"), "smooth", 60, _by_x),
+    Rung("correlated by x, radial by x", ("affine", "features", "correlation"), "smooth", 100, _by_x),
+    Rung(
+        "aligned by x, marginals, radial by x",
+        ("affine", "features", "marginals"),
+        "smooth",
+        100,
+        _by_x_of_few_coordinates,
+    ),
+    Rung(
+        "correlated by x, rotated, marginals, radial by x",
+        ("affine", "features", "correlation", "rotation", "marginals"),
+        "smooth",
+        100,
+        _by_x_of_few_coordinates,
+    ),
+    Rung("reshaped, radial", ("affine", "layers"), "stacked", 200, _of_few_coordinates, extra=True),
+    Rung(
+        "correlated by x, reshaped, radial by x",
+        ("affine", "features", "correlation", "layers"),
+        "smooth",
+        200,
+        _by_x_of_few_coordinates,
+        extra=True,
+    ),
+)
+"""All that is known about the rungs, from the simplest up; a new one is a line here."""
+
+
+def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, groups: Groups) -> list[Rung]:
+    """The rungs that are asked for and possible, from the simplest up.
+
+    Args:
+        wanted: ``"default"``, ``"all"``, or names of rungs; "unchanged" and "radial" are always among them.
+        rows: the calibration rows.
+        base: law that the flow assumes.
+        groups: labels of the rows, for laws by group.
+    """
+    known = [rung.name for rung in LADDER]
+    if isinstance(wanted, str):
+        if wanted not in ("default", "all"):
+            raise ValueError(
+                f"rungs must be 'default', 'all' or a list of names, got {wanted!r}; {suggest(wanted, known)}"
+            )
+        chosen = [rung for rung in LADDER if wanted == "all" or not rung.extra]
+    else:
+        if unknown := [name for name in wanted if name not in known]:
+            raise ValueError(f"There is no rung {unknown[0]!r}; {suggest(str(unknown[0]), known)}")
+        chosen = [rung for rung in LADDER if rung.name in ("unchanged", "radial", *wanted)]
+    return [rung for rung in chosen if rung.is_possible(rows, base, groups)]
+
+
+@dataclass(frozen=True)
+class FittedRung:
+    """A map of the latent and a law of the radius for it."""
+
+    map: Chain
+    law: RadiusLaw
+
+    @torch.no_grad()
+    def log_likelihood(self, rows: LatentRows, base: RadialBase) -> Tensor:
+        """Log density of the latents of rows, (n,), up to a constant that all rungs share."""
+        z, log_abs_det = self.map(rows.z, rows.x)
+        r = base.norm_of(z).clamp(min=1e-100)  # at the origin itself both terms are infinite
+        log_radius = self.law.given(rows.x).log_prob_untabulated(r)
+        return log_radius - (base.dim - 1) * torch.log(r) + log_abs_det
+
+    @torch.no_grad()
+    def pit(self, rows: LatentRows, base: RadialBase) -> Tensor:
+        """Latent PIT of rows, (n,)."""
+        return self.law.given(rows.x).cdf(base.norm_of(self.map(rows.z, rows.x)[0])).clamp(0, 1)
+
+
+class RungFitter:
+    """Fits rungs to rows; maps that several rungs begin with are fitted once.
+
+    Args:
+        rows: what to learn from.
+        base: law that the flow assumes.
+        groups: labels of the rows, for laws by group.
+        contiguous: whether folds are blocks.
+        nodes: see :meth:`StackedRadius.fit`.
+    """
+
+    def __init__(
+        self, rows: LatentRows, base: RadialBase, groups: Groups, *, contiguous: bool, nodes: int = 512
+    ) -> None:
+        self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
+        folds = min(FOLDS, len(rows))
+        self.fold = rows.folds(folds, contiguous=contiguous, seed=1)
+        self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
+
+    def fit(self, rung: Rung) -> FittedRung:
+        """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
+        maps, z = self._maps(rung.maps)
+        law = self._law(rung.law, self.base.norm_of(z))
+        if maps and rung.law is not None:
+            law = self._with_wide_tail(law, Chain(maps))
+        return FittedRung(Chain(maps), law)
+
+    def _with_wide_tail(self, law: RadiusLaw, map: Chain) -> RadiusLaw:
+        """The law with a part for points that the map stretches far away.
+
+        A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
+        that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
+        off. The part is the base law, as wide as the map makes the flow's own draws, with the least weight
+        that a part of the stack has: what such a point can lose is bounded. The weight is smaller still where
+        draws of so wide a part would add more than 1 % to the variance in directions that were not stretched.
+        """
+        rows = torch.arange(_DRAWS) % len(self.rows)
+        draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
+        x = None if self.rows.x is None else self.rows.x[rows]
+        before, after = (float(self.base.norm_of(z).quantile(_FAR)) for z in (draws, map(draws, x)[0]))
+        stretch = after / before
+        if not stretch > _STRETCH or not isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius)):
+            return law
+        share = 1 / ((PARTS + 1) * (effective_size(self.rows.weights) + 1))
+        share = min(share, _INFLATION / stretch**2)
+        return law.with_tail(ScaledRadius(self.base.radius, stretch), share)
+
+    def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
+        if names not in self._mapped:
+            before, z = self._maps(names[:-1])
+            fitted = MAPS[names[-1]].cross_fit(z, self.rows.x, self.fold, self.rows.weights)
+            self._mapped[names] = ([*before, fitted.map], fitted.z)
+        return self._mapped[names]
+
+    def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
+        if kind is None:
+            return self.base.radius
+        sample = CalibrationSample(radii, self.base.radius, self.rows.x, self.rows.weights)
+        return LAWS[kind](sample, self)
+
+
+def _fit_stacked(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return StackedRadius.fit(sample, nodes=fitter.nodes)
+
+
+def _fit_smooth(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return ConditionalRadius.fit(sample, fold=fitter.fold, nodes=fitter.nodes)
+
+
+def _fit_groups(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return ConditionalRadius.fit(sample, groups=fitter.groups, nodes=fitter.nodes)
+
+
+LAWS: dict[str, Callable[[CalibrationSample, RungFitter], RadiusLaw]] = {
+    "stacked": _fit_stacked,
+    "smooth": _fit_smooth,
+    "groups": _fit_groups,
+}
+"""Laws of the radius by name; a rung names one of them."""
