@@ -48,7 +48,8 @@ from .diagnostics import (
 )
 from .events import Box, HalfSpace, Membership, probability
 from .files import ModelFileError, load, save
-from .flow import ConditionalFlow, FlowDistribution, Standardized
+from .flow import ConditionalFlow, FlowDistribution
+from .flows.standardized import Standardized
 from .integration import Estimate, InfiniteVarianceWarning
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, prerank_pit

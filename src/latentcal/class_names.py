@@ -18,8 +18,15 @@ from ._internal.smoothers import AdditiveFeatures, NeighbourSmoother, RidgeSmoot
 from .base import RadialBase
 from .conformal import DCPScore, DensityScore, HPDScore, LatentScore, PCPScore, Region, Score
 from .fingerprint import Fingerprint
-from .flow import ConditionalFlow, Standardized
-from .flows import AutoregressiveFlow, ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TarFlow
+from .flow import ConditionalFlow
+from .flows import (
+    AutoregressiveFlow,
+    ConvexPotentialFlow,
+    FlowMatching,
+    LinearGaussianFlow,
+    Standardized,
+    TarFlow,
+)
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .pit import negative_log_density
 from .radius import (

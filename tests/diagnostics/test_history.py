@@ -6,8 +6,7 @@ import torch
 import latentcal as lc
 from latentcal.diagnostics import diagnose
 from latentcal.diagnostics.latents import recalibration_of, trained_flow
-from latentcal.flow import Standardized
-from latentcal.flows import LinearGaussianFlow
+from latentcal.flows import LinearGaussianFlow, Standardized
 
 FLOW = LinearGaussianFlow(torch.eye(2), torch.zeros(2), torch.eye(2)).double()
 UNITS = {

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, constraints
 
-from ..flow import ConditionalFlow, Standardized, evaluation_mode, tensor_options
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
+from ..flows.standardized import Standardized
 from .bases import NoLatentError, no_latent, read_base
 from .frame import not_of, own_mode, vector_length
 from .nflows_flows import adapt

@@ -12,7 +12,8 @@ from torch import Tensor
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_rows
 from ..fingerprint import warn_of_reuse
-from ..flow import ConditionalFlow, Standardized, as_context, evaluation_mode, full_precision, tensor_options
+from ..flow import ConditionalFlow, as_context, evaluation_mode, full_precision, tensor_options
+from ..flows.standardized import Standardized
 from ..recalibration import Aligned
 
 _CHUNK = 1 << 22  # numbers encoded at a time

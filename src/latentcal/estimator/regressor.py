@@ -23,8 +23,9 @@ from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
 from ..events import Box, probability
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
-from ..flow import ConditionalFlow, Standardized, full_precision
+from ..flow import ConditionalFlow, full_precision
 from ..flows.linear_gaussian import fit_ridge
+from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
 from ..recalibration import latent_norms, recalibrate
 from . import storage

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .convex_potential import ConvexPotentialFlow as ConvexPotentialFlow
     from .flow_matching import FlowMatching as FlowMatching
     from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
+    from .standardized import Standardized as Standardized
     from .tarflow import AFHQ_256 as AFHQ_256, TarFlow as TarFlow
     from .training import (
         TrainingLog as TrainingLog,
@@ -25,6 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "convex_potential": ["ConvexPotentialFlow"],
         "flow_matching": ["FlowMatching"],
         "linear_gaussian": ["LinearGaussianFlow"],
+        "standardized": ["Standardized"],
         "tarflow": ["AFHQ_256", "TarFlow"],
         "training": ["TrainingLog", "TrainingWarning", "mean_nll", "train_flow"],
         "tuning": ["GRIDS", "Tuning", "tune_flow"],
