@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flow import ConditionalFlow, tensor_options
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from .bases import AffineBase, BaseKind, no_latent, read_base
-from .frame import AdaptedFlow, features_of, not_of, own_mode
+from .frame import AdaptedFlow, features_of, not_of
 
 
 class ZukoFlow(AdaptedFlow):
@@ -80,7 +80,7 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
             "nothing. Recalibrate by a pre-rank, recalibrate_prerank(model, x, y), or take the circle "
             "as a box: from_zuko(flow, circular=True)."
         )
-    with torch.no_grad(), own_mode([flow]):
+    with torch.no_grad(), evaluation_mode(flow):
         base = read_base(_example(flow, features_of(x, [flow])))
         return ZukoFlow(flow, base.kind, _looks_at_x(flow, base.kind.dim))
 

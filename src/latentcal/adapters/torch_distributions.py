@@ -1,17 +1,18 @@
-"""Distributions of torch: a base law and a chain of transforms from latent to data."""
+"""Distributions of torch and pyro: a base law and a chain of transforms from latent to data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Transform, TransformedDistribution
 
-from ..flow import ConditionalFlow
+from ..flow import ConditionalFlow, evaluation_mode
 from .bases import AffineBase, BaseKind, no_latent, read_base
-from .frame import AdaptedFlow, call_with, check_networks, features_of, networks_in, own_mode
+from .frame import AdaptedFlow, call_with, check_networks, features_of, networks_in, not_of
 
 
 class TorchFlow(AdaptedFlow):
@@ -49,7 +50,7 @@ class TorchFlow(AdaptedFlow):
         transforms, base = self._chain(x)
         y = base.restore(z)  # a new tensor, so no cache knows it
         for transform in transforms:
-            y = _applied(transform, y)
+            y = _apply(transform, y)
         return y
 
 
@@ -89,11 +90,45 @@ def from_torch(
         function, x = (lambda: distribution), None
     else:
         function, x = distribution, features_of(x, found)
-    with torch.no_grad(), own_mode(found):
+    with torch.no_grad(), evaluation_mode(*found):
         transforms, base = unfold(_try(function, x))
     found += [module for module in networks_in(transforms) if all(module is not other for other in found)]
     # What a function returns may have taken its dtype from x, so it does not say what x should be.
     return TorchFlow(function, base.kind, found, base.loc if x is None else None, conditional=x is not None)
+
+
+def from_pyro(distribution: Any, x: Any = None) -> ConditionalFlow:
+    """A flow from a distribution of pyro, conditional or not.
+
+    The distribution is a ``ConditionalTransformedDistribution``, or a ``TransformedDistribution`` for a model
+    without features. Its modules are not copied: what trains or moves one of the two does so to the other.
+
+    Args:
+        distribution: the distribution, over vectors of length d; its base must be one that :func:`read_base`
+            can standardise.
+        x: (n, p) some features, of which one row is enough, from which a conditional distribution tells its
+            shape and base law.
+
+    Raises:
+        TypeError: where it is not a distribution of pyro, or x is missing.
+        ValueError: where the base is not radial in any norm.
+    """
+    library = sys.modules.get("pyro.distributions.conditional")  # who has one has imported pyro; we do not
+    if library is not None and isinstance(distribution, library.ConditionalDistribution):
+        if x is None:
+            raise TypeError(
+                f"{type(distribution).__name__} is conditional. Give some features, from which its shape and "
+                "base law can be read: from_pyro(distribution, x)."
+            )
+        return from_torch(distribution.condition, x, networks=list(_modules_of(distribution)))
+    if library is not None and isinstance(distribution, library.ConditionalTransform):
+        raise TypeError(
+            f"{type(distribution).__name__} is a transform, which has no base law. Pass "
+            "ConditionalTransformedDistribution(base, [transform])."
+        )
+    if isinstance(distribution, Distribution):
+        return from_torch(distribution)
+    raise TypeError(not_of("from_pyro", "a (conditional) transformed distribution of pyro", distribution))
 
 
 def _try(function: Callable[..., Any], x: Tensor | None) -> Any:
@@ -145,7 +180,7 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
     """Latent u of y and log|det du/dy|, (..., d) -> (..., d), (...)."""
     log_abs_det = y.new_zeros(())
     for transform in reversed(transforms):
-        u = _applied(transform.inv, y)
+        u = _apply(transform.inv, y)
         step = transform.log_abs_det_jacobian(u, y)
         # Element-wise transforms return one number a coordinate, the others one a point (a StackTransform,
         # against its own event_dim, one a coordinate).
@@ -155,7 +190,7 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
     return y, log_abs_det.expand(y.shape[:-1])
 
 
-def _applied(transform: Transform, points: Tensor) -> Tensor:
+def _apply(transform: Transform, points: Tensor) -> Tensor:
     try:
         moved: Tensor = transform(points)
     except (KeyError, NotImplementedError) as error:  # what pyro and torch raise where it is missing
@@ -166,3 +201,14 @@ def _applied(transform: Transform, points: Tensor) -> Tensor:
             f"need data to latent, samples latent to data; one of the two is missing here. ({error})"
         ) from error
     return moved
+
+
+def _modules_of(thing: Any) -> Iterator[nn.Module]:
+    """Modules inside a conditional distribution, its base and its transforms."""
+    if isinstance(thing, nn.Module):
+        yield thing
+        return
+    for name in ("base_dist", "transform"):
+        yield from _modules_of(getattr(thing, name, None)) if hasattr(thing, name) else ()
+    for transform in getattr(thing, "transforms", ()):
+        yield from _modules_of(transform)

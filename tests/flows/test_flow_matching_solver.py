@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from latentcal.flows.ode import integrate, with_divergence
+from latentcal.flows.flow_matching import integrate, with_divergence
 
 pytest.importorskip("torchdiffeq")
 
