@@ -37,7 +37,7 @@ LAYERS = [
     {"fingerprint", "flow"},
     {"pit", "checks", "flows", "adapters"},
     {"integration", "events", "decisions", "recalibration", "conformal"},
-    {"class_names", "model_schema", "files", "model_folder"},
+    {"model_classes", "model_schema", "files"},
     {"diagnostics", "estimator"},
     {"cli"},
 ]

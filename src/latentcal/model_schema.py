@@ -18,11 +18,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from ._internal.model_folder import ModelFileError
+from ._internal.names import CLASSES, FUNCTIONS, find
 from .base import RadialBase
-from .class_names import CLASSES, EXTENDED, FUNCTIONS, SAVED, allows, features_of, hints_of, parameters_of
 from .fingerprint import Fingerprint
 from .flow import ConditionalFlow
-from .model_folder import ModelFileError
+from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, parameters_of
 from .recalibration import Recalibration
 
 DEEPEST = 50  # levels of objects inside each other
@@ -43,7 +44,7 @@ class Reader:
         self, tensors: dict[str, Tensor], flow: ConditionalFlow | None, classes: Iterable[type] = ()
     ) -> None:
         self._tensors, self._flow = tensors, flow
-        self._classes = {**CLASSES, **_own_classes(classes)}
+        self._classes = _own_classes(classes)
         self._made: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._used: set[str] = set()
@@ -207,7 +208,7 @@ class Reader:
     def _is_known(self, node: dict[str, Any]) -> bool:
         """Whether a table is a node of some kind, and what it names is there."""
         if "id" in node:
-            if isinstance(name := node.get("class"), str) and name not in self._classes:
+            if isinstance(name := node.get("class"), str) and self._class(name) is None:
                 raise ModelFileError(
                     f"the file needs the class {name[:100]!r}, which is not known here. If it is yours, pass "
                     "it: load(path, classes=[...])."
@@ -228,7 +229,10 @@ class Reader:
         if "foreign" in node:
             return ConditionalFlow if isinstance(node["foreign"], str) else None
         name = node.get("class")
-        return self._classes.get(name) if isinstance(name, str) else None
+        return self._class(name) if isinstance(name, str) else None
+
+    def _class(self, name: str) -> type | None:
+        return find(CLASSES[name]) if name in CLASSES else self._classes.get(name)
 
     def _value(self, node: Any) -> Any:
         """The object of a node that was checked."""
@@ -241,14 +245,15 @@ class Reader:
         if "tensor" in node:
             return self._tensors[node["tensor"]]
         if "function" in node:
-            return FUNCTIONS[node["function"]]
+            return find(FUNCTIONS[node["function"]])
         if "same" in node:
             return self._made[node["same"]]
         made = self._made[node["id"]] = self._flow_of(node) if "base" in node else self._object(node)
         return made
 
     def _object(self, node: dict[str, Any]) -> Any:
-        kind = self._classes[node["class"]]
+        kind = self._class(node["class"])
+        assert kind is not None  # what a table names was looked up before
         arguments = {
             name: self._value(node["args"][name]) for name in parameters_of(kind) if name in node["args"]
         }

@@ -127,6 +127,11 @@ class AdditiveFeatures(Float64Module):
         self.register_buffer("column", column)
         self.register_buffer("kind", kind)
 
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return len(self.low)
+
     @classmethod
     def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS) -> AdditiveFeatures:
         """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10."""
@@ -324,6 +329,11 @@ class NeighbourSmoother(Smoother):
             self.register_buffer(name, value)
         self.register_buffer("weights", weights)
         self.register_buffer("count", count)
+
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return len(self.mean)
 
     @property
     def answers(self) -> int:

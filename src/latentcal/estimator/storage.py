@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from .. import flows
-from ..class_names import features_of
 from ..files import ModelFileError, read_sections, write_sections
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
+from ..model_classes import features_of
 from ..recalibration import Aligned
 
 if TYPE_CHECKING:

@@ -108,6 +108,11 @@ class LinearGaussianFlow(ConditionalFlow):
         dtype = y.dtype if y.is_floating_point() else torch.get_default_dtype()
         return cls(None if weight is None else weight.to(dtype), bias.to(dtype), scale_tril.to(dtype), base)
 
+    @property
+    def features(self) -> int:
+        """Number of features p; 0 for a flow that does not look at x."""
+        return 0 if self.weight is None else self.weight.shape[1]
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         residual = y - self._mean(x)
         flat = residual.reshape(-1, residual.shape[-1])

@@ -54,6 +54,11 @@ class Standardized(ConditionalFlow):
             None if x_scale is None else _finite_vector(x_scale, "x_scale", len(x_mean), positive=True),  # type: ignore[arg-type]
         )
 
+    @property
+    def features(self) -> int:
+        """Number of features p that are standardised; 0 where x is left as it is."""
+        return 0 if self.x_mean is None else len(self.x_mean)
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(self._inner_y(y), self._inner_x(x))
         return z, log_abs_det.to(self.y_scale.dtype) - torch.log(self.y_scale).sum()

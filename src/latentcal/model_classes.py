@@ -1,7 +1,6 @@
-"""What the file of a model may name: the one registry of classes and functions, by names that stay.
+"""What the objects of a saved model are made from: arguments of their constructors, and the types of these.
 
-A name in a file is the name of a class, not the module that it lives in: modules may move. A class that is
-renamed keeps its old name here.
+Which classes a file may name is said in ``_internal/names.py``.
 """
 
 from __future__ import annotations
@@ -14,73 +13,20 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from ._internal.smoothers import AdditiveFeatures, NeighbourSmoother, RidgeSmoother, Smoother
-from .base import RadialBase
-from .conformal import DCPScore, DensityScore, HPDScore, LatentScore, PCPScore, Region, Score
-from .fingerprint import Fingerprint
+from ._internal.names import CLASSES, find
+from ._internal.smoothers import Smoother
+from .conformal import Region, Score
 from .flow import ConditionalFlow
-from .flows import (
-    AutoregressiveFlow,
-    ConvexPotentialFlow,
-    FlowMatching,
-    LinearGaussianFlow,
-    Standardized,
-    TarFlow,
-)
-from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
-from .pit import negative_log_density
-from .radius import (
-    BallRadius,
-    Chi,
-    EmpiricalRadius,
-    GammaKDE,
-    GammaRadius,
-    GroupedRadius,
-    RadiusLaw,
-    ScaledRadius,
-    SmoothRadius,
-    SplineRadius,
-    StackedRadius,
-    StreamingRadius,
-    StudentRadius,
-    TightenedRadius,
-)
-from .recalibration import (
-    Aligned,
-    Alignment,
-    AutoRecalibration,
-    BetaMixture,
-    FlowEnsemble,
-    Ladder,
-    PrerankRecalibrated,
-    PrerankRecalibration,
-    ProbitMixture,
-    Recalibration,
-)
-from .recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap, LatentMap
+from .norms import Norm
+from .radius import GroupedRadius, RadiusLaw
+from .recalibration import FlowEnsemble, Ladder, PrerankRecalibrated, PrerankRecalibration, Recalibration
+from .recalibration.maps import LatentMap
 
 SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, Region)
 """What can be saved."""
 
 EXTENDED = (RadiusLaw, Norm, Score, LatentMap, Smoother)
 """What others may write subclasses of that go into a file whole."""
-
-CLASSES: Mapping[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(AutoregressiveFlow, ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TarFlow),
-        *(Standardized, Aligned, FlowEnsemble, PrerankRecalibrated, Region),
-        *(BallRadius, Chi, GammaRadius, StudentRadius),
-        *(EmpiricalRadius, GammaKDE, ScaledRadius, SplineRadius, StackedRadius, TightenedRadius),
-        *(GroupedRadius, SmoothRadius, StreamingRadius, BetaMixture, ProbitMixture),
-        *(RadialBase, Euclidean, FirstCoordinate, L1, MaxNorm),
-        *(DCPScore, DensityScore, HPDScore, LatentScore, PCPScore),
-        *(AffineMap, Chain, CoordinateMap, FeatureAffineMap),
-        *(AdditiveFeatures, NeighbourSmoother, RidgeSmoother),
-        *(Recalibration, Alignment, AutoRecalibration, Ladder, PrerankRecalibration, Fingerprint),
-    )
-}
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {"negative_log_density": negative_log_density}
 
 # Where a signature takes more than a file can hold.
 _PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated
@@ -93,6 +39,11 @@ _NARROWED: Mapping[tuple[type, str], Any] = {
 # What describes how a model was made and plays no part in its answers may be unknown, which is NaN.
 _DESCRIPTIONS = (Recalibration, Ladder, PrerankRecalibration)
 _UNBOUNDED = {"upper", "half_life", "scores"}
+
+
+def is_known(kind: type) -> bool:
+    """Whether a class is the one that its name means in a file."""
+    return kind.__name__ in CLASSES and find(CLASSES[kind.__name__]) is kind
 
 
 def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
@@ -133,19 +84,8 @@ def allows(kind: type, name: str, value: float) -> bool:
 
 def features_of(value: Any) -> int | None:
     """Number of features that an object wants; None where it does not look at them, or takes any."""
-    match value:
-        case LinearGaussianFlow():
-            return None if value.weight is None else value.weight.shape[1]
-        case AutoregressiveFlow() | ConvexPotentialFlow() | FlowMatching():
-            return value.features or None
-        case Standardized():
-            return None if value.x_mean is None else len(value.x_mean)
-        case AdditiveFeatures():
-            return len(value.low)
-        case NeighbourSmoother():
-            return len(value.mean)
-        case _:
-            return None
+    count = getattr(value, "features", None)
+    return count or None if type(count) is int else None
 
 
 @cache

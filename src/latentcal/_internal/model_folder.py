@@ -23,7 +23,8 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
-from ._internal.atomic_files import (
+from .._version import __version__
+from .atomic_files import (
     UNFINISHED,
     make_folder,
     new_file,
@@ -31,7 +32,6 @@ from ._internal.atomic_files import (
     remove_abandoned,
     remove_folders,
 )
-from ._version import __version__
 
 MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 3
 SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table": "a command-line model"}
