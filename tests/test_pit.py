@@ -166,7 +166,7 @@ def test_the_marginal_pit_tends_to_the_distribution_function(generator):
 
 
 def test_the_marginal_pit_is_computed_in_pieces(generator, monkeypatch):
-    monkeypatch.setattr("latentcal.pit._CHUNK", 30)
+    monkeypatch.setattr("latentcal.pit.rows_at_a_time", lambda numbers: max(1, 30 // numbers))
     pred, shapes = scaled_gaussian(2, 1.0)().expand((10,)), []
     draw = pred.sample
     monkeypatch.setattr(pred, "sample", lambda shape, **kwargs: shapes.append(shape) or draw(shape, **kwargs))

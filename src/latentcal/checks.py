@@ -40,25 +40,25 @@ class FlowCheck:
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
-        return not self._failed()
+        return not self._failures()
 
     def require(self) -> FlowCheck:
         """This report, or a ValueError with the checks that failed."""
-        if self._failed():
-            raise ValueError("The flow does not keep its promises:\n" + _table(self._failed()))
+        if self._failures():
+            raise ValueError("The flow does not keep its promises:\n" + _table(self._failures()))
         return self
 
     def __str__(self) -> str:
         return f"{_table(self.checks)}\n{self._verdict()}"
 
     def _verdict(self) -> str:
-        tried, failed = [c for c in self.checks if c.passed is not None], self._failed()
+        tried, failed = [c for c in self.checks if c.passed is not None], self._failures()
         if failed:
             return f"{len(failed)} of {len(tried)} checks failed: {', '.join(c.name for c in failed)}."
         left = len(self.checks) - len(tried)
         return f"All {len(tried)} checks passed" + (f", {left} could not be tried." if left else ".")
 
-    def _failed(self) -> tuple[Check, ...]:
+    def _failures(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)
 
 

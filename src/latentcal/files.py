@@ -148,7 +148,7 @@ class _Writer:
         node["class"] = kind.__name__
         node["args"] = self._nodes(arguments, path, depth)
         if isinstance(value, ConditionalFlow):
-            node["state"] = self._nodes(_learned(value, arguments), f"{path}.state", depth)
+            node["state"] = self._nodes(_state_of(value, arguments), f"{path}.state", depth)
         return node
 
     def _nodes(self, values: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _Writer:
             )
 
 
-def _learned(flow: ConditionalFlow, arguments: dict[str, Any]) -> dict[str, Tensor]:
+def _state_of(flow: ConditionalFlow, arguments: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors of the maps that the constructor arguments do not hold already."""
     covered = {*arguments, "base"}
     return {name: tensor for name, tensor in flow.state_dict().items() if name.split(".")[0] not in covered}

@@ -68,7 +68,7 @@ class Reader:
         if depth > DEEPEST:
             raise ModelFileError(f"{where} lies deeper than {DEEPEST} levels.")
         if not self._fits(node, hint):
-            raise ModelFileError(f"{where} must be {_describe(hint)}, got {_shortened(node)}.")
+            raise ModelFileError(f"{where} must be {_describe(hint)}, got {_shorten(node)}.")
         if isinstance(node, list):
             for i, item in enumerate(node):
                 self._check(item, _item_hint(hint, i), f"{where}[{i}]", depth + 1)
@@ -80,7 +80,7 @@ class Reader:
 
     def _check_object(self, node: dict[str, Any], where: str, depth: int) -> None:
         if type(node["id"]) is not int or node["id"] in self._kinds:
-            raise ModelFileError(f"{where} has the number {_shortened(node['id'])}, which is not its own.")
+            raise ModelFileError(f"{where} has the number {_shorten(node['id'])}, which is not its own.")
         kind = self._kind_of(node)
         assert kind is not None  # what a table names was looked up before
         expected = {"id", "foreign"} if "foreign" in node else {"id", "class", "args"}
@@ -91,14 +91,14 @@ class Reader:
                 expected.add("state")
         if set(node) != expected:
             raise ModelFileError(
-                f"{where} has the entries {_shortened(sorted(node))}, expected {sorted(expected)}."
+                f"{where} has the entries {_shorten(sorted(node))}, expected {sorted(expected)}."
             )
         if is_flow:
             self._check(node["base"], RadialBase, f"{where}.base", depth + 1)
             self._check(node["recalibration"], Recalibration | None, f"{where}.recalibration", depth + 1)
         for part in ("args", "state"):
             if part in node and not isinstance(node[part], dict):
-                raise ModelFileError(f"{where}.{part} must be a table, got {_shortened(node[part])}.")
+                raise ModelFileError(f"{where}.{part} must be a table, got {_shorten(node[part])}.")
         if "args" in node:
             self._check_arguments(kind, node["args"], where, depth)
         for name, item in node.get("state", {}).items():
@@ -113,7 +113,7 @@ class Reader:
         needed = {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
         if not needed <= set(arguments) <= set(parameters):
             raise ModelFileError(
-                f"{where} is a {kind.__name__} with the arguments {_shortened(sorted(arguments))}, expected "
+                f"{where} is a {kind.__name__} with the arguments {_shorten(sorted(arguments))}, expected "
                 f"{sorted(parameters)}."
             )
         hints = hints_of(kind)
@@ -332,6 +332,6 @@ def _describe(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint)).replace("NoneType", "None")
 
 
-def _shortened(node: Any) -> str:
+def _shorten(node: Any) -> str:
     text = repr(node)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -48,7 +48,7 @@ def mean_utility(actions: list[str], y: Tensor) -> float:
     for action, outcome in zip(actions, y, strict=True):
         payoff = UTILITIES[action]
         if isinstance(payoff, Payoff):
-            inside = bool(payoff.region.contains(outcome))
+            inside = bool(payoff.event.contains(outcome))
             total += payoff.inside if inside else payoff.outside
         else:
             total += payoff

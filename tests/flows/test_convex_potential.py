@@ -146,7 +146,7 @@ def test_decoding_in_pieces_changes_nothing(trained, generator, monkeypatch):
     z = torch.randn(3, 1000, 2, generator=generator)
     with torch.no_grad():
         whole = flow.decode(z, x)
-        monkeypatch.setattr(convex_potential, "_CHUNK", 2 * flow.hidden * 700)
+        monkeypatch.setattr(convex_potential, "_HELD", 2 * flow.hidden * 700)
         torch.testing.assert_close(flow.decode(z, x), whole, rtol=1e-4, atol=1e-5)
 
 

@@ -167,7 +167,7 @@ def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     found = {name: [_dtype_name(tensor), list(tensor.shape)] for name, tensor in tensors.items()}
     if found != declared:
         odd = [name for name in sorted({*found, *declared}) if found.get(name) != declared.get(name)]
-        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(map(_shown, odd[:3]))}.")
+        raise ModelFileError(f"{file} and {MANIFEST} disagree about {', '.join(map(_as_line, odd[:3]))}.")
     return {name: document[name] for name in SECTIONS if name in document}, tensors
 
 
@@ -189,7 +189,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ModelFileError(f"{file} was not written by latentcal.")
     if document.get("schema") != SCHEMA:
-        found, version = (_shown(document.get(name)) for name in ("schema", "version"))
+        found, version = (_as_line(document.get(name)) for name in ("schema", "version"))
         raise ModelFileError(
             f"{folder} has schema {found}, written by latentcal {version}; this is latentcal {__version__}, "
             f"which reads schema {SCHEMA}. Save the model again with this version, or use the other one."
@@ -242,7 +242,7 @@ def _is_shallow(document: Any) -> bool:
     return False
 
 
-def _shown(value: Any) -> str:
+def _as_line(value: Any) -> str:
     """A value in a line of text."""
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text[:40]

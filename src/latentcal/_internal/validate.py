@@ -65,6 +65,14 @@ def as_rows(
     return x, y
 
 
+def check_features(x: Tensor | None, features: int) -> Tensor:
+    """x (..., p) with the number of features p that a flow looks at."""
+    if x is None or x.shape[-1] != features:
+        shape = None if x is None else tuple(x.shape)
+        raise ValueError(f"This flow looks at {features} features; x is {shape}, not (..., {features}).")
+    return x
+
+
 def check_finite(values: Tensor, name: str) -> Tensor:
     """The points (..., k), all of them finite, or an error that says where they are not."""
     finite = torch.isfinite(values)

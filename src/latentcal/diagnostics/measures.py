@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from ..metrics import binomial_interval, calibration_error, energy_score, uniformity_test
-from ..pit import _randomised
+from ..pit import randomize_ranks
 from .groups import error_limit
 from .latents import Latents
 
@@ -263,4 +263,4 @@ def _sampled(
 def _rank(draws: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
     """Randomised rank of each value (...) among its draws (s, ...), exactly uniform if it is one of them."""
     below, equal = ((draws < value).sum(0), (draws == value).sum(0))
-    return _randomised(below.to(torch.float64), equal.to(torch.float64), len(draws), generator)
+    return randomize_ranks(below.to(torch.float64), equal.to(torch.float64), len(draws), generator)

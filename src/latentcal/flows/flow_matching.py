@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from .._internal.optional import require
-from ..base import RadialBase, standard_normal
+from .._internal.validate import as_whole, check_features
+from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 
 _EXACT_UP_TO = 32  # outputs for which the trace of the Jacobian is exact
@@ -97,16 +98,13 @@ class FlowMatching(ConditionalFlow):
     ) -> None:
         sizes = {"dim": (dim, 1), "features": (features, 0), "hidden": (hidden, 1), "layers": (layers, 1)}
         for name, (value, least) in sizes.items():
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+            as_whole(value, name, least)
         if not tolerance > 0 or (steps is not None and steps < 1) or probes < 2:
             raise ValueError(
                 f"tolerance must be positive, steps at least 1 or None and probes at least 2, "
                 f"got {tolerance}, {steps} and {probes}."
             )
-        super().__init__(standard_normal(dim) if base is None else base)
-        if self.base.dim != dim:
-            raise ValueError(f"The base has {self.base.dim} dimensions, the flow {dim}.")
+        super().__init__(base_or_normal(base, dim))
         self.dim, self.features, self.hidden, self.layers = dim, features, hidden, layers
         self.tolerance, self.steps, self.probes = tolerance, steps, probes
         self.velocity = _Velocity(dim, features, hidden, layers)
@@ -180,12 +178,7 @@ class FlowMatching(ConditionalFlow):
     def _features_of(self, x: Tensor | None) -> Tensor | None:
         if self.features == 0:
             return None
-        if x is None or x.shape[-1] != self.features:
-            shape = None if x is None else tuple(x.shape)
-            raise ValueError(
-                f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
-            )
-        return x.to(self.velocity.out.weight.dtype)
+        return check_features(x, self.features).to(self.velocity.out.weight.dtype)
 
 
 def integrate(

@@ -70,16 +70,16 @@ class GridSearch:
 
     def run(self, progress: bool) -> bool:
         """Train what is not yet trained; whether it was interrupted."""
-        total, done = math.prod(map(len, self.grid.values())), len(self._finished())
+        total, done = math.prod(map(len, self.grid.values())), len(self._finished_by_params())
         with ProgressBar(total=total, initial=done, desc="tuning", unit=" flows", progress=progress) as bar:
 
             def tidy(*_: Any) -> None:
                 best = self.best()
-                for trial in self._over():
+                for trial in self._finished_trials():
                     if best is None or trial.number != best.number:
                         self.weights(trial).unlink(missing_ok=True)
                 bar.set_postfix(best="none" if best is None else f"{best.value:.4f}", refresh=False)
-                bar.update(len(self._finished()) - bar.n)  # other processes may have been busy, too
+                bar.update(len(self._finished_by_params()) - bar.n)  # other processes may have been busy, too
 
             try:
                 if done < total:
@@ -92,12 +92,12 @@ class GridSearch:
 
     def best(self) -> optuna.trial.FrozenTrial | None:
         """The complete trial with the lowest NLL; None if there is none."""
-        complete = [trial for trial in self._finished().values() if trial.state.name == "COMPLETE"]
+        complete = [trial for trial in self._finished_by_params().values() if trial.state.name == "COMPLETE"]
         return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
 
     def rows(self) -> list[dict[str, Any]]:
         """Each combination and what became of it, best first."""
-        trials = self._finished()
+        trials = self._finished_by_params()
         rows = []
         for values in itertools.product(*self.grid.values()):
             params = dict(zip(self.grid, values, strict=True))
@@ -145,11 +145,11 @@ class GridSearch:
         save_file(tensors, self.weights(trial))
         return nll
 
-    def _finished(self) -> dict[str, optuna.trial.FrozenTrial]:
+    def _finished_by_params(self) -> dict[str, optuna.trial.FrozenTrial]:
         """The trials that are over, by parameters; the first, where two processes did the same."""
-        return {self._key(trial.params): trial for trial in reversed(self._over())}
+        return {self._key(trial.params): trial for trial in reversed(self._finished_trials())}
 
-    def _over(self) -> list[optuna.trial.FrozenTrial]:
+    def _finished_trials(self) -> list[optuna.trial.FrozenTrial]:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
     def _key(self, params: Mapping[str, Any]) -> str:
