@@ -95,11 +95,11 @@ def check_flow(
     points = as_whole(points, "points")
     with evaluation_mode(flow):
         pred = flow(x)
-        y = pred._accept(to_tensor(y, "y"))
+        y = pred.accept(to_tensor(y, "y"))
         if y.dim() != 2:
             raise ValueError(f"check_flow takes y of shape (n, d), got {tuple(y.shape)}.")
         allowed = _TOLERANCE.get(y.dtype, _COARSE) if tolerance is None else tolerance
-        run = _Run(flow, pred._context, y.clone(), pred.base, points, generator, allowed)
+        run = _Run(flow, pred.context, y.clone(), pred.base, points, generator, allowed)
         return FlowCheck(tuple(run.checks()))
 
 

@@ -132,10 +132,10 @@ class FlowDistribution(Distribution):
                 raise ValueError("x is a single number; it must be (..., p), with the features last.")
             check_finite(self.x, "x")
             batch_shape = self.x.shape[:-1]
-        self._context = as_context(flow, self.x)
-        if self._context is not None and self._context.is_floating_point():
-            check_finite(self._context, f"x in the flow's {self._context.dtype}")
-        self.base = flow.base.given(self._context)
+        self.context = as_context(flow, self.x)
+        if self.context is not None and self.context.is_floating_point():
+            check_finite(self.context, f"x in the flow's {self.context.dtype}")
+        self.base = flow.base.given(self.context)
         # The checks below are our own: torch's depend on a global that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
 
@@ -171,24 +171,24 @@ class FlowDistribution(Distribution):
 
     def latent(self, y: Tensor) -> Tensor:
         """Float64 latent of y, (..., d) -> (..., d)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z = self.flow.latent(y, self._context)
+            z = self.flow.latent(y, self.context)
         self._norm_of(z, y)  # raises where it is not a number
         return z.to(torch.float64)
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z = self.flow.latent(y, self._context)
+            z = self.flow.latent(y, self.context)
         return self._norm_of(z, y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z, log_abs_det = self.flow.encode(y, self._context)
+            z, log_abs_det = self.flow.encode(y, self.context)
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
             raise ValueError(
@@ -216,7 +216,7 @@ class FlowDistribution(Distribution):
         """The y of latents z (..., d), whose leading dims end in the batch shape; without a graph."""
         dtype, device = tensor_options(self.flow)
         with torch.no_grad(), full_precision(self.flow):
-            return self.flow.decode(z.to(dtype=dtype, device=device), self._context)
+            return self.flow.decode(z.to(dtype=dtype, device=device), self.context)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
@@ -270,13 +270,13 @@ class FlowDistribution(Distribution):
             dtype = self.x.dtype if floating else torch.get_default_dtype()  # type: ignore[union-attr]
         z = latent(tuple(shape[:-1]), generator, dtype).to(device)
         with full_precision(self.flow):
-            y = self.flow.decode(z, self._context)
+            y = self.flow.decode(z, self.context)
         if y.shape != shape:
             raise ValueError(f"decode gave y of shape {tuple(y.shape)} for z {tuple(z.shape)}.")
         return y
 
-    def _accept(self, value: Tensor) -> Tensor:
-        """y as the flow wants it, expanded to the batch shape, or a clear error."""
+    def accept(self, value: Tensor) -> Tensor:
+        """y (..., d) in the flow's dtype and device, expanded to the batch shape, or a clear error."""
         dim = self.flow.base.dim
         if value.dim() == 0 or value.shape[-1] != dim:
             outputs = value.shape[-1] if value.dim() else "no"

@@ -26,13 +26,20 @@ class AdaptedFlow(ConditionalFlow):
     Args:
         base: law of the standardised latent.
         networks: modules that the model uses; they move and train with the flow.
+        conditional: whether the model must be given features.
         like: a tensor whose dtype and device data are to have where the networks hold none.
     """
 
     def __init__(
-        self, base: RadialBase, networks: Iterable[nn.Module] = (), like: Tensor | None = None
+        self,
+        base: RadialBase,
+        networks: Iterable[nn.Module] = (),
+        *,
+        conditional: bool = False,
+        like: Tensor | None = None,
     ) -> None:
         super().__init__(base)
+        self.conditional = conditional
         self.networks = nn.ModuleList(networks)
         if like is not None and tensor_options(self)[0] is None:
             self.register_buffer("_like", like.detach().new_empty(0), persistent=False)
@@ -48,6 +55,12 @@ class AdaptedFlow(ConditionalFlow):
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         with evaluation_mode(self):
             return self._decode(_expand(z, x), x)
+
+    def features_for(self, x: Tensor | None) -> Tensor | None:
+        """What a model that looks at x is given, x itself, and one that does not: None."""
+        if self.conditional and x is None:
+            raise ValueError("This flow is conditional: it looks at x, which is None and not (..., p).")
+        return x if self.conditional else None
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -140,6 +153,11 @@ def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
     x = to_tensor(x, "x")
     dtype, device = tensor_options(nn.ModuleList(networks))
     return x.to(dtype=dtype if x.is_floating_point() else None, device=device)
+
+
+def missing_features(adapter: str, what: str) -> TypeError:
+    """The error for a model whose base law cannot be read without x."""
+    return TypeError(f"{what} depends on x. Give some features: {adapter}(flow, x).")
 
 
 def vector_length(shape: Any) -> int:

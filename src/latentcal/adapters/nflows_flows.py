@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from .bases import AffineBase, BaseKind, read_base, refusal
-from .frame import AdaptedFlow, features_of, flatten_rows, not_of, vector_length
+from .frame import AdaptedFlow, features_of, flatten_rows, missing_features, not_of, vector_length
 
 
 class NflowsFlow(AdaptedFlow):
@@ -23,8 +23,8 @@ class NflowsFlow(AdaptedFlow):
     """
 
     def __init__(self, network: Any, embedding: nn.Module, kind: BaseKind, conditional: bool) -> None:
-        super().__init__(kind.radial(), [network, embedding])
-        self.kind, self.conditional = kind, conditional
+        super().__init__(kind.radial(), [network, embedding], conditional=conditional)
+        self.kind = kind
 
     @property
     def _transform(self) -> Any:
@@ -32,10 +32,9 @@ class NflowsFlow(AdaptedFlow):
 
     def _parts(self, points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None, AffineBase]:
         """Rows of points, their contexts, and the base law at these."""
-        if self.conditional and x is None:
-            raise ValueError("This nflows flow was made with a context; x is None, not (..., p).")
         network, embedding = self.networks
-        context = _embed(embedding, x) if self.conditional and x is not None else None
+        features = self.features_for(x)
+        context = None if features is None else _embed(embedding, features)
         rows, context = flatten_rows(points, context)
         return rows, context, _read(network._distribution, context).require(self.kind)
 
@@ -105,10 +104,7 @@ def _read(base: Any, context: Tensor | None) -> AffineBase:
     if isinstance(base, laws.ConditionalDiagonalNormal):
         vector_length(base._shape)
         if context is None:
-            raise TypeError(
-                "The base law ConditionalDiagonalNormal depends on x. Give some features: "
-                "from_nflows(flow, x)."
-            )
+            raise missing_features("from_nflows", "The base law ConditionalDiagonalNormal")
         mean, log_std = base._compute_params(context)
         return AffineBase.normal(mean, torch.exp(log_std))
     raise refusal(base)

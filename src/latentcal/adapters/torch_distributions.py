@@ -30,13 +30,11 @@ class TorchFlow(AdaptedFlow):
         like: Tensor | None,
         conditional: bool,
     ) -> None:
-        super().__init__(kind.radial(), networks, like)
-        self.function, self.kind, self.conditional = function, kind, conditional
+        super().__init__(kind.radial(), networks, conditional=conditional, like=like)
+        self.function, self.kind = function, kind
 
     def _chain(self, x: Tensor | None) -> tuple[list[Transform], AffineBase]:
-        if self.conditional and x is None:
-            raise ValueError("This distribution is a function of x; x is None, not (..., p).")
-        transforms, base = unfold(call_with(self.function, x if self.conditional else None))
+        transforms, base = unfold(call_with(self.function, self.features_for(x)))
         return transforms, base.require(self.kind)
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -23,13 +23,12 @@ class ZukoFlow(AdaptedFlow):
     def __init__(
         self, network: nn.Module, kind: BaseKind, conditional: bool, embedding: nn.Module | None = None
     ) -> None:
-        super().__init__(kind.radial(), [network] if embedding is None else [network, embedding])
-        self.kind, self.conditional = kind, conditional
+        networks = [network] if embedding is None else [network, embedding]
+        super().__init__(kind.radial(), networks, conditional=conditional)
+        self.kind = kind
 
     def _parts(self, x: Tensor | None) -> tuple[Any, AffineBase, int]:
-        if self.conditional and x is None:
-            raise ValueError("This zuko flow was made with a context; x is None, not (..., p).")
-        context = x if self.conditional else None
+        context = self.features_for(x)
         for embedding in self.networks[1:]:
             context = embedding(context)
         flow = self.networks[0](context)

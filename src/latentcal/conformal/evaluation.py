@@ -102,7 +102,7 @@ def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
     dtype, device = tensor_options(pred.flow)
     z = z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1])
     with full_precision(pred.flow):
-        return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+        return pred.flow.decode(z.to(dtype=dtype, device=device), pred.context)
 
 
 def as_points(values: Any, name: str) -> Tensor | None:

@@ -114,9 +114,9 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
     with torch.no_grad(), evaluation_mode(model):
         for i in range(0, len(y), size):
             pred = model(None if x is None else x[i : i + size])
-            points = pred._accept(y[i : i + size])
+            points = pred.accept(y[i : i + size])
             with full_precision(model):
-                z = model.latent(points, pred._context)
+                z = model.latent(points, pred.context)
             norms = pred._norm_of(z, points)
             below, above = pred.base.radius.log_tails(norms)
             parts.append([part.cpu() for part in (z, norms, below.exp(), below - above)])
