@@ -1,6 +1,5 @@
 import ast
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
@@ -50,15 +49,32 @@ def test_every_name_comes_from_the_module_that_the_type_checker_sees(path):
         assert name in dir(package)
 
 
-def test_a_package_loads_no_module_before_a_name_is_asked_for():
-    code = (
-        "import sys, latentcal.metrics as m\n"
-        "before = 'latentcal.metrics.slabs' in sys.modules\n"
-        "m.Slab\n"
-        "print(before, 'latentcal.metrics.slabs' in sys.modules)"
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a module ``parts``, which offers ``wheel``, and a submodule ``tools``."""
+    folder = tmp_path / "lazy_example"
+    folder.mkdir()
+    (folder / "parts.py").write_text("wheel = object()")
+    (folder / "tools.py").write_text("")
+    (folder / "__init__.py").write_text(
+        "from latentcal._internal.lazy import attach\n"
+        "__getattr__, __dir__, __all__ = attach(__name__, {'parts': ['wheel']}, ['tools'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[1] == "True"
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("lazy_example")
+    for name in [name for name in sys.modules if name.startswith("lazy_example")]:
+        del sys.modules[name]
+
+
+def test_a_package_loads_a_module_when_a_name_of_it_is_asked_for(package):
+    assert package.__all__ == ["tools", "wheel"]
+    assert {"tools", "wheel"} <= set(dir(package))
+    assert "lazy_example.parts" not in sys.modules
+    wheel = package.wheel
+    assert wheel is sys.modules["lazy_example.parts"].wheel
+    assert vars(package)["wheel"] is wheel  # so the next look-up is an ordinary one
+    assert "lazy_example.tools" not in sys.modules
+    assert package.tools is sys.modules["lazy_example.tools"]
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -122,10 +122,9 @@ class AdditiveFeatures(Float64Module):
         check_indices("kind", kind, len(place), 3)
         if not bool((low <= high).all()) or not bool((scale > 0).all()):
             raise ValueError("low must not be above high, and scale must be positive.")
-        for name, value in (("low", low), ("high", high), ("place", place), ("mean", mean), ("scale", scale)):
+        tensors = {"low": low, "high": high, "place": place, "mean": mean, "scale": scale}
+        for name, value in {**tensors, "column": column, "kind": kind}.items():
             self.register_buffer(name, value)
-        self.register_buffer("column", column)
-        self.register_buffer("kind", kind)
 
     @property
     def features(self) -> int:
@@ -325,10 +324,9 @@ class NeighbourSmoother(Smoother):
         check_indices("count", count - 1, values.shape[1], 1 << 31)
         if not bool((scale > 0).all()) or not bool((weights >= 0).all()) or not bool((weights > 0).any()):
             raise ValueError("scale must be positive, weights not negative and not all 0.")
-        for name, value in (("mean", mean), ("scale", scale), ("points", points), ("values", values)):
+        tensors = {"mean": mean, "scale": scale, "points": points, "values": values}
+        for name, value in {**tensors, "weights": weights, "count": count}.items():
             self.register_buffer(name, value)
-        self.register_buffer("weights", weights)
-        self.register_buffer("count", count)
 
     @property
     def features(self) -> int:
