@@ -55,7 +55,7 @@ def test_a_study_imports_only_public_names_of_the_library(part):
 )
 def test_the_check_sees_a_private_name(line):
     assert len(private_uses(line)) == 1
-    assert private_uses("import latentcal as lc\nfrom latentcal.flows import TarFlow\nlc.data.split") == []
+    assert private_uses("import latentcal as lc\nfrom latentcal.flows import TarFlow\nlc.splits.split") == []
 
 
 def test_the_library_knows_nothing_of_the_studies():

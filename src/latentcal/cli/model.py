@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from .._internal.optional import require
-from ..data import Preprocessing
 from ..diagnostics import CalibrationReport, Measure
 from ..model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
 from ..plots import reliability_diagram
+from ..tables import Preprocessing
 from .output import json_text, whole_file
 from .progress import say
 
