@@ -101,7 +101,7 @@ def test_a_compressed_line_of_three_gigabytes_is_refused_within_memory(tmp_path)
     answer = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr[-300:]
     for path, line in zip(paths, answer.stdout.splitlines(), strict=True):
-        assert line.startswith(f"{path} cannot be read: a row has more than 4,194,304 characters")
+        assert line.startswith(f"{path} cannot be read: a row has more than 16,777,216 characters")
         assert line.endswith("a quotation mark lacks its counterpart.")
 
 

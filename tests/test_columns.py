@@ -72,7 +72,7 @@ def test_quoted_cells_may_hold_commas_and_line_ends(tmp_path):
 
 def test_rows_keep_their_order_across_blocks(tmp_path, monkeypatch):
     n = 2000
-    monkeypatch.setattr(table_files, "LINE", 1000)
+    monkeypatch.setattr(table_files, "BLOCK", 10)
     text = "a,b\n" + "".join(f"{i % 7},{i}\n" for i in range(n))
     a, b = read_table(write(tmp_path / "t.csv.gz", text))
     assert same.copied(a.values, np.arange(n) % 7.0)

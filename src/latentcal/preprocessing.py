@@ -296,7 +296,7 @@ class Preprocessing:
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
             index = part.rows.numpy() - start
-            yield part._replace(kept={name: cells[name][index] for name in keep})
+            yield part._replace(kept={name: cells[name].astype(object)[index] for name in keep})
             start += len(cells[names[0]])
 
     def encode_columns(self, columns: Sequence[Column]) -> tuple[Tensor, np.ndarray]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ._internal.columns import Column, infer_column, is_number
 from ._internal.messages import check_names, list_names
 from ._internal.optional import require
-from ._internal.table_files import column_names, read_batches, to_cells
+from ._internal.table_files import column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
 from .preprocessing import (
     Encoded,
@@ -291,23 +291,21 @@ def read_sample(
     names = column_names(path, delimiter, encoding)
     parts: list[Any] = []
     rows = places = np.empty(0, dtype=np.int64)
-    for batch in read_batches(path, names, delimiter, encoding):
+    for table in read_tables(path, names, delimiter, encoding):
         start = reservoir.seen
-        items, taken = reservoir.offer(batch.num_rows)
-        parts.append(batch if len(items) == batch.num_rows else batch.take(arrow.array(items)))
+        items, taken = reservoir.offer(len(table))
+        parts.append(table if len(items) == len(table) else table.take(arrow.array(items)))
         rows, places = np.concatenate([rows, start + items]), np.concatenate([places, taken])
         if len(rows) > 2 * reservoir.size:
             keep = last_of_each(places)
             rows, places = rows[keep], places[keep]
-            parts = arrow.Table.from_batches(parts).take(arrow.array(keep)).combine_chunks().to_batches()
+            parts = [arrow.concat_tables(parts).take(arrow.array(keep)).combine_chunks()]
+    if not reservoir.seen:
+        return Sample([Column(name, "real", np.empty(0)) for name in names], rows, 0)
     keep = last_of_each(places)
-    if not parts:
-        return Sample([infer_column(name, np.empty(0, dtype=object)) for name in names], rows, 0)
-    table = arrow.Table.from_batches(parts)
-    if len(keep) < len(rows):
-        table = table.take(arrow.array(keep))
-    columns = [infer_column(name, to_cells(table.column(i))) for i, name in enumerate(names)]
-    return Sample(columns, rows[keep], reservoir.seen)
+    table = arrow.concat_tables(parts).take(arrow.array(keep))
+    columns = map(infer_column, names, (column.to_numpy() for column in table.columns))
+    return Sample([*columns], rows[keep], reservoir.seen)
 
 
 def last_of_each(places: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
-import io
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ LINE = 1 << 24  # most characters of a line: 160 for each cell of 100,000 column
 CELL = 1 << 17  # most bytes of a cell
 COLUMNS = 250_000  # most columns of a table
 _ROWS = 10_000  # of a parquet file that are read at a time
-BLOCK = 1 << 22  # bytes of a csv file that are read at a time, where its rows are not long
+BLOCK = 1 << 20  # characters of a csv file that are read at a time, where its rows are not long
 _PARQUET = (".parquet", ".pq")
 _OPEN_QUOTE = "a quotation mark lacks its counterpart"
 # What is often saved under a data file's name instead of it, by how it starts.
@@ -51,24 +50,19 @@ def file_chunks(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Cells of the named columns, at most ``size`` rows at a time; other columns are not kept."""
     size = as_whole(size, "size")
-    for batch in read_batches(path, names, delimiter, encoding):
-        for start in range(0, batch.num_rows, size):
-            part = batch.slice(start, size)
-            yield {name: to_cells(column) for name, column in zip(names, part.columns, strict=True)}
+    for table in read_tables(path, names, delimiter, encoding):
+        for start in range(0, len(table), size):
+            part = table.slice(start, size)
+            yield {name: column.to_numpy() for name, column in zip(names, part.columns, strict=True)}
 
 
-def read_batches(
+def read_tables(
     path: Path, names: Sequence[str], delimiter: str = ",", encoding: str = "utf-8"
 ) -> Iterator[Any]:
-    """Record batches of the named columns, in this order; those of a csv file hold text."""
+    """Tables of pyarrow, some rows each, of the named columns; those of a csv file hold text."""
     if path.suffix in _PARQUET:
-        return _parquet_batches(path, names)
-    return _csv_batches(path, names, delimiter, encoding)
-
-
-def to_cells(column: Any) -> np.ndarray:
-    """(n,) values of a column of pyarrow."""
-    return column.to_numpy(zero_copy_only=False) if hasattr(column, "buffers") else column.to_numpy()
+        return _parquet_tables(path, names)
+    return _csv_tables(path, names, delimiter, encoding)
 
 
 @contextmanager
@@ -118,7 +112,7 @@ def _read_header(file: TextIO, delimiter: str) -> list[str]:
     def lines() -> Iterator[str]:
         while line := file.readline(LINE):
             if len(line) == LINE:
-                raise ValueError(_long_row(LINE))
+                raise ValueError(_long_row())
             yield line
 
     try:
@@ -145,93 +139,93 @@ def _check_header(names: Sequence[str]) -> None:
     check_unique(names)
 
 
-def _long_row(most: int) -> str:
+def _long_row() -> str:
     return (
-        f"a row has more than {most:,} characters. It is not a table, its rows do not end with a line break, "
+        f"a row has more than {LINE:,} characters. It is not a table, its rows do not end with a line break, "
         f"or {_OPEN_QUOTE}."
     )
 
 
-class _Utf8(io.RawIOBase):
-    """What is left of a text file, as UTF-8, and then one text more."""
-
-    def __init__(self, file: TextIO, end: str) -> None:
-        self._file, self._end, self._rest = file, end, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if not self._rest:
-            text = self._file.read(size)
-            if not text:
-                text, self._end = self._end, ""
-            self._rest = text.encode()
-        part, self._rest = self._rest[:size], self._rest[size:]
-        return part
-
-
-def _csv_batches(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> Iterator[Any]:
-    arrow = require("pyarrow", "cli", "Reading tables from files needs")
-    arrow_csv = require("pyarrow.csv", "cli", "Reading tables from files needs")
+def _csv_tables(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> Iterator[Any]:
     with _open_csv(path, delimiter, encoding) as (file, header):
         check_names(names, header)
-        places = {name: str(place) for place, name in enumerate(header)}
-        wanted, width = [places[name] for name in names], len(header)
-        block = min(LINE, max(BLOCK, 256 * width))
-        # pyarrow closes a quotation that is open at the end of the file, and rows would be lost in its last
-        # cell. Where a row of marks that is put there does not come back, a quotation was open.
-        mark = "\x03" if delimiter != "\x03" else "\x02"
-        wrong: list[Any] = []
-        try:
-            batches = arrow_csv.open_csv(
-                _Utf8(file, f"\n{delimiter.join([mark] * width)}\n"),
-                arrow_csv.ReadOptions(
-                    use_threads=False, block_size=block, column_names=[*map(str, range(width))]
-                ),
-                arrow_csv.ParseOptions(
-                    delimiter=delimiter,
-                    newlines_in_values=True,
-                    invalid_row_handler=lambda row: wrong.append(row) or "error",
-                ),
-                arrow_csv.ConvertOptions(
-                    include_columns=wanted,
-                    column_types=dict.fromkeys(wanted, arrow.large_string()),
-                    strings_can_be_null=False,
-                    check_utf8=False,
-                ),
-            )
-            last = None
-            for batch in filter(len, batches):
-                if last is not None:
-                    yield last
-                last = _check_cells(batch, names)
-        except arrow.ArrowInvalid as error:
-            raise ValueError(_invalid_row(wrong[0]) if wrong else _long_row(block)) from error
-        if last is None or last.column(0)[-1].as_py() != mark:
+        parser = _CsvParser(names, header, delimiter)
+        block, text = min(LINE, max(BLOCK, 256 * len(header))), ""
+        while piece := file.read(block):
+            text += piece
+            end = max(text.rfind("\n"), text.rfind("\r")) + 1
+            table = parser.parse(text[:end]) if end else None
+            if table is not None:
+                text = text[end:]
+                yield table
+            elif len(text) > LINE:
+                raise ValueError(_long_row())
+        table = parser.parse(text)
+        if table is None:
             raise ValueError(f"{_OPEN_QUOTE}.")
-        if last.num_rows > 1:
-            yield last.slice(0, last.num_rows - 1)
+        yield table
 
 
-def _invalid_row(row: Any) -> str:
-    if '"' in row.text and ("\n" in row.text or "\r" in row.text):
-        return f"{_OPEN_QUOTE}; look at row {row.number - 1} of the data."
-    return (
-        f"row {row.number - 1} of the data has {row.actual_columns} values, "
-        f"but there are {row.expected_columns} columns."
-    )
+class _CsvParser:
+    """Tables of text from the lines of a csv file."""
+
+    def __init__(self, names: Sequence[str], header: Sequence[str], delimiter: str) -> None:
+        self._arrow = require("pyarrow", "cli", "Reading tables from files needs")
+        self._csv = require("pyarrow.csv", "cli", "Reading tables from files needs")
+        places = {name: str(place) for place, name in enumerate(header)}
+        self._names, self._width, self._rows = [*names], len(header), 0
+        # A quotation that is open at the end is closed there by pyarrow, and the rows behind it would be lost
+        # in one cell. A row of marks at the end, which then does not come back, tells.
+        self._mark = "\x03" if delimiter != "\x03" else "\x02"
+        self._end = f"\n{delimiter.join([self._mark] * self._width)}\n"
+        self._wrong: list[Any] = []
+        self._parse = self._csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=self._refuse
+        )
+        wanted = [places[name] for name in names]
+        self._convert = self._csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(wanted, self._arrow.large_string()),
+            strings_can_be_null=False,
+            check_utf8=False,
+        )
+
+    def parse(self, lines: str) -> Any:
+        """The next rows of the file; None where a quotation is open at the end of the lines."""
+        content = (lines + self._end).encode()
+        read = self._csv.ReadOptions(
+            use_threads=False, block_size=len(content) + 1, column_names=[*map(str, range(self._width))]
+        )
+        try:
+            table = self._csv.read_csv(self._arrow.BufferReader(content), read, self._parse, self._convert)
+        except self._arrow.ArrowInvalid as error:
+            row = self._wrong.pop() if self._wrong else None
+            if row is None or self._mark in row.text:
+                return None
+            raise ValueError(
+                f"row {self._rows + row.number - 1} of the data has {row.actual_columns} values, "
+                f"but there are {row.expected_columns} columns."
+            ) from error
+        if table.column(0)[-1].as_py() != self._mark:
+            return None
+        table = _check_cells(table.slice(0, len(table) - 1).rename_columns(self._names))
+        self._rows += len(table)
+        return table
+
+    def _refuse(self, row: Any) -> str:
+        self._wrong.append(row)
+        return "error"
 
 
-def _check_cells(batch: Any, names: Sequence[str]) -> Any:
+def _check_cells(table: Any) -> Any:
     compute = require("pyarrow.compute", "cli", "Reading tables from files needs")
-    for name, column in zip(names, batch.columns, strict=True):
+    for name, column in zip(table.column_names, table.columns, strict=True):
         if (compute.max(compute.binary_length(column)).as_py() or 0) > CELL:
             raise ValueError(
                 f"a cell has more than {CELL:,} characters, in the column {quote(name)}. Shorten it, or look "
                 "for a quotation mark without its counterpart."
             )
-    return batch
+    return table
 
 
 def _open_parquet(path: Path) -> tuple[Any, list[str]]:
@@ -247,7 +241,7 @@ def _open_parquet(path: Path) -> tuple[Any, list[str]]:
     return file, names
 
 
-def _parquet_batches(path: Path, names: Sequence[str]) -> Iterator[Any]:
+def _parquet_tables(path: Path, names: Sequence[str]) -> Iterator[Any]:
     arrow = require("pyarrow", "cli", "Reading parquet files needs")
     file, there = _open_parquet(path)
     try:
@@ -260,7 +254,7 @@ def _parquet_batches(path: Path, names: Sequence[str]) -> Iterator[Any]:
     with _parquet_errors(path):
         for batch in file.iter_batches(batch_size=rows, columns=wanted):
             columns = [_plain(batch.column(name), arrow) for name in wanted]
-            yield arrow.RecordBatch.from_arrays(columns, names=[*names])
+            yield arrow.Table.from_arrays(columns, names=[*names])
 
 
 def _plain(column: Any, arrow: Any) -> Any:
