@@ -304,8 +304,11 @@ def read_sample(
         return Sample([Column(name, "real", np.empty(0)) for name in names], rows, 0)
     keep = last_of_each(places)
     table = arrow.concat_tables(parts).take(arrow.array(keep))
-    columns = map(infer_column, names, (column.to_numpy() for column in table.columns))
-    return Sample([*columns], rows[keep], reservoir.seen)
+    try:
+        columns = [*map(infer_column, names, (column.to_numpy() for column in table.columns))]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Sample(columns, rows[keep], reservoir.seen)
 
 
 def last_of_each(places: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ Kind = Literal["text", "boolean", "integer", "real"]
 MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "NaT"]
 )
+CELL = 1 << 17  # most characters of a cell
 _BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 _TRUTH = {**_BOOLEAN, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, **dict.fromkeys(MISSING, math.nan)}
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -55,7 +56,7 @@ def infer_column(name: str, cells: np.ndarray) -> Column:
         raise TypeError(f"The column {quote(name)} holds complex numbers; give real and imaginary parts.")
     if cells.dtype.kind in _KINDS:
         return Column(name, _KINDS[cells.dtype.kind], cells.astype(np.float64))
-    texts, codes = _factorize(cells)
+    texts, codes = _factorize(name, cells)
     present = [text for text in texts if text not in MISSING]
     if present and all(text in _BOOLEAN for text in present):
         return Column(name, "boolean", np.array([_BOOLEAN.get(text, math.nan) for text in texts])[codes])
@@ -79,7 +80,7 @@ def parse_column(name: str, kind: Kind, cells: np.ndarray, first_row: int = 0) -
     if kind != "boolean" and kind != "text" and cells.dtype.kind in _KINDS:
         values = cells.astype(np.float64)
     else:
-        texts, codes = _factorize(cells)
+        texts, codes = _factorize(name, cells)
         if kind == "text":
             return Column(name, kind, _to_texts(texts)[codes])
         numbers = [*map(_TRUTH.get, texts)] if kind == "boolean" else _to_numbers(texts)
@@ -136,7 +137,7 @@ def _to_texts(texts: list[str]) -> np.ndarray:
     return np.array(["" if text in MISSING else text for text in texts], dtype=object)
 
 
-def _factorize(cells: np.ndarray) -> tuple[list[str], np.ndarray]:
+def _factorize(name: str, cells: np.ndarray) -> tuple[list[str], np.ndarray]:
     """The distinct texts in the order in which they occur, and (n,) the number of each cell's text."""
     if cells.dtype.kind not in "OUTS":
         cells = cells.astype(str)  # dates as ISO texts
@@ -144,4 +145,9 @@ def _factorize(cells: np.ndarray) -> tuple[list[str], np.ndarray]:
     # What is missing is a text, too: None, nan, <NA> and NaT.
     stripped = (str(cell).strip() for cell in cells.tolist())
     codes = np.fromiter((numbers.setdefault(t, len(numbers)) for t in stripped), np.int64, count=len(cells))
+    if max(map(len, numbers), default=0) > CELL:
+        raise ValueError(
+            f"The column {quote(name)}: a cell has more than {CELL:,} characters. Shorten it, or look for a "
+            "quotation mark without its counterpart."
+        )
     return [*numbers], codes

@@ -19,7 +19,6 @@ from .optional import require
 from .validate import as_whole
 
 LINE = 1 << 24  # most characters of a line: 160 for each cell of 100,000 columns
-CELL = 1 << 17  # most bytes of a cell
 COLUMNS = 250_000  # most columns of a table
 _ROWS = 10_000  # of a parquet file that are read at a time
 BLOCK = 1 << 20  # characters of a csv file that are read at a time, where its rows are not long
@@ -119,7 +118,7 @@ def _read_header(file: TextIO, delimiter: str) -> list[str]:
         header = [name.strip() for name in next(csv.reader(lines(), delimiter=delimiter, strict=True), [])]
     except csv.Error as error:
         raise ValueError(
-            f"in its first line {_OPEN_QUOTE}, or a name has more than {CELL:,} characters."
+            f"in its first line {_OPEN_QUOTE}, or a name has more than {csv.field_size_limit():,} characters."
         ) from error
     if not header:
         raise ValueError("its first line is empty.")
@@ -173,7 +172,7 @@ class _CsvParser:
         self._arrow = require("pyarrow", "cli", "Reading tables from files needs")
         self._csv = require("pyarrow.csv", "cli", "Reading tables from files needs")
         places = {name: str(place) for place, name in enumerate(header)}
-        self._names, self._width, self._rows = [*names], len(header), 0
+        self._width, self._rows = len(header), 0
         # A quotation that is open at the end is closed there by pyarrow, and the rows behind it would be lost
         # in one cell. A row of marks at the end, which then does not come back, tells.
         self._mark = "\x03" if delimiter != "\x03" else "\x02"
@@ -208,24 +207,13 @@ class _CsvParser:
             ) from error
         if table.column(0)[-1].as_py() != self._mark:
             return None
-        table = _check_cells(table.slice(0, len(table) - 1).rename_columns(self._names))
+        table = table.slice(0, len(table) - 1)
         self._rows += len(table)
         return table
 
     def _refuse(self, row: Any) -> str:
         self._wrong.append(row)
         return "error"
-
-
-def _check_cells(table: Any) -> Any:
-    compute = require("pyarrow.compute", "cli", "Reading tables from files needs")
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if (compute.max(compute.binary_length(column)).as_py() or 0) > CELL:
-            raise ValueError(
-                f"a cell has more than {CELL:,} characters, in the column {quote(name)}. Shorten it, or look "
-                "for a quotation mark without its counterpart."
-            )
-    return table
 
 
 def _open_parquet(path: Path) -> tuple[Any, list[str]]:
