@@ -7,6 +7,7 @@ import pytest
 
 import same
 from latentcal._internal import table_files
+from latentcal._internal.table_files import column_names
 from latentcal.tables import read_sample
 
 
@@ -17,7 +18,7 @@ def write(path, text):
 
 
 def read_table(path, **form):
-    return read_sample(path, None, **form).columns
+    return read_sample(path, column_names(path, **form), **form).columns
 
 
 def csv_column(tmp_path, *cells):

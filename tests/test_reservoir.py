@@ -60,7 +60,7 @@ def test_a_sample_of_a_file_has_the_rows_that_it_names(tmp_path, ending):
     table = household_table(9000, seed=3)
     table["income"][5] = np.nan
     path = write(tmp_path / f"a{ending}", table)
-    sample = read_sample(path, 700, seed=1)
+    sample = read_sample(path, [*table], 700, seed=1)
     assert (sample.total, len(sample.rows)) == (9000, 700)
     assert (np.diff(sample.rows) > 0).all()
     assert sample.rows.max() > 8000

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column
-from ._internal.messages import check_names, check_unique, join_some, list_names, quote
+from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column, table_cells
+from ._internal.messages import check_names, join_some, list_names, quote
 from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
 
@@ -23,26 +23,6 @@ _MOST_INTEGERS = 10  # distinct values of an integer column that counts as categ
 _MOST_LEVELS = 20  # distinct values of a categorical feature that stays
 _FEWEST_VALUES = 10  # distinct values of a numerical feature that stays
 _MOST_MISSING = 0.2  # share of missing values of a feature that stays
-
-
-def _to_cells(table: Any) -> dict[str, np.ndarray]:
-    """Cells by column name, of a pandas DataFrame or a mapping from names to columns of equal length."""
-    if not (isinstance(table, Mapping) or hasattr(table, "columns")):
-        raise TypeError(
-            "Rows are a path, a pandas DataFrame, or a dictionary from column names to values; "
-            f"got {type(table).__name__}."
-        )
-    names = list(table) if isinstance(table, Mapping) else list(table.columns)
-    check_unique([str(name) for name in names])
-    cells = {str(name): np.asarray(table[name]) for name in names}
-    rows = len(next(iter(cells.values()), np.empty(0)).reshape(-1))
-    for name, column in cells.items():
-        if column.shape != (rows,):
-            raise ValueError(
-                f"All columns must be flat and of one length; {quote(name)} has the shape {column.shape}, "
-                f"the first column {rows} values."
-            )
-    return cells
 
 
 class Feature(NamedTuple):
@@ -202,7 +182,7 @@ class Preprocessing:
         if isinstance(table, Sequence) and all(isinstance(column, Column) for column in table):
             columns = [*table]
         else:
-            columns = [infer_column(name, cells) for name, cells in _to_cells(table).items()]
+            columns = [infer_column(name, cells) for name, cells in table_cells(table).items()]
         check_names(targets, [column.name for column in columns])
         own = {*targets}
         columns = sorted((c for c in columns if c.name not in own), key=lambda column: column.name)
@@ -260,7 +240,7 @@ class Preprocessing:
                 raise ValueError(f"{rows} has no rows.")
             x, y, numbers, _ = zip(*parts, strict=True)
             return Encoded(torch.cat(x), torch.cat(y) if targets else None, torch.cat(numbers))
-        cells = _to_cells(rows)
+        cells = table_cells(rows)
         check_names(self._needed(targets), [*cells])
         return self._encode_cells(cells, 0, set(), **how)
 

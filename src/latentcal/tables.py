@@ -141,12 +141,16 @@ def load_csv(
         raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
     if both := sorted({*targets} & {*drop}):
         raise ValueError(f"The columns {list_names(both)} are among targets and drop.")
-    sample = read_sample(path, max_rows, seed, delimiter, encoding)
+    names = column_names(path, delimiter, encoding)
     try:
-        check_names([*targets, *drop], [column.name for column in sample.columns])
-        dropped = {*drop}
-        columns = [column for column in sample.columns if column.name not in dropped]
-        return _make_dataset(path, sample._replace(columns=columns), targets, min_rows, missing)
+        check_names([*targets, *drop], names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    dropped = {*drop}
+    names = [name for name in names if name not in dropped]
+    sample = read_sample(path, names, max_rows, seed, delimiter=delimiter, encoding=encoding)
+    try:
+        return _make_dataset(path, sample, targets, min_rows, missing)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -280,18 +284,18 @@ class Sample(NamedTuple):
 
 
 def read_sample(
-    path: Path, size: int | None, seed: int = 0, delimiter: str = ",", encoding: str = "utf-8"
+    path: Path, names: Sequence[str], size: int | None = None, seed: int = 0, **form: str
 ) -> Sample:
-    """All columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
+    """The named columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
 
-    The file is read once; memory does not grow with it where a size is given.
+    The file is read once; memory does not grow with it where a size is given. ``form`` is the delimiter and
+    the encoding of a csv file.
     """
     arrow = require("pyarrow", "cli", "Reading tables from files needs")
     reservoir = Reservoir(_NO_LIMIT if size is None else size, seed)
-    names = column_names(path, delimiter, encoding)
     parts: list[Any] = []
     rows = places = np.empty(0, dtype=np.int64)
-    for table in read_tables(path, names, delimiter, encoding):
+    for table in read_tables(path, names, **form):
         start = reservoir.seen
         items, taken = reservoir.offer(len(table))
         parts.append(table if len(items) == len(table) else table.take(arrow.array(items)))
@@ -302,8 +306,9 @@ def read_sample(
             parts = [arrow.concat_tables(parts).take(arrow.array(keep)).combine_chunks()]
     if not reservoir.seen:
         return Sample([Column(name, "real", np.empty(0)) for name in names], rows, 0)
-    keep = last_of_each(places)
-    table = arrow.concat_tables(parts).take(arrow.array(keep))
+    keep, table = last_of_each(places), arrow.concat_tables(parts)
+    if len(keep) < len(rows):
+        table = table.take(arrow.array(keep))
     try:
         columns = [*map(infer_column, names, (column.to_numpy() for column in table.columns))]
     except ValueError as error:

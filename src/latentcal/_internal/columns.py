@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .messages import quote
+from .messages import check_unique, quote
 
 Kind = Literal["text", "boolean", "integer", "real"]
 
@@ -48,6 +49,26 @@ class Column(NamedTuple):
     def of(self, rows: np.ndarray) -> Column:
         """The same column at some rows: indices or a mask."""
         return self._replace(values=self.values[rows])
+
+
+def table_cells(table: Any) -> dict[str, np.ndarray]:
+    """Cells by column name, of a pandas DataFrame or a mapping from names to columns of equal length."""
+    if not (isinstance(table, Mapping) or hasattr(table, "columns")):
+        raise TypeError(
+            "Rows are a path, a pandas DataFrame, or a dictionary from column names to values; "
+            f"got {type(table).__name__}."
+        )
+    names = list(table) if isinstance(table, Mapping) else list(table.columns)
+    check_unique([str(name) for name in names])
+    cells = {str(name): np.asarray(table[name]) for name in names}
+    rows = len(next(iter(cells.values()), np.empty(0)).reshape(-1))
+    for name, column in cells.items():
+        if column.shape != (rows,):
+            raise ValueError(
+                f"All columns must be flat and of one length; {quote(name)} has the shape {column.shape}, "
+                f"the first column {rows} values."
+            )
+    return cells
 
 
 def infer_column(name: str, cells: np.ndarray) -> Column:
