@@ -14,6 +14,8 @@ from latentcal._internal.columns import infer_column
 from latentcal._internal.messages import check_names, check_unique, join_some, list_names, quote
 from latentcal.tables import Preprocessing, load_csv
 
+pytest.importorskip("pyarrow")
+
 ROWS = 30
 
 

@@ -10,6 +10,8 @@ from latentcal._internal import table_files
 from latentcal._internal.table_files import column_names
 from latentcal.tables import read_sample
 
+pytest.importorskip("pyarrow")
+
 
 def write(path, text):
     with gzip.open(path, "wt", encoding="utf-8") as file:
@@ -71,13 +73,20 @@ def test_quoted_cells_may_hold_commas_and_line_ends(tmp_path):
     assert column.values.tolist() == ["a, b", "c\nd"]
 
 
-def test_rows_keep_their_order_across_blocks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_rows_keep_their_order_across_blocks(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(table_files, "BLOCK", 1)  # about a thousand characters at a time
     n = 2000
-    monkeypatch.setattr(table_files, "BLOCK", 10)
-    text = "a,b\n" + "".join(f"{i % 7},{i}\n" for i in range(n))
-    a, b = read_table(write(tmp_path / "t.csv.gz", text))
+    ends = [i % 5 + 900 * (i == 1000) for i in range(n)]
+    text = f"a,b,c{end}" + "".join(f'{i % 7},"x{i}{end * ends[i]}y",{i}{end}' for i in range(n))
+    a, b, c = read_table(write(tmp_path / "t.csv.gz", text))
     assert same.copied(a.values, np.arange(n) % 7.0)
-    assert same.copied(b.values, np.arange(float(n)))
+    assert [value.split(end)[0].rstrip("y") for value in b.values] == [f"x{i}" for i in range(n)]
+    assert [value.count(end) for value in b.values] == ends
+    assert same.copied(c.values, np.arange(float(n)))
+    write(tmp_path / "t.csv.gz", text + f"1,2{end}")
+    with pytest.raises(ValueError, match=f"row {n} of the data has 2 values, but there are 3 columns"):
+        read_table(tmp_path / "t.csv.gz")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from latentcal.tables import Reservoir, load_csv, read_sample
 from latentcal.toy import HOUSEHOLD_TARGETS as TARGETS
 from latentcal.toy import household_table
 
+pytest.importorskip("pyarrow")
+
 
 def kept(size, chunks, seed):
     reservoir, places_of = Reservoir(size, seed), np.full(size, -1)

@@ -8,6 +8,8 @@ import same
 from latentcal import splits
 from latentcal.tables import Preprocessing, load_csv
 
+pytest.importorskip("pyarrow")
+
 TABLE = {"a": [*range(20)], "price": [*range(20)]}
 RULES = Preprocessing.fit(TABLE, "price")
 X, Y = torch.arange(300.0).reshape(100, 3), torch.arange(200.0).reshape(100, 2)
@@ -23,7 +25,7 @@ def path(tmp_path):
 READING = {
     "targets": ([None, 3, [1], [None]], TypeError),
     "drop": ([None, 3, [1]], TypeError),
-    "delimiter": ([",,", "", None, "\n", '"', 5], ValueError),
+    "delimiter": ([",,", "", None, "\n", '"', 5, "é"], ValueError),
     "encoding": ([None, 5], TypeError),
     "min_rows": (["10", None], TypeError),
     "max_rows": (["10", [5]], TypeError),

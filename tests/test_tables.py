@@ -8,6 +8,8 @@ import same
 from latentcal.splits import group_split, split, time_split
 from latentcal.tables import Preprocessing, load_csv
 
+pytest.importorskip("pyarrow")
+
 N = 200
 
 

@@ -26,7 +26,17 @@ from .preprocessing import (
     encode_targets,
 )
 
-__all__ = ["Column", "Dataset", "Encoded", "Preprocessing", "Reservoir", "TableDataset", "load_csv"]
+__all__ = [
+    "Column",
+    "Dataset",
+    "Encoded",
+    "Preprocessing",
+    "Reservoir",
+    "TableDataset",
+    "column_names",
+    "is_number",
+    "load_csv",
+]
 
 _FEWEST_ROWS = 100  # of a data set
 _NO_LIMIT = 1 << 62  # rows

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 STUDIES = Path(__file__).parents[2] / "studies"
-NAMESPACES = ("adapters", "data", "data.toy", "diagnostics", "flows", "metrics", "plots", "radius")
+NAMESPACES = (
+    *("adapters", "diagnostics", "flows", "metrics", "plots", "radius"),
+    *("splits", "tables", "toy"),
+)
 PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in NAMESPACES))
 
 

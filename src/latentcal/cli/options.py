@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from .._internal.messages import check_names, list_names
-from .._internal.table_files import column_names
+from ..tables import column_names
 from .reading import Source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

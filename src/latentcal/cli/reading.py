@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.table_files import column_names
-from ..tables import Encoded, Preprocessing, Reservoir
+from ..tables import Encoded, Preprocessing, Reservoir, column_names
 
 CHUNK = 2000  # rows at a time: few, so that progress is seen
 
