@@ -15,6 +15,8 @@ from ._internal.validate import as_floating, as_rows, as_seed, as_whole, check_s
 from .preprocessing import Preprocessing
 from .tables import Dataset, TableDataset
 
+__all__ = ["Part", "Split", "group_split", "rolling_origin", "split", "time_folds", "time_split"]
+
 MAX_ROWS = 50_000  # that one run uses
 FRACTIONS = (0.65, 0.20, 0.15)  # of train, validation and test
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
