@@ -201,7 +201,7 @@ def _estimators() -> dict[str, Kind]:
     linear.fit(features, outputs)
     deep.set_params(recalibration=None).fit(x.numpy(), y.numpy())
     table = {"a": x[:, 0].tolist(), "city": ["Bari", "Lyon", "Bonn"] * 20, **outputs}
-    rules = lc.data.Preprocessing.fit(table, targets=["u", "v"])
+    rules = lc.tables.Preprocessing.fit(table, targets=["u", "v"])
     encoded = rules.transform(table, targets=True)
     command_line = Model(clone(linear), rules, {"data": {"rows": 60}, "quality": {"nll": 3.25}})
     command_line.estimator.fit(command_line.features(encoded.x), outputs)

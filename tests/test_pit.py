@@ -7,12 +7,12 @@ from torch.distributions import Independent, Normal, Poisson
 
 import same
 from latentcal.base import standard_normal
-from latentcal.data.toy import heteroscedastic_arc
 from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.pit import hdr_pit, latent_pit, marginal_pit, prerank_pit
 from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.reference import Chi
 from latentcal.recalibration import recalibrate
+from latentcal.toy import heteroscedastic_arc
 from toys import ScaleFromX, SinhFlow, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, data, flows, metrics, plots
+from . import adapters, flows, metrics, plots, splits, tables, toy
 from ._version import __version__
 from .adapters import (
     from_functions,
@@ -176,7 +176,6 @@ __all__ = [
     "conditional_calibration",
     "conformal_region",
     "cross_calibrate",
-    "data",
     "density_ratio",
     "diagnose",
     "diagnose_partitions",
@@ -211,10 +210,13 @@ __all__ = [
     "recalibrate_prerank",
     "rolling_pit",
     "save",
+    "splits",
     "standard_normal",
     "student_t",
+    "tables",
     "tighten",
     "to_sbi",
+    "toy",
     "uniform_ball",
     "uniform_cube",
     "uniform_interval",

@@ -13,9 +13,9 @@ from torch.distributions import Distribution
 from ._internal.chunks import rows_at_a_time
 from ._internal.numerics import to_tensor
 from ._internal.validate import as_floating, as_whole, check_finite
-from .data.toy import drawing_from
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
+from .toy import drawing_from
 
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 

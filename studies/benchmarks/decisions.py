@@ -58,7 +58,7 @@ def mean_utility(actions: list[str], y: Tensor) -> float:
 def run(seed: int) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    parts = lc.data.split(load("slump"), seed)
+    parts = lc.splits.split(load("slump"), seed)
     flow = ConvexPotentialFlow(3, parts.train.x.shape[1]).to(parts.train.y.dtype)
     train_flow(flow, *parts.train, validation=parts.validation, seed=seed)
     base = lc.Standardized(flow, **parts.flow_units).requires_grad_(False)

@@ -50,7 +50,7 @@ def run_cell(cell: tuple[str, str, str, int]) -> dict[str, object]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     rows = simulated(seed) if data == "simulated" else load(data)
-    split = lc.data.split(rows, seed=seed, max_rows=6000, calibration=0.2)
+    split = lc.splits.split(rows, seed=seed, max_rows=6000, calibration=0.2)
     train, validation, calibration, test = split.train, split.validation, split.calibration, split.test
     dequantizer = Dequantizer.fit(train.y)
     noise = torch.Generator().manual_seed(seed)

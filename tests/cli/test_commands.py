@@ -28,9 +28,9 @@ from latentcal.cli.extent import quick_bounds
 from latentcal.cli.model import load_model
 from latentcal.cli.reading import Source, chunks, random_rows
 from latentcal.conformal import LatentScore, Region
-from latentcal.data import load_csv
 from latentcal.estimator import FlowRegressor
 from latentcal.flows import LinearGaussianFlow
+from latentcal.tables import load_csv
 from toys import SinhFlow, moved_by
 
 COMMANDS = ["fit", "diagnose", "recalibrate", "predict", "sample", "regions", "probability", "info", "demo"]

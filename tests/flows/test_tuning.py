@@ -25,7 +25,7 @@ GRID = {"hidden": [2, 4], "learning_rate": [1e-2, 1e-4]}
 
 
 def data(n: int = 200, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    return lc.data.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
+    return lc.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
 
 
 VALIDATION = data(100, seed=1)

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import numpy as np
 
-from ..data import Preprocessing
-from ..data.names import list_names
+from .._internal.messages import list_names
+from ..tables import Preprocessing
 from . import options
 from .output import json_text, table_writer
 from .progress import counting, say

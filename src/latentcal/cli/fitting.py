@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Preprocessing, TableDataset, load_csv
-from ..data.columns import Column, is_number
-from ..data.names import join_some, list_names, quote
+from .._internal.messages import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
+from ..tables import Column, Preprocessing, TableDataset, is_number, load_csv
 from .model import Model, fewest_rows, frame, quality, report_on
 from .progress import say
 from .reading import Source, random_rows

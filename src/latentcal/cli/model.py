@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .._internal.model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
 from .._internal.optional import require
-from ..data import Preprocessing
 from ..diagnostics import CalibrationReport, Measure
 from ..plots import reliability_diagram
+from ..tables import Preprocessing
 from .output import json_text, whole_file
 from .progress import say
 

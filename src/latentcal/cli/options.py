@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from ..data.chunks import column_names
-from ..data.names import check_names, list_names
+from .._internal.messages import check_names, list_names
+from ..tables import column_names
 from .reading import Source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

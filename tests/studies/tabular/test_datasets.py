@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import same
-from latentcal.data import load_csv
+from latentcal.tables import load_csv
 from studies.storage import data_folder
 from studies.tabular import DatasetEntry, datasets
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ...data.toy import HOUSEHOLD_TARGETS, household_table
+from ...toy import HOUSEHOLD_TARGETS, household_table
 from .. import options
 from ..fitting import Settings, fit_table
 from ..model import before_and_after, check_overwriting, quality, summary, write_model, write_page

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...data.names import join_some
+from ..._internal.messages import join_some
 from .. import options
 from ..model import read_card
 from ..output import json_text

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.validate import as_floating, as_rows, check_size
-from .arguments import SEEDS, whole_number
-from .dataset import MAX_ROWS, Dataset
+from ._internal.validate import as_floating, as_rows, as_seed, as_whole, check_size
 from .preprocessing import Preprocessing
-from .user_table import TableDataset
+from .tables import Dataset, TableDataset
 
+__all__ = ["Part", "Split", "group_split", "rolling_origin", "split", "time_folds", "time_split"]
+
+MAX_ROWS = 50_000  # that one run uses
 FRACTIONS = (0.65, 0.20, 0.15)  # of train, validation and test
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 
@@ -43,7 +44,7 @@ def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, T
         [0, 1, 2, 7] [4, 5]
         [0, 1, 2, 3, 4] [6, 7]
     """
-    _check(n, folds, gap)
+    _check_folds(n, folds, gap)
     blocks = torch.tensor_split(torch.arange(n), folds)
     for test in blocks:
         start, end = int(test[0]), int(test[-1]) + 1
@@ -69,15 +70,15 @@ def rolling_origin(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tenso
         [0, 1, 2] [4, 5]
         [0, 1, 2, 3, 4] [6, 7]
     """
-    _check(n, whole_number(folds, "folds", 1) + 1, gap)
+    _check_folds(n, as_whole(folds, "folds", 1) + 1, gap)
     for test in torch.tensor_split(torch.arange(n), folds + 1)[1:]:
         yield _pair(torch.arange(max(0, int(test[0]) - gap)), test, gap)
 
 
-def _check(n: int, blocks: int, gap: int) -> None:
-    whole_number(n, "n", 1)
-    whole_number(blocks, "folds", 1)
-    whole_number(gap, "gap", 0)
+def _check_folds(n: int, blocks: int, gap: int) -> None:
+    as_whole(n, "n", 1)
+    as_whole(blocks, "folds", 1)
+    as_whole(gap, "gap", 0)
     if not 2 <= blocks <= n:
         raise ValueError(
             f"{n} rows cannot be cut into {blocks} blocks; at least 2 and at most n are possible."
@@ -177,7 +178,7 @@ def split(
         Split(train 110, validation 40, calibration 20, test 30; 3 features, 2 targets)
     """
     x, y = _tensors(data)
-    order = _at_most(_shuffled(len(x), seed), max_rows)
+    order = _at_most(_shuffle(len(x), seed), max_rows)
     return _split(data, x, y, order, np.arange(len(order) + 1), fractions, calibration)
 
 
@@ -226,18 +227,18 @@ def group_split(
     """
     x, y = _tensors(data)
     names, group = np.unique(_labels(groups, len(x), "groups"), return_inverse=True)
-    place = _shuffled(len(names), seed)[group]
+    place = _shuffle(len(names), seed)[group]
     order = _at_most(np.argsort(place, kind="stable"), max_rows)
     return _split(data, x, y, order, _edges(place[order]), fractions, calibration)
 
 
-def _shuffled(n: int, seed: int) -> np.ndarray:
-    generator = torch.Generator().manual_seed(whole_number(seed, "seed", *SEEDS))
+def _shuffle(n: int, seed: int) -> np.ndarray:
+    generator = torch.Generator().manual_seed(as_seed(seed))
     return torch.randperm(n, generator=generator).numpy()
 
 
 def _at_most(order: np.ndarray, max_rows: int | None) -> np.ndarray:
-    return order if max_rows is None else order[: whole_number(max_rows, "max_rows", 1)]
+    return order if max_rows is None else order[: as_whole(max_rows, "max_rows", 1)]
 
 
 def _split(
@@ -269,7 +270,7 @@ def _split(
     x_mean, x_scale = _mean_and_scale(check_size(x[indices["train"]], "x"))
     y_mean, y_scale = _mean_and_scale(check_size(y[indices["train"]], "y"))
     parts = {
-        name: Part(_standardised(x[rows], x_mean, x_scale), _standardised(y[rows], y_mean, y_scale))
+        name: Part(_standardise(x[rows], x_mean, x_scale), _standardise(y[rows], y_mean, y_scale))
         for name, rows in indices.items()
     }
     return Split(
@@ -344,7 +345,7 @@ def _mean_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(constant, values[0], mean), torch.where(constant, 1.0, scale)
 
 
-def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+def _standardise(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     return ((values.double() - mean) / scale).to(values.dtype)
 
 

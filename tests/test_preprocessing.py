@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import same
-from latentcal.data import Preprocessing
+from latentcal._internal import table_files
+from latentcal.tables import Preprocessing
 
 N = 60
 
@@ -271,7 +272,7 @@ def test_empty_lines_are_no_rows_even_where_they_fill_a_chunk(rules, tmp_path):
     header, first, second = path.read_text().splitlines()
     path.write_text("\n".join([header, first, *[""] * 10, second, ""]))
     assert rules.transform(path).rows.tolist() == [0, 1]
-    assert [chunk.rows.tolist() for chunk in rules.chunks(path, 2) if len(chunk.x)] == [[0], [1]]
+    assert [chunk.rows.tolist() for chunk in rules.chunks(path, 1)] == [[0], [1]]
 
 
 def test_errors_and_dropped_rows_of_chunks_speak_of_rows_of_the_file(rules, tmp_path):
@@ -319,7 +320,8 @@ def test_a_file_of_new_rows_that_is_no_table_is_one_clear_error(rules, tmp_path)
         rules.transform(tmp_path / "nothing.csv")
 
 
-def test_memory_does_not_grow_with_the_file(rules, tmp_path):
+def test_memory_does_not_grow_with_the_file(rules, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "BLOCK", 1 << 15)
     peaks = []
     for n in (2_000, 20_000):
         path = write_csv(tmp_path / "t.csv", {**table(n), "gaps": range(n)})
@@ -344,7 +346,9 @@ def test_parquet_gives_what_csv_gives(rules, tmp_path):
     parquet.write_table(arrow, tmp_path / "t.parquet", row_group_size=25)
     csv = write_csv(tmp_path / "t.csv", {**table(), "gaps": range(N)})
     for mine, other in zip(
-        rules.transform(tmp_path / "t.parquet", targets=True), rules.transform(csv, targets=True), strict=True
+        rules.transform(tmp_path / "t.parquet", targets=True)[:3],
+        rules.transform(csv, targets=True)[:3],
+        strict=True,
     ):
         assert same.copied(mine, other)
     chunks = [*rules.chunks(tmp_path / "t.parquet", 7)]
@@ -364,7 +368,7 @@ def test_rules_need_neither_pandas_nor_pyarrow():
     script = """
 import sys
 sys.modules["pandas"] = sys.modules["pyarrow"] = sys.modules["pooch"] = None
-from latentcal.data import Preprocessing
+from latentcal.tables import Preprocessing
 rules = Preprocessing.fit({"a": range(20), "y": range(20)}, "y")
 assert rules.transform({"a": [1]}).x.tolist() == [[1]]
 """

@@ -1,4 +1,4 @@
-"""Names of columns: checks that name what is wrong, in messages whose length does not grow with the table."""
+"""Texts and names in messages: quoted, cut where they are long, and few of many."""
 
 from __future__ import annotations
 

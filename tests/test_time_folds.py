@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import same
-from latentcal.data import rolling_origin, time_folds
+from latentcal.splits import rolling_origin, time_folds
 
 
 @pytest.mark.parametrize(("n", "folds", "gap"), [(20, 4, 0), (23, 5, 2), (100, 10, 7), (2, 2, 0)])

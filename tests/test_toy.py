@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import same
-from latentcal.data import toy
+from latentcal import toy
 from uniformity import distance_to_uniform, uniform_limit
 
 # name: (toy, half width of a square that holds the law, how strongly the grid widens towards its edge)

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import same
-from latentcal.data import Preprocessing, load_csv, textfile
-from latentcal.data.columns import column_of_texts
-from latentcal.data.names import check_names, check_unique, join_some, list_names, quote
+from latentcal._internal import table_files
+from latentcal._internal.columns import infer_column
+from latentcal._internal.messages import check_names, check_unique, join_some, list_names, quote
+from latentcal.tables import Preprocessing, load_csv
+
+pytest.importorskip("pyarrow")
 
 ROWS = 30
 
@@ -79,12 +82,12 @@ def test_lists_and_quotes_keep_what_is_short():
 
 LIMITED = """
 import resource, sys
-import torch, latentcal as lc
+import pyarrow.csv, pyarrow.compute, torch, latentcal as lc
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 900_000_000,) * 2)
 for path in sys.argv[1:]:
     try:
-        lc.data.load_csv(path, ["a"])
+        lc.tables.load_csv(path, ["a"])
     except ValueError as error:
         print(error)
 """
@@ -99,33 +102,39 @@ def test_a_compressed_line_of_three_gigabytes_is_refused_within_memory(tmp_path)
     paths = [str(tmp_path / f"{name}.csv.gz") for name in ("digits", "cells", "lines")]
     answer = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr[-300:]
-    digits, cells, lines = answer.stdout.splitlines()
-    assert digits.startswith(f"{paths[0]} cannot be read: a line has more than 16,777,216 characters")
-    assert cells.startswith(f"{paths[1]} cannot be read: a line has more than 16,777,216 characters")
-    assert lines.startswith(f"{paths[2]} cannot be read: a cell has more than 131,072 characters")
+    for path, line in zip(paths, answer.stdout.splitlines(), strict=True):
+        assert line.startswith(f"{path} cannot be read: a row has more than 16,777,216 characters")
+        assert line.endswith("a quotation mark lacks its counterpart.")
 
 
 def test_a_line_that_is_too_long_is_refused_and_a_shorter_one_is_not(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.csv", table(30))
-    longest = max(map(len, path.read_text().splitlines()))
-    monkeypatch.setattr(textfile, "LINE", longest + 2)
+    columns = {
+        "column_0": range(ROWS),
+        **{name: ["x" * 90] * ROWS for name in table(30) if name != "column_0"},
+    }
+    columns["column_1"] = range(ROWS)
+    path = write(tmp_path / "a.csv", columns)
+    header, row, *_ = map(len, path.read_text().splitlines())
+    assert row > 2 * header
+    monkeypatch.setattr(table_files, "LINE", 2 * row)
     assert len(load_csv(path, ["column_0"], min_rows=10)) == ROWS
-    monkeypatch.setattr(textfile, "LINE", longest)
-    with pytest.raises(ValueError, match=r"a line has more than .* characters; it starts with"):
-        load_csv(path, ["column_0"], min_rows=10)
+    for most in (row // 3, header - 1):
+        monkeypatch.setattr(table_files, "LINE", most)
+        with pytest.raises(ValueError, match=f"a row has more than {most:,} characters"):
+            load_csv(path, ["column_0"], min_rows=10)
 
 
 def test_too_many_columns_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(textfile, "COLUMNS", 10)
+    monkeypatch.setattr(table_files, "COLUMNS", 10)
     for rows in (None, 20):
         with pytest.raises(ValueError, match="it has 11 columns; a table has at most 10"):
             load_csv(write(tmp_path / "a.csv", table(11)), ["column_0"], max_rows=rows)
 
 
 def test_one_long_text_does_not_make_every_cell_of_its_column_as_long():
-    codes = np.zeros(100_000, dtype=np.int32)
-    codes[5] = 1
-    column = column_of_texts("a", ["short", "x" * 100_000], codes, ())
+    cells = np.array(["short"] * 100_000, dtype=object)
+    cells[5] = "x" * 100_000
+    column = infer_column("a", cells)
     assert column.values.nbytes < 10_000_000  # 40 GB with cells of equal length
     assert column.levels.tolist() == ["short", "x" * 100_000]
     assert not column.missing.any()

@@ -8,7 +8,7 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal.data import group_split, split, time_split
+from latentcal.splits import group_split, split, time_split
 
 N = 1000
 KINDS = {

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import same
-from latentcal.data import load_csv
-from latentcal.data.reservoir import Reservoir, sample_columns
-from latentcal.data.toy import HOUSEHOLD_TARGETS as TARGETS
-from latentcal.data.toy import household_table
+from latentcal.tables import Reservoir, load_csv, read_sample
+from latentcal.toy import HOUSEHOLD_TARGETS as TARGETS
+from latentcal.toy import household_table
+
+pytest.importorskip("pyarrow")
 
 
 def kept(size, chunks, seed):
@@ -61,7 +62,7 @@ def test_a_sample_of_a_file_has_the_rows_that_it_names(tmp_path, ending):
     table = household_table(9000, seed=3)
     table["income"][5] = np.nan
     path = write(tmp_path / f"a{ending}", table)
-    sample = sample_columns(path, 700, seed=1)
+    sample = read_sample(path, [*table], 700, seed=1)
     assert (sample.total, len(sample.rows)) == (9000, 700)
     assert (np.diff(sample.rows) > 0).all()
     assert sample.rows.max() > 8000

@@ -5,7 +5,10 @@ import pytest
 import torch
 
 import same
-from latentcal.data import Preprocessing, group_split, load_csv, split, time_split
+from latentcal.splits import group_split, split, time_split
+from latentcal.tables import Preprocessing, load_csv
+
+pytest.importorskip("pyarrow")
 
 N = 200
 
@@ -107,7 +110,7 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ({}, {"targets": ["Weight"]}, r"did you mean 'weight'\?"),
         ({}, {"missing": "raise"}, "missing is 'drop' or 'error', got 'raise'"),
         ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),
-        ({" ": range(N)}, {}, "A column has no name"),
+        ({" ": range(N)}, {}, "a column has no name"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_an_error_that_says_why(tmp_path, change, options, message):
@@ -157,7 +160,7 @@ def test_fewer_rows_than_a_hundred_are_asked_for_on_purpose(tmp_path):
 
 def by_hand(data, result, part):
     """A part's x, standardised by hand from what the rules of the split make of its rows."""
-    x = result.preprocessing.encoded(data.columns)[0][result.indices[part]]
+    x = result.preprocessing.encode_columns(data.columns)[0][result.indices[part]]
     return ((x.double() - result.x_mean) / result.x_scale).float()
 
 
