@@ -11,9 +11,8 @@ from torch import Tensor
 from .._internal.numerics import check_shapes, log1mexp, solve_increasing
 from .._internal.splines import UnitSpline, monotone_slopes
 from .._internal.validate import as_number, as_share
-from .calibration_sample import check_radii
+from .calibration_sample import CalibrationSample
 from .empirical import EmpiricalRadius
-from .folds import effective_size
 from .law import LawByTails, RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
@@ -117,9 +116,9 @@ def guarantee(
         >>> round(guarantee(EmpiricalRadius(radii), radii).epsilon, 6)
         0.01
     """
-    radii, weights = check_radii(radii, weights)
-    radii, order = torch.sort(radii)
-    n = effective_size(weights) if effective_n is None else effective_n
+    sample = CalibrationSample(radii, weights=weights)
+    radii, order = torch.sort(sample.radii)
+    weights, n = sample.weights, sample.effective_n if effective_n is None else effective_n
     # Of m norms tied, or one of weight m, F has one value for m ranks: the first and the last are farthest.
     counts = weights[order] * (n / weights.sum())
     last = torch.cumsum(counts, 0)
@@ -279,7 +278,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         ValueError: where tied radii make the bound impossible: a continuous F has one value for m tied
             norms, and the best it can do is (m - 1) / 2.
     """
-    radii = torch.sort(check_radii(radii, upper=law.upper)[0]).values
+    radii = torch.sort(CalibrationSample(radii, law).radii).values
     n = radii.numel()
     values, counts = torch.unique_consecutive(radii, return_counts=True)
     counts = counts.to(torch.float64)

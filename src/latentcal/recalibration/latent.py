@@ -213,18 +213,10 @@ def record_recalibration(
     n: int | None = None,
     **about: Any,
 ) -> _Model:
-    """The model with a record of how it was made from a flow.
+    """The model with a record of how it was made from a flow, or from one that was recalibrated before.
 
-    Args:
-        model: the flow with another law or map.
-        flow: what it was made from; of one that was recalibrated before, base and rows go into the record.
-        kind: of the record.
-        norms: (n,) latent norms of the calibration rows, before.
-        bound: how closely the law follows the norms; None where no law was fitted.
-        fit_seconds: time that fitting took.
-        fingerprint: sketch of the calibration rows.
-        n: rows behind the law; all if None.
-        about: further fields of the record.
+    ``norms`` (n,) are those of all calibration rows under the flow, n is the number of rows behind the law,
+    where they are fewer, ``bound`` is None where no law was fitted, and ``about`` are further fields.
     """
     previous: Recalibration | None = flow.recalibration
     model.recalibration = kind(
