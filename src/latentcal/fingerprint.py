@@ -14,7 +14,8 @@ import torch
 from ._internal.chunks import rows_at_a_time
 
 SIZE = 256
-_LIMIT = 0.05
+REUSE_LIMIT = 0.05
+"""Share of rows used a second time above which it is said."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 _Hashes = npt.NDArray[np.uint64]
@@ -67,7 +68,7 @@ class Fingerprint:
 
 def warn_of_reuse(share: float, statement: str, stacklevel: int = 3) -> None:
     """Warn where more than 5 % of the calibration rows were met again: the caller's caller, or further up."""
-    if share > _LIMIT:
+    if share > REUSE_LIMIT:
         warnings.warn(
             f"About {share:.0%} of the rows that this model was recalibrated on are used again. {statement} "
             "Use rows that neither training nor recalibration saw. "

@@ -41,8 +41,8 @@ def _fitting(name: str, effort: int, fewest: int) -> None:
             arguments["x"] = draw.matrix("x", n, 2)
         reference = draw.choice((lc.Chi(2), lc.StudentRadius(2, 3.0), lc.GammaRadius(3)))
 
-        def fit(**arguments: Any) -> Any:
-            law = FITS[name](reference=reference, **arguments)
+        def fit(radii: Any, **arguments: Any) -> Any:
+            law = FITS[name](radii, reference=reference, **arguments)
             law = law.given(torch.zeros(1, 2).double()) if name == "conditional" else law
             levels = torch.tensor([0.01, 0.5, 0.9], dtype=torch.float64)
             return law.cdf(GRID), law.icdf(levels)

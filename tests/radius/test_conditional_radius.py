@@ -21,7 +21,8 @@ from latentcal.radius import (
     StudentRadius,
     smooth,
 )
-from latentcal.radius.conditional import GroupedRadius, _shrunk_log_scales
+from latentcal.radius.calibration_sample import CalibrationSample
+from latentcal.radius.conditional import GroupedRadius, _shrink_log_scales
 from latentcal.radius.smooth import SmoothRadius, StretchedRadius, _robust
 from latentcal.recalibration import recalibrate
 from uniformity import distance_to_uniform, uniform_limit
@@ -287,7 +288,7 @@ def test_groups_refitted_to_other_radii_have_laws_of_their_own_if_they_are_not_f
     x = torch.cat([torch.full((n,), float(label)) for label, n in enumerate(sizes)])[:, None].double()
     radii = torch.cat([torch.full((n,), scale) for n, scale in zip(sizes, scales, strict=True)]).double()
     order = torch.randperm(len(x), generator=generator)
-    refitted = law.refitted(radii[order], x[order], mean_of)
+    refitted = law.refit(radii[order], x[order], mean_of)
     assert refitted.labels.tolist() == [0.0, 1.0]
     assert [each.scale for each in refitted.laws] == pytest.approx([1.0, 2.0])
     # Those without a law of their own have one in common, and share that of all rows where they are few.
@@ -404,8 +405,9 @@ def test_a_law_that_depends_on_x_asks_for_x():
 )
 def test_what_cannot_be_fitted_is_said(arguments, message):
     defaults = {"radii": torch.rand(20) + 0.1, "x": torch.rand(20, 2), "reference": Chi(DIM)}
+    given = defaults | arguments
     with pytest.raises(ValueError, match=message):
-        ConditionalRadius.fit(**(defaults | arguments))
+        ConditionalRadius.fit(given.pop("radii"), **given)
 
 
 # --- in a flow
@@ -431,7 +433,7 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
     gain += errors * float(gain.std()) / math.sqrt(n)
     values = iter([torch.zeros(n, dtype=torch.float64), gain])
 
-    def fit(radii, **options):
+    def fit(sample, **options):
         value = next(values)
         return SimpleNamespace(log_prob_untabulated=lambda r: value)
 
@@ -443,7 +445,7 @@ def test_a_shape_that_depends_on_x_must_gain_more_than_one_standard_error(errors
     x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
     radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
     fold = torch.arange(n) % 2
-    law = SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, fold, 64)
+    law = SmoothRadius.of(CalibrationSample(radii, Chi(DIM), x), RidgeSmoother, True, fold, 64)
     assert (law.law.log_prob_untabulated(radii) is gain) == bent
 
 
@@ -467,13 +469,13 @@ def test_scales_of_groups_are_the_means_of_log_radii_drawn_to_0_as_far_as_chance
     moved[0] = 1e-3 * radii[1:].min()  # a radius of 0 counts as a thousandth of the smallest
     for unit in (1.0, 1e-3):
         torch.testing.assert_close(
-            _shrunk_log_scales(unit * radii, weights, member, 3),
-            _shrunk_log_scales(moved, weights, member, 3),
+            _shrink_log_scales(unit * radii, weights, member, 3),
+            _shrink_log_scales(moved, weights, member, 3),
         )
     # Where all groups are alike nothing is left of their differences.
     alike = moved[:30].repeat_interleave(3)
     torch.testing.assert_close(
-        _shrunk_log_scales(alike, torch.ones(90).double(), member, 3), torch.zeros(3).double()
+        _shrink_log_scales(alike, torch.ones(90).double(), member, 3), torch.zeros(3).double()
     )
 
 
@@ -489,7 +491,7 @@ def test_differences_of_groups_that_chance_explains_are_drawn_to_0():
     base = torch.exp(torch.linspace(-1, 1, 30, dtype=torch.float64)).repeat_interleave(2)
     for factor, expected in ((1.02, 0.0), (20.0, math.log(20.0))):
         radii = base * torch.where(member == 0, 1.0, factor)
-        low, high = _shrunk_log_scales(radii, torch.ones(60).double(), member, 2).tolist()
+        low, high = _shrink_log_scales(radii, torch.ones(60).double(), member, 2).tolist()
         assert high - low == pytest.approx(expected, rel=0.02, abs=1e-12)
 
 
@@ -526,5 +528,6 @@ def test_a_shape_that_depends_on_x_is_looked_for_from_50_radii_on(n, asked, monk
     monkeypatch.setattr(smooth, "log_dispersion", dispersion)
     x = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
     radii = Chi(DIM).icdf(torch.linspace(0.05, 0.95, n, dtype=torch.float64))
-    SmoothRadius.of(radii, x, Chi(DIM), torch.ones(n).double(), RidgeSmoother, True, torch.arange(n) % 2, 16)
+    sample = CalibrationSample(radii, Chi(DIM), x)
+    SmoothRadius.of(sample, RidgeSmoother, True, torch.arange(n) % 2, 16)
     assert bool(calls) == asked

@@ -94,7 +94,7 @@ def test_merged_nodes_keep_weights_mean_and_variance(generator):
     t = cube_rooted(500, generator)
     fine = FoldedRadii.of(t, torch.ones_like(t), max_nodes=100)
     assert fine.spread.max() > 0
-    coarse = fine.merged(3)
+    coarse = fine.merge_nodes(3)
     assert coarse.nodes.numel() == -(-fine.nodes.numel() // 3)
     torch.testing.assert_close(coarse.weights.sum(1), fine.weights.sum(1))
     mean = t.mean()

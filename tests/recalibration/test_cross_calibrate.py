@@ -181,9 +181,9 @@ def test_flows_are_trained_with_gradients_where_the_caller_has_switched_them_off
 def test_the_law_is_fitted_with_the_weights_that_were_given(weights):
     given = []
 
-    def fit(radii, weights, **more):
-        given.append(weights)
-        return lc.ScaledRadius.fit(radii, weights=weights, **more)
+    def fit(sample):
+        given.append(sample.weights if sample.weighted else None)
+        return lc.ScaledRadius.fit(sample)
 
     def make(x, y):
         return LinearGaussianFlow(y.new_zeros(2, 1), y.mean(0), torch.eye(2, dtype=y.dtype))

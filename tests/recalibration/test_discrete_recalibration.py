@@ -4,8 +4,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from latentcal.flows import AutoregressiveFlow, mean_nll, train_flow
 from latentcal.pit import latent_pit
+from latentcal.radius import DiscreteOutputWarning
 from latentcal.radius.gamma_kde import GammaKDE
-from latentcal.radius.law import DiscreteOutputWarning
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.stacked import StackedRadius
 from latentcal.recalibration import CalibrationReuseWarning, latent_norms, recalibrate
@@ -57,9 +57,9 @@ def test_dequantised_norms_are_those_of_jittered_outputs(generator):
     flow = scaled_gaussian(2, 1.0, torch.float32)
     seen = []
 
-    def fit(radii, **kwargs):
-        seen.append(radii)
-        return ScaledRadius.fit(radii, **kwargs)
+    def fit(sample):
+        seen.append(sample.radii)
+        return ScaledRadius.fit(sample)
 
     record = recalibrate(flow, x, y, fit=fit, discrete="dequantize").recalibration
     dequantizer = Dequantizer.fit(y)

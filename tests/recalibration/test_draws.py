@@ -11,10 +11,10 @@ from latentcal.base import standard_normal, uniform_ball
 from latentcal.fingerprint import Fingerprint
 from latentcal.flow import ConditionalFlow
 from latentcal.radius import Chi, ScaledRadius
-from latentcal.recalibration.align import LatentRows
-from latentcal.recalibration.draws import MOST_OUTPUTS, DrawComparison, Outputs
+from latentcal.recalibration.draws import MOST_OUTPUTS, DrawComparison
 from latentcal.recalibration.ladder import FittedRung
 from latentcal.recalibration.maps import Chain
+from latentcal.recalibration.rows import LatentRows, Outputs
 from toys import scaled_gaussian
 
 FOLDS = 2

@@ -6,9 +6,9 @@ import torch
 from latentcal.base import standard_normal
 from latentcal.fingerprint import Fingerprint
 from latentcal.radius import Chi, StackedRadius
-from latentcal.recalibration.align import LatentRows
-from latentcal.recalibration.ladder import LADDER, RungFitter, _compare, _possible
+from latentcal.recalibration.ladder import LADDER, RungFitter, _compare
 from latentcal.recalibration.maps import AffineMap, Chain
+from latentcal.recalibration.rows import LatentRows
 
 DIM = 3
 
@@ -51,4 +51,4 @@ def test_coordinates_are_made_normal_only_where_they_are_not_too_many():
     rung = next(rung for rung in LADDER if "marginals" in rung.maps and rung.law == "stacked")
     for dim, possible in ((2, True), (5000, False)):
         rows = LatentRows(torch.zeros(1000, dim), None, torch.ones(1000), Fingerprint())
-        assert _possible(rung, rows, standard_normal(dim), None) == possible
+        assert rung.is_possible(rows, standard_normal(dim), None) == possible

@@ -46,9 +46,9 @@ def _data(generator, n=60, d=2, dtype=torch.float64):
     return x, torch.sinh(x + 1.5 * torch.randn(n, d, generator=generator, dtype=dtype))
 
 
-def _doubled(radii, *, reference, **_):
+def _doubled(sample):
     """A fit whose answer is known: the reference law stretched by two."""
-    return ScaledBy(reference, 2.0)
+    return ScaledBy(sample.reference, 2.0)
 
 
 # --- the recalibrated distribution
@@ -185,15 +185,13 @@ def test_the_default_law_is_the_stack(generator):
 def test_the_fit_gets_norms_reference_features_and_weights(generator):
     x, y = _data(generator)
     flow, weights, calls = SinhFlow(2), torch.rand(60, generator=generator), []
-    recalibrate(
-        flow, x, y, fit=lambda *args, **kwargs: calls.append((args, kwargs)) or Chi(2), weights=weights
-    )
-    ((radii,), given) = calls[0]
-    torch.testing.assert_close(radii, latent_norms(flow, x, y))
-    assert given["reference"] is flow.base.radius
-    assert same.copied(given["x"], x)
-    torch.testing.assert_close(given["weights"], weights.double())
-    assert set(given) == {"reference", "x", "weights"}
+    recalibrate(flow, x, y, fit=lambda sample: calls.append(sample) or Chi(2), weights=weights)
+    (sample,) = calls
+    torch.testing.assert_close(sample.radii, latent_norms(flow, x, y))
+    assert sample.reference is flow.base.radius
+    assert same.copied(sample.x, x)
+    torch.testing.assert_close(sample.weights, weights.double() / weights.double().mean())
+    assert sample.weighted
 
 
 # --- the record
@@ -223,7 +221,7 @@ def test_the_record_says_how_the_model_was_made(generator):
 def test_the_bound_of_a_law_that_depends_on_x_is_that_of_its_pit_values(generator):
     x, y = _data(generator)
     flow = SinhFlow(2)
-    model = recalibrate(flow, x, y, fit=lambda *_, **__: ScaleFromX(Chi(2)))
+    model = recalibrate(flow, x, y, fit=lambda _: ScaleFromX(Chi(2)))
     u = Chi(2).cdf(latent_norms(flow, x, y) / x[:, 0].exp()).sort().values
     distance = (u - torch.arange(1, 61) / 61).abs().max().item()
     assert model.recalibration.lambda_ == pytest.approx(61 * distance)
@@ -472,7 +470,7 @@ def test_errors_say_what_came_and_what_to_do(generator):
     with pytest.raises(TypeError, match=r"pass StackedRadius\.fit"):
         recalibrate(flow, x, y, fit=StackedRadius)
     with pytest.raises(TypeError, match="fit must return a RadiusLaw, it returned float"):
-        recalibrate(flow, x, y, fit=lambda *_, **__: 1.0)
+        recalibrate(flow, x, y, fit=lambda _: 1.0)
     with pytest.raises(ValueError, match=r"weights has shape \(3,\) for 60 points"):
         recalibrate(flow, x, y, weights=np.ones(3))
 

@@ -16,7 +16,7 @@ from latentcal.recalibration.maps import (
     FeatureAffineMap,
     cross_fit_affine,
     cross_fit_features,
-    winsorized,
+    winsorize,
 )
 from latentcal.recalibration.marginals import _bend, _fit_bent, cross_fit_marginals
 
@@ -326,11 +326,11 @@ def test_weights_decide_which_rows_are_believed(fit):
 def test_winsorising_holds_outliers_and_leaves_the_rest():
     z = noise(500, 2) + 7
     z[0] = 1e6
-    calm = winsorized(z)
+    calm = winsorize(z)
     assert calm.max() < 12
     assert same.copied(calm[1:], z[1:])
     wide = 10 * noise(500, 2)
-    assert (winsorized(wide) == wide).float().mean() > 0.99  # the data's own spread counts where it is larger
+    assert (winsorize(wide) == wide).float().mean() > 0.99  # the data's own spread counts where it is larger
 
 
 def test_a_state_that_is_loaded_is_used():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from latentcal.recalibration.marginals import _interpolated, _score_within, _splines
+from latentcal.recalibration.marginals import _interpolate, _score_within, _splines
 
 
 def test_levels_are_found_between_the_nodes_of_an_increasing_function():
@@ -11,7 +11,7 @@ def test_levels_are_found_between_the_nodes_of_an_increasing_function():
     scale = torch.tensor([[1.0], [0.5]], dtype=torch.float64)
     cdf = torch.special.ndtr(scale * nodes)
     wanted = torch.linspace(-3, 3, 33, dtype=torch.float64)
-    found = _interpolated(torch.special.ndtr(wanted), cdf, nodes)
+    found = _interpolate(torch.special.ndtr(wanted), cdf, nodes)
     # Linear between nodes 0.1 apart: off by less than the curvature, 0.1^2 / 8 |z|.
     torch.testing.assert_close(found, wanted / scale, rtol=0, atol=0.01)
 

@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 import latentcal as lc
 import same
 from latentcal.recalibration import BetaMixture, ProbitMixture, TiltedDistribution, recalibrate_prerank
-from latentcal.recalibration.prerank_scores import normal_score
+from latentcal.recalibration.prerank_tilted import normal_score
 from toys import scaled_gaussian
 
 ROWS = 400

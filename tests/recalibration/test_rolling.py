@@ -48,8 +48,8 @@ def test_the_law_gets_the_features_of_its_rows(generator):
     x, y = _rows(generator)
     seen = []
 
-    def fit(radii, *, reference, x, weights):
-        seen.append(x)
+    def fit(sample):
+        seen.append(sample.x)
         return ScaleFromX(Chi(2))
 
     u = rolling_pit(SinhFlow(2), x, y, first=100, step=8, window=10, fit=fit)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..fingerprint import REUSE_LIMIT
 from .findings import Finding
 from .groups import error_limit
 from .latents import Recalibrated
@@ -40,7 +41,6 @@ FAULT_OF = {
 _ORDER = ("atoms", "x-dependence", "direction", "scale")
 # Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
 _STRICTER = 4
-_REUSED = 0.05
 _FEW_ROWS = 500
 
 
@@ -120,7 +120,7 @@ def explained_by_noise(findings: Sequence[Finding], side: Measured, noise: float
 def notes(n: int, side: Measured, tested: int, past: Recalibrated) -> tuple[str, ...]:
     """What to keep in mind when reading the numbers of n rows, of which the energy test took a part."""
     said = []
-    if past.reused > _REUSED:
+    if past.reused > REUSE_LIMIT:
         said.append(
             f"About {past.reused:.0%} of the rows that the model was recalibrated on are among these: it "
             "looks better than it is."

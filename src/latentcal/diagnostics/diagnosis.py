@@ -211,9 +211,9 @@ def diagnose_partitions(
         raise ValueError("groups are labels of rows of one machine; with partitions, name them as features.")
     rows = DelayedRows.of(partitions, targets, features)
     how: dict[str, Any] = {"retries": retries, "progress": progress}
-    sizes = rows.computed(_size_of, None, **how)
+    sizes = rows.compute(_size_of, None, **how)
     chosen = _chosen(sizes, max_rows, seed)
-    parts = rows.computed(_rows_of, None, [(index,) for index in chosen], **how)
+    parts = rows.compute(_rows_of, None, [(index,) for index in chosen], **how)
     kept = [part for part, index in zip(parts, chosen, strict=True) if len(index)]
     if not kept:
         raise ValueError(f"All {len(sizes)} partitions are empty.")

@@ -22,7 +22,7 @@ from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
 from ..events import Box, probability
-from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..fingerprint import REUSE_LIMIT, CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, full_precision
 from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
@@ -32,7 +32,6 @@ from . import storage
 from .arrays import PredictedRegion, TableEstimator, latent_points
 from .choices import FEWEST_ROWS, Pair, flow_of, mean_and_scale, repair_of, split_rows
 
-_REUSE_LIMIT = 0.05
 _ROWS = 4096  # encoded at a time
 _CHUNK = 1 << 15  # numbers decoded at a time
 
@@ -336,7 +335,7 @@ class FlowRegressor(RegressorMixin, TableEstimator):
 
     def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
         share = self._trained_on.share_of(x, y)
-        if share > _REUSE_LIMIT:
+        if share > REUSE_LIMIT:
             warnings.warn(
                 f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
                 CalibrationReuseWarning,

@@ -1,10 +1,11 @@
 """Laws of a latent norm, one a file."""
 
+from .calibration_sample import CalibrationSample, DiscreteOutputWarning
 from .conditional import ConditionalRadius, GroupedRadius
 from .empirical import EmpiricalRadius
 from .gamma_kde import GammaKDE
 from .guarantee import Guarantee, TightenedRadius, guarantee, points_needed, tighten
-from .law import DiscreteOutputWarning, RadiusLaw
+from .law import RadiusLaw
 from .reference import BallRadius, Chi, GammaRadius, StudentRadius
 from .scaled import ScaledRadius
 from .smooth import SmoothRadius
@@ -14,6 +15,7 @@ from .streaming import StreamingRadius
 
 __all__ = [
     "BallRadius",
+    "CalibrationSample",
     "Chi",
     "ConditionalRadius",
     "DiscreteOutputWarning",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from .._internal.numerics import as_tensor, outside_inference_mode
 from .._internal.smoothers import NeighbourSmoother, RidgeSmoother, Smoother
-from .._internal.validate import as_weights, check_finite
+from .calibration_sample import CalibrationSample, fit_to_sample
 from .folds import fold_numbers
-from .law import RadiusLaw, as_float64, check_radii
+from .law import RadiusLaw, as_float64
 from .scaled import ScaledRadius
 from .stacked import StackedRadius
 
@@ -30,15 +30,11 @@ class ConditionalRadius(RadiusLaw):
     """
 
     @classmethod
-    @outside_inference_mode
+    @fit_to_sample
     def fit(
         cls,
-        radii: Tensor,
-        x: Tensor | None = None,
+        sample: CalibrationSample,
         *,
-        reference: RadiusLaw | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
         groups: int | Callable[[Tensor], Tensor] | None = None,
         smoother: Literal["ridge", "neighbours"] = "ridge",
         shape: bool = True,
@@ -48,11 +44,7 @@ class ConditionalRadius(RadiusLaw):
         """A law for radii (n,) at features (n, p).
 
         Args:
-            radii: (n,) calibration norms.
-            x: (n, p) features.
-            reference: the law that the model assumes.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms, their features and, as reference, the law that the model assumes.
             groups: the column of x that holds a label, or a function of x (..., p) -> (...) that gives one;
                 None for a law that is smooth in x.
             smoother: ``"ridge"`` (additive in the features) or ``"neighbours"`` (any dependence on few).
@@ -63,35 +55,24 @@ class ConditionalRadius(RadiusLaw):
         """
         from .smooth import SmoothRadius
 
-        if x is None or reference is None:
-            raise ValueError(
-                "ConditionalRadius.fit needs the features and the law that the model assumes: "
-                "ConditionalRadius.fit(radii, x, reference=flow.base.radius)."
-            )
-        x, radii = as_tensor(x, "x"), as_tensor(radii, "radii").reshape(-1)
-        if x.dim() != 2 or len(x) != len(radii):
-            raise ValueError(f"x must be (n, p) for {len(radii)} radii, got shape {tuple(x.shape)}.")
-        check_finite(x, "x")
-        weights = as_weights(weights, len(radii))
-        if weights is not None:
-            check_radii(radii, weights, upper=reference.upper)
-            kept = weights > 1e-12 * weights.max()
-            fold = None if fold is None else fold[kept]
-            x, radii, weights = x[kept], radii[kept], weights[kept]
-        radii, weights = check_radii(radii, weights, upper=reference.upper)
+        need = "ConditionalRadius.fit needs the features and the law that the model assumes"
+        x, reference = sample.require_features(need), sample.require_reference(need)
         if groups is not None:
-            return GroupedRadius.of(radii, x, reference, weights, groups, nodes)
+            return GroupedRadius.of(sample, groups, nodes)
         if smoother not in _SMOOTHERS:
             raise ValueError(f"smoother must be one of {sorted(_SMOOTHERS)}, got {smoother!r}.")
         if math.isfinite(reference.upper):
             raise ValueError(
                 f"A law on [0, {reference.upper:g}] cannot be stretched by a function of x; use groups."
             )
-        if len(radii) < 2:
+        if sample.n < 2:
             raise ValueError("A law that is smooth in x needs at least 2 radii of positive weight, got 1.")
         if fold is None:
-            fold = fold_numbers(torch.cat([radii[:, None], x.to(radii)], 1), min(_FOLDS, len(radii)))
-        return SmoothRadius.of(radii, x, reference, weights, _SMOOTHERS[smoother], shape, fold, nodes)
+            known = torch.cat([sample.radii[:, None], x.to(sample.radii)], 1)
+            fold = fold_numbers(known, min(_FOLDS, sample.n))
+        else:
+            fold = fold[sample.kept]
+        return SmoothRadius.of(sample, _SMOOTHERS[smoother], shape, fold, nodes)
 
     def log_prob(self, r: Tensor) -> Tensor:
         raise self._needs_features()
@@ -106,7 +87,7 @@ class ConditionalRadius(RadiusLaw):
         return TypeError(f"A {type(self).__name__} depends on x: use law.given(x).")
 
 
-def given_features(x: Tensor | None) -> Tensor:
+def require_features(x: Tensor | None) -> Tensor:
     """Features that a law asks for, or a clear error."""
     if x is None:
         raise ValueError("The law of the radius depends on x: pass the features.")
@@ -148,17 +129,12 @@ class GroupedRadius(ConditionalRadius):
 
     @classmethod
     def of(
-        cls,
-        radii: Tensor,
-        x: Tensor,
-        reference: RadiusLaw,
-        weights: Tensor,
-        groups: int | Callable[[Tensor], Tensor],
-        nodes: int,
+        cls, sample: CalibrationSample, groups: int | Callable[[Tensor], Tensor], nodes: int
     ) -> GroupedRadius:
-        """The laws for radii (n,) at features (n, p)."""
-        label = _label(x, groups)
-        whole = StackedRadius.fit(radii, reference=reference, weights=weights, nodes=nodes)
+        """The laws for a sample with features and a reference."""
+        radii = sample.radii
+        label = _label(require_features(sample.x), groups)
+        whole = StackedRadius.fit(sample, nodes=nodes)
         labels, member, counts = torch.unique(label, return_inverse=True, return_counts=True)
         if len(labels) > max(10, len(radii) // 2):
             raise ValueError(
@@ -166,20 +142,15 @@ class GroupedRadius(ConditionalRadius):
                 "a label, or a function with few values."
             )
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
-        if math.isfinite(reference.upper):  # there are no scales: stacks around the law of all
-            stacks = [
-                StackedRadius.fit(
-                    radii[member == g], reference=whole, weights=weights[member == g], nodes=nodes
-                )
-                for g in known
-            ]
+        if math.isfinite(sample.upper):  # there are no scales: stacks around the law of all
+            around = replace(sample, reference=whole)
+            stacks = [StackedRadius.fit(around.take(member == g), nodes=nodes) for g in known]
             return cls(whole, stacks, labels[known], groups)
-        scales = torch.exp(_shrunk_log_scales(radii, weights, member, len(labels)))
-        common = StackedRadius.fit(radii / scales[member], reference=reference, weights=weights, nodes=nodes)
+        scales = torch.exp(_shrink_log_scales(radii, sample.weights, member, len(labels)))
+        common = StackedRadius.fit(replace(sample, radii=radii / scales[member]), nodes=nodes)
         laws: list[RadiusLaw] = []
         for g in known:
-            rows = member == g
-            own = StackedRadius.fit(radii[rows], reference=reference, weights=weights[rows], nodes=nodes)
+            own = StackedRadius.fit(sample.take(member == g), nodes=nodes)
             borrowed = ScaledRadius(common, float(scales[g]))
             share = float(counts[g]) / (float(counts[g]) + _PRIOR)
             laws.append(
@@ -194,9 +165,9 @@ class GroupedRadius(ConditionalRadius):
         whole, *laws = (law.with_tail(tail, share) for law in (self.whole, *self.laws))  # type: ignore[operator]
         return GroupedRadius(whole, laws, self.labels, self.groups)
 
-    def refitted(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
+    def refit(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
         """The same groups with laws of other radii; those with few of them have one in common."""
-        label = _label(given_features(x), self.groups)
+        label = _label(require_features(x), self.groups)
         known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
         laws = [fit(radii[label == value]) for value in known]
         rest = ~torch.isin(label, self.labels.new_tensor(known))
@@ -209,13 +180,13 @@ class GroupedRadius(ConditionalRadius):
 
     def smallest(self, x: Tensor | None) -> int:
         """Rows of features (n, p) in the smallest of the groups; all others together are one, if not few."""
-        label = _label(given_features(x), self.groups)
+        label = _label(require_features(x), self.groups)
         sizes = [int((label == value).sum()) for value in self.labels.tolist()]
         others = len(label) - sum(sizes)
         return min([*sizes, others] if others >= _FEWEST else sizes, default=len(label))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
-        match = _label(given_features(x), self.groups)[..., None] == self.labels
+        match = _label(require_features(x), self.groups)[..., None] == self.labels
         group = torch.where(match.any(-1), match.to(torch.int8).argmax(-1) if len(self.labels) else 0, -1)
         return ChosenRadius([*self.laws, self.whole], group % (len(self.laws) + 1))
 
@@ -237,29 +208,29 @@ class ChosenRadius(RadiusLaw):
         self.register_buffer("choice", choice)
 
     def log_prob(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_prob(r), r)
+        return self._choose(lambda law, r: law.log_prob(r), r)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_prob_untabulated(r), r)
+        return self._choose(lambda law, r: law.log_prob_untabulated(r), r)
 
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         places = torch.zeros(shape, dtype=torch.float64)
-        return self._chosen(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
+        return self._choose(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)
 
     def log_cdf(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_cdf(r), r)
+        return self._choose(lambda law, r: law.log_cdf(r), r)
 
     def log_sf(self, r: Tensor) -> Tensor:
-        return self._chosen(lambda law, r: law.log_sf(r), r)
+        return self._choose(lambda law, r: law.log_sf(r), r)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
-        return self._chosen(lambda law, r: law.log_radial_density(r, dim), r)
+        return self._choose(lambda law, r: law.log_radial_density(r, dim), r)
 
     @torch.no_grad()
     def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        return self._chosen(lambda law, *tails: law.icdf_log_tails(*tails), log_cdf, log_sf)
+        return self._choose(lambda law, *tails: law.icdf_log_tails(*tails), log_cdf, log_sf)
 
-    def _chosen(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    def _choose(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
         choice, *parts = torch.broadcast_tensors(self.choice, *(as_float64(v) for v in values))
         answer = torch.empty_like(parts[0])
         for number in torch.unique(choice).tolist():
@@ -268,7 +239,7 @@ class ChosenRadius(RadiusLaw):
         return answer
 
 
-def _shrunk_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
+def _shrink_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
     """Mean log radius of each group beside that of all, (g,), drawn to 0 as far as it may be chance."""
 
     def sums(values: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import to_tensor
-from .law import RadiusLaw, as_float64, check_radii
+from .calibration_sample import CalibrationSample, fit_to_sample
+from .law import RadiusLaw, as_float64
 
 
 class EmpiricalRadius(RadiusLaw):
@@ -31,25 +32,18 @@ class EmpiricalRadius(RadiusLaw):
 
     def __init__(self, radii: Tensor) -> None:
         super().__init__()
-        self.register_buffer("radii", torch.sort(check_radii(radii)[0]).values)
+        self.register_buffer("radii", torch.sort(CalibrationSample(radii).radii).values)
 
     @classmethod
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> EmpiricalRadius:
-        """The empirical law of the radii, (n,); reference, x and generator are not needed."""
-        if weights is not None:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample) -> EmpiricalRadius:
+        """The empirical law of the radii; it takes no weights."""
+        if sample.weighted:
             raise ValueError(
                 "EmpiricalRadius counts order statistics and takes no weights. "
                 "Fit StackedRadius or GammaKDE to weighted radii."
             )
-        return cls(radii)
+        return cls(sample.radii)
 
     def cdf(self, r: Tensor) -> Tensor:
         at_most = torch.searchsorted(self.radii, as_float64(r).contiguous(), right=True)

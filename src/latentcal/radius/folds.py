@@ -58,7 +58,7 @@ class FoldedRadii:
         """(f, k) weight of each node in all folds but one."""
         return (self.total - self.weights).clamp(min=0)  # a difference of sums may round to less than 0
 
-    def merged(self, size: int) -> FoldedRadii:
+    def merge_nodes(self, size: int) -> FoldedRadii:
         """The same radii on nodes of which each unites ``size`` neighbours."""
         group = torch.arange(self.nodes.numel(), device=self.nodes.device) // size
         count = int(group[-1]) + 1

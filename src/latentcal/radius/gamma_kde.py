@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from .._internal.numerics import outside_inference_mode
+from .._internal.chunks import MEMORY, rows_at_a_time
 from .._internal.special import log_gamma_cdf_sf, stirling_error
+from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii, spread_limit
-from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
-from .tabulated import TabulatedLaw, _in_chunks
+from .law import as_float64, normalize
+from .tabulated import EXACT_POINTS, TabulatedLaw, apply_in_chunks
 
 MAX_KERNELS = 1000
 _MAX_NODES = 512  # for the choice of the rate
@@ -65,20 +66,11 @@ class GammaKDE(TabulatedLaw):
             raise ValueError("weights must be one a center, not negative and not all 0.")
         self.rate, self.upper = float(rate), float(upper)
         self.register_buffer("centers", centers)
-        self.register_buffer("weights", normalized(weights))
+        self.register_buffer("weights", normalize(weights))
 
     @classmethod
-    @outside_inference_mode
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        rates: str = "extended",
-    ) -> GammaKDE:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample, *, rates: str = "extended") -> GammaKDE:
         r"""The estimate for radii (n,), its rate chosen by ten-fold cross-validated likelihood.
 
         The rates are :math:`10^{-5 + 10 i / 99}`, and the folds do not depend on the order of the radii.
@@ -87,20 +79,14 @@ class GammaKDE(TabulatedLaw):
         moved to a thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: law that gives the end of the support.
-            x: not needed.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms; the reference, if there is one, gives the end of the support.
             rates: ``"extended"`` goes on beyond an end of the grid while the likelihood grows there;
                 ``"paper"`` stays on the grid, with the published folds, contiguous in the given order.
         """
         if rates not in ("extended", "paper"):
             raise ValueError(f"rates must be 'extended' or 'paper', got {rates!r}.")
-        upper = math.inf if reference is None else reference.upper
-        radii, weights = check_radii(radii, weights, upper=upper)
-        warn_if_tied(radii)
-        t = cube_roots(radii)
+        warn_if_tied(sample.radii)
+        t, weights, upper = cube_roots(sample.radii), sample.weights, sample.upper
         folded = FoldedRadii.of(
             t,
             weights,
@@ -115,7 +101,7 @@ class GammaKDE(TabulatedLaw):
         if math.isfinite(self.upper):
             return self.log_prob(r)
         t = cube_roots(as_float64(r))
-        flat = _in_chunks(self._log_density, t.reshape(-1), size=1024)
+        flat = apply_in_chunks(self._log_density, t.reshape(-1), size=EXACT_POINTS)
         return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
 
     @torch.no_grad()
@@ -200,7 +186,7 @@ def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -
     end = upper ** (1 / 3)
     levels = [folded]
     while levels[-1].nodes.numel() > 64:
-        levels.append(levels[-1].merged(2))
+        levels.append(levels[-1].merge_nodes(2))
     largest = largest_rate(folded)
     grid = [rate for rate in PAPER_GRID if rate <= largest] or [largest]
     scores = _scores(levels, grid, end)
@@ -232,7 +218,7 @@ def _scores(levels: list[FoldedRadii], rates: list[float], end: float) -> list[f
         by_level.setdefault(max(fine, default=0), []).append(i)
     for number, members in by_level.items():
         level = levels[number]
-        batch = max(1, 1_000_000 // level.nodes.numel() ** 2)
+        batch = rows_at_a_time(level.nodes.numel() ** 2, MEMORY // 4)
         for start in range(0, len(members), batch):
             chosen = members[start : start + batch]
             log_density = held_out_log_density(level, [rates[i] for i in chosen], end)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._internal.numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
+from .._internal.numerics import check_shapes, log1mexp, solve_increasing
 from .._internal.splines import UnitSpline, monotone_slopes
 from .._internal.validate import as_number, as_share
+from .calibration_sample import CalibrationSample
 from .empirical import EmpiricalRadius
-from .folds import effective_size
-from .law import RadiusLaw, as_float64, check_radii
+from .law import LawByTails, RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
 _ROUNDING = 1e-9  # of a rank
@@ -116,9 +116,9 @@ def guarantee(
         >>> round(guarantee(EmpiricalRadius(radii), radii).epsilon, 6)
         0.01
     """
-    radii, weights = check_radii(radii, weights)
-    radii, order = torch.sort(radii)
-    n = effective_size(weights) if effective_n is None else effective_n
+    sample = CalibrationSample(radii, weights=weights)
+    radii, order = torch.sort(sample.radii)
+    weights, n = sample.weights, sample.effective_n if effective_n is None else effective_n
     # Of m norms tied, or one of weight m, F has one value for m ranks: the first and the last are farthest.
     counts = weights[order] * (n / weights.sum())
     last = torch.cumsum(counts, 0)
@@ -171,7 +171,7 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
     return high
 
 
-class TightenedRadius(RadiusLaw):
+class TightenedRadius(LawByTails):
     r"""A smooth law pulled towards the order statistics of the calibration norms.
 
     .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{law}
@@ -202,15 +202,6 @@ class TightenedRadius(RadiusLaw):
 
     def log_prob(self, r: Tensor) -> Tensor:
         return self.law.log_prob(r) + self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
-
-    def log_cdf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        return with_own_slope(r, self.log_tails(r)[0], self._share_of_tail)
-
-    def log_sf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[1]
-        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,7 +278,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         ValueError: where tied radii make the bound impossible: a continuous F has one value for m tied
             norms, and the best it can do is (m - 1) / 2.
     """
-    radii = torch.sort(check_radii(radii, upper=law.upper)[0]).values
+    radii = torch.sort(CalibrationSample(radii, law).radii).values
     n = radii.numel()
     values, counts = torch.unique_consecutive(radii, return_counts=True)
     counts = counts.to(torch.float64)
@@ -305,7 +296,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         knots = min(values.numel(), _FIRST_KNOTS)
         while True:
             chosen = torch.linspace(0, values.numel() - 1, knots, device=radii.device).round().long().unique()
-            pulled = _pulled(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
+            pulled = _pull_law(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
             if _lambda(pulled) <= max_lambda + 1e-6:  # of an order statistic: rounding
                 break
             if knots == values.numel():
@@ -320,10 +311,10 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
             # A hair inside the bound: the law that is made of it rounds a little differently.
             enough = _lambda(torch.lerp(smooth, pulled, middle)) <= max_lambda * (1 - 1e-12)
             low, high = (low, middle) if enough else (middle, high)
-        return _pulled(law, values[chosen], levels[chosen], pull=high)
+        return _pull_law(law, values[chosen], levels[chosen], pull=high)
 
 
-def _pulled(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
+def _pull_law(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
     """The law pulled towards the given levels (b,) at radii (b,)."""
     below, above = torch.exp(law.log_cdf(radii)), torch.exp(law.log_sf(radii))
     # Differences between neighbours from the tail in which they are exact; no bin of width 0.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._internal.chunks import CACHE
 from .._internal.numerics import (
     LOG_HALF,
     Float64Module,
@@ -18,17 +18,10 @@ from .._internal.numerics import (
     to_tensor,
     with_own_slope,
 )
-from .._internal.validate import LARGEST, as_shape, as_weights, check_numbers
+from .._internal.validate import as_shape, check_numbers
 
-# Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
-_BLOCK = 2**16
-_SMALLEST_RADIUS = 1e-295  # of the largest one
 _FARTHEST = 1e290  # of log-probabilities: no law can be evaluated there
 _FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
-
-
-class DiscreteOutputWarning(UserWarning):
-    """Many latent norms are tied: the outputs are probably discrete and have no density."""
 
 
 class RadiusLaw(Float64Module):
@@ -101,7 +94,7 @@ class RadiusLaw(Float64Module):
         r = torch.where(torch.isneginf(flat_cdf), 0.0, self.upper).to(flat_cdf)
         inner = ~torch.isneginf(flat_cdf) & ~torch.isneginf(flat_sf)
         if bool(inner.any()):
-            blocks = zip(flat_cdf[inner].split(_BLOCK), flat_sf[inner].split(_BLOCK), strict=True)
+            blocks = zip(flat_cdf[inner].split(CACHE), flat_sf[inner].split(CACHE), strict=True)
             r[inner] = torch.cat([self._quantile(*block) for block in blocks])
         return r.reshape(log_cdf.shape)
 
@@ -254,89 +247,28 @@ class RadiusLaw(Float64Module):
         raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")
 
 
+class LawByTails(RadiusLaw):
+    """A law that gives ``log_prob`` and ``log_tails``; the slopes of the tails come from the density."""
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        return with_own_slope(r, self.log_tails(r)[0], self._share_of_tail)
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        value = self.log_tails(r)[1]
+        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
+
+
 def as_float64(values: Any, name: str = "r") -> Tensor:
     """Numbers of any kind as a float64 tensor, (...) -> (...); NaN is refused."""
     return check_numbers(to_tensor(values, name).to(torch.float64), name)
 
 
-def check_radii(
-    radii: Tensor, weights: Tensor | None = None, *, upper: float = math.inf
-) -> tuple[Tensor, Tensor]:
-    """Radii (n,) and weights (n,) of mean 1 that a law can be fitted to, as float64 without a graph.
-
-    Radii whose weight is 0, or lost in the rounding of the others', are left out.
-
-    Raises:
-        ValueError: where a radius is NaN, infinite, negative or beyond the support, where none is positive,
-            or where the weights are not finite, not negative and not all zero.
-    """
-    radii = to_tensor(radii, "radii").detach().to(torch.float64).reshape(-1)
-    if radii.numel() == 0:
-        raise ValueError("No radii to fit a law to: the calibration set is empty.")
-    for bad, what, hint in (
-        (
-            torch.isnan(radii),
-            "NaN",
-            "The flow's encode does not give numbers there; look at those rows of y.",
-        ),
-        (torch.isinf(radii), "infinite", "The flow's encode overflows there; drop or clip those rows of y."),
-        (radii < 0, "negative", "A radius is a norm and cannot be negative."),
-        (radii > upper * (1 + 1e-6), f"beyond {upper:g}", "The base law ends there: is it the right one?"),
-    ):
-        if bool(bad.any()):
-            raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
-    if float(radii.max()) > LARGEST:
-        raise ValueError(
-            f"radii reach {float(radii.max()):.3g}; their squares must be floats, so {LARGEST:g} is "
-            "the limit. The flow's scale is far from that of y: standardise y, or drop such rows."
-        )
-    radii = radii.clamp(max=upper)
-    weights = as_weights(weights, radii.numel())
-    if weights is None:
-        weights = torch.ones_like(radii)
-    else:
-        weights = weights.to(radii.device)
-        # A fold of points that carry no weight would have nothing to hold out, or nothing to learn from.
-        kept = weights > 1e-12 * weights.max()
-        radii, weights = radii[kept], weights[kept] / weights[kept].mean()
-    if not bool((radii > 0).any()):
-        raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
-    if float(radii.max()) < _SMALLEST_RADIUS:
-        raise ValueError(
-            f"All {radii.numel()} radii are below {_SMALLEST_RADIUS:g}, next to the end of the floats. The "
-            "flow's scale is far from that of y: standardise y."
-        )
-    return radii, weights
-
-
-def normalized(weights: Tensor) -> Tensor:
+def normalize(weights: Tensor) -> Tensor:
     """Weights (k,) that sum to 1; those that do so already stay as they are to the last bit."""
     total = weights.sum()
     return weights if abs(float(total) - 1) < 1e-12 else weights / total
-
-
-def tied_share(radii: Tensor) -> float:
-    """Share of the radii (n,) that equal another one; 0 for a continuous output.
-
-    Examples:
-        >>> tied_share(torch.tensor([1.0, 2.0, 2.0, 3.0]))
-        0.5
-    """
-    _, counts = torch.unique(radii, return_counts=True)
-    return float(counts[counts > 1].sum()) / max(radii.numel(), 1)
-
-
-def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
-    """Warn where more than ``limit`` of the radii are tied."""
-    share = tied_share(radii)
-    if share > limit:
-        warnings.warn(
-            f"{share:.0%} of the {radii.numel()} latent norms are tied. The outputs are probably discrete: "
-            "densities then depend on how sharply a law may peak. Dequantise y (add uniform noise of one "
-            "step) or use EmpiricalRadius, which needs no density.",
-            DiscreteOutputWarning,
-            stacklevel=4,
-        )
 
 
 def _check_log_probability(v: Any, name: str) -> Tensor:

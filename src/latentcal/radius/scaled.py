@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._internal.numerics import outside_inference_mode
-from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
+from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
+from .law import RadiusLaw, as_float64
 
 _SMALLEST = {"scale": 1e-305, "power": 1e-100}  # beyond, quantiles leave the floats
 _OUTLIER_SHARE = 0.01
@@ -48,17 +48,8 @@ class ScaledRadius(RadiusLaw):
         self.upper = reference.upper
 
     @classmethod
-    @outside_inference_mode
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        power: bool = True,
-    ) -> ScaledRadius:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample, *, power: bool = True) -> ScaledRadius:
         r"""Robust maximum likelihood for radii (n,).
 
         :math:`\log r` follows a location-scale family, fitted with one per cent of the points allowed to come
@@ -66,19 +57,13 @@ class ScaledRadius(RadiusLaw):
         1) and the bounds 1/20 <= b <= 20 keep n = 2 or equal radii from collapsing to a point.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: law to scale.
-            x: not needed.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms, and as reference the law to scale.
             power: whether b is fitted; else it is 1.
         """
-        if reference is None:
-            raise ValueError("ScaledRadius.fit needs the law to scale: reference=flow.base.radius.")
-        radii, weights = check_radii(radii, weights, upper=reference.upper)
-        warn_if_tied(radii)
-        free = torch.tensor([power], device=radii.device)
-        scale, exponent = fit_scale_power(radii, weights[None, :], reference, free)
+        reference = sample.require_reference("ScaledRadius.fit needs the law to scale")
+        warn_if_tied(sample.radii)
+        free = torch.tensor([power], device=sample.radii.device)
+        scale, exponent = fit_scale_power(sample.radii, sample.weights[None, :], reference, free)
         return cls(reference, float(scale[0]), float(exponent[0]))
 
     def log_prob(self, r: Tensor) -> Tensor:
@@ -99,13 +84,13 @@ class ScaledRadius(RadiusLaw):
         return log_density.masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
     def log_cdf(self, r: Tensor) -> Tensor:
-        return self.reference.log_cdf(self._unscaled(r))
+        return self.reference.log_cdf(self._unscale(r))
 
     def log_sf(self, r: Tensor) -> Tensor:
-        return self.reference.log_sf(self._unscaled(r))
+        return self.reference.log_sf(self._unscale(r))
 
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        return self.reference.log_tails(self._unscaled(r))
+        return self.reference.log_tails(self._unscale(r))
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         if self.power == 1:
@@ -124,7 +109,7 @@ class ScaledRadius(RadiusLaw):
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         return self.scale * self.reference._quantile(log_cdf, log_sf) ** self.power
 
-    def _unscaled(self, r: Tensor) -> Tensor:
+    def _unscale(self, r: Tensor) -> Tensor:
         return (as_float64(r).clamp(min=0) / self.scale) ** (1 / self.power)
 
 

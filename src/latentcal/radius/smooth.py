@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .._internal.smoothers import Smoother, log_dispersion
-from .conditional import ConditionalRadius, given_features
+from .calibration_sample import CalibrationSample
+from .conditional import ConditionalRadius, require_features
 from .law import RadiusLaw, as_float64
 from .stacked import StackedRadius
 
@@ -45,17 +47,11 @@ class SmoothRadius(ConditionalRadius):
 
     @classmethod
     def of(
-        cls,
-        radii: Tensor,
-        x: Tensor,
-        reference: RadiusLaw,
-        weights: Tensor,
-        kind: type[Smoother],
-        shape: bool,
-        fold: Tensor,
-        nodes: int,
+        cls, sample: CalibrationSample, kind: type[Smoother], shape: bool, fold: Tensor, nodes: int
     ) -> SmoothRadius:
-        """The law for radii (n,) at features (n, p), with both smoothers cross-fitted."""
+        """The law for a sample with features and a reference, with both smoothers cross-fitted."""
+        assert sample.reference is not None
+        radii, x, weights = sample.radii, require_features(sample.x), sample.weights
         log_r = torch.log(torch.where(radii > 0, radii, 1e-3 * radii[radii > 0].min()))
         middle, spread = _robust(log_r)
         calm = log_r.clamp(middle - 3 * spread, middle + 3 * spread)[:, None]
@@ -63,17 +59,15 @@ class SmoothRadius(ConditionalRadius):
         held_out_scale = held_out_scale.clamp(-_LARGEST[0], _LARGEST[0])
         bend: Smoother | None = None
         held_out_shape = torch.zeros_like(held_out_scale)
-        median = float(reference.icdf(radii.new_tensor(0.5)))
+        median = float(sample.reference.icdf(radii.new_tensor(0.5)))
         plain = _Stretch(held_out_scale[:, 0], held_out_shape[:, 0], median)
         if shape and len(radii) >= _FEWEST:
             bend, held_out_shape = log_dispersion(kind, x, calm - held_out_scale, fold, weights)
             held_out_shape = held_out_shape.clamp(-_LARGEST[1], _LARGEST[1])
-        law = StackedRadius.fit(plain.standard(radii), reference=reference, weights=weights, nodes=nodes)
+        law = StackedRadius.fit(replace(sample, radii=plain.standard(radii)), nodes=nodes)
         if bend is not None and bool((held_out_shape != 0).any()):
             bent = _Stretch(held_out_scale[:, 0], held_out_shape[:, 0], median)
-            bent_law = StackedRadius.fit(
-                bent.standard(radii), reference=reference, weights=weights, nodes=nodes
-            )
+            bent_law = StackedRadius.fit(replace(sample, radii=bent.standard(radii)), nodes=nodes)
             gain = bent.log_prob(bent_law.log_prob_untabulated, radii)
             gain = gain - plain.log_prob(law.log_prob_untabulated, radii)
             if float(weights @ gain / weights.sum()) > float(gain.std() / math.sqrt(len(gain))):
@@ -96,7 +90,7 @@ class SmoothRadius(ConditionalRadius):
         return at_x._stretch.standard(as_float64(radii))
 
     def given(self, x: Tensor | None) -> RadiusLaw:
-        x = given_features(x)
+        x = require_features(x)
         log_scale = self.scale(x)[..., 0].clamp(-_LARGEST[0], _LARGEST[0])
         log_power = torch.zeros_like(log_scale) if self.shape is None else self.shape(x)[..., 0]
         return StretchedRadius(self.law, log_scale, log_power.clamp(-_LARGEST[1], _LARGEST[1]), self.median)

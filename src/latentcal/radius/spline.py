@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._internal.numerics import log1mexp, outside_inference_mode
+from .._internal.numerics import log1mexp
 from .._internal.splines import UnitSpline
+from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii
 from .gamma_kde import cube_roots
-from .law import RadiusLaw, as_float64, check_radii, warn_if_tied
+from .law import as_float64
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 1000
@@ -70,41 +71,26 @@ class SplineRadius(TabulatedLaw):
             )
 
     @classmethod
-    @outside_inference_mode
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> SplineRadius:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample) -> SplineRadius:
         """Maximum-likelihood spline for radii (n,), found by L-BFGS from the identity; always the same.
 
         The number of bins grows with n as in the paper, from 4 up to 30 radii to 9 above 90. Above 1,000
         radii they are replaced by at most 1,000 weighted nodes.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: law that gives the end of the support.
-            x: not needed.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms; the reference, if there is one, gives the end of the support.
         """
         from scipy.optimize import minimize
 
-        upper = math.inf if reference is None else reference.upper
-        radii, weights = check_radii(radii, weights, upper=upper)
-        warn_if_tied(radii)
-        t = cube_roots(radii)
-        nodes = FoldedRadii.of(t, weights, max_nodes=_MAX_NODES)
+        warn_if_tied(sample.radii)
+        nodes = FoldedRadii.of(cube_roots(sample.radii), sample.weights, max_nodes=_MAX_NODES)
         t, weights = nodes.nodes, nodes.total / nodes.total.sum()
         shift = float((weights * t).sum())
         # Constant radii have no spread of their own: a thousandth of their size stands in for it.
         scale = max(math.sqrt(float((weights * (t - shift) ** 2).sum())), 1e-3 * shift)
         z = (t - shift) / scale
-        bins = _number_of_bins(radii.numel())
+        bins = _number_of_bins(sample.n)
 
         def objective(theta: object) -> tuple[float, object]:
             # A copy: sums may round by the position in memory, and the fit is to be always the same.
@@ -122,7 +108,7 @@ class SplineRadius(TabulatedLaw):
                 options={"maxiter": 300, "ftol": 1e-9},
             )
         spline = _unpack(torch.tensor(found.x, dtype=t.dtype, device=t.device), bins)
-        return cls(shift, scale, spline.widths, spline.heights, spline.slopes, upper)
+        return cls(shift, scale, spline.widths, spline.heights, spline.slopes, sample.upper)
 
     def _log_density(self, t: Tensor) -> Tensor:
         return _log_density((t - self.shift) / self.scale, self._spline()) - math.log(self.scale)

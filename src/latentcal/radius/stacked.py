@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .._internal.numerics import outside_inference_mode, solve_increasing
-from .folds import FoldedRadii, effective_size
+from .._internal.numerics import solve_increasing
+from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
+from .folds import FoldedRadii
 from .gamma_kde import (
     MAX_KERNELS,
     GammaKDE,
@@ -18,7 +19,7 @@ from .gamma_kde import (
     held_out_log_density,
     largest_rate,
 )
-from .law import RadiusLaw, as_float64, check_radii, normalized, warn_if_tied
+from .law import RadiusLaw, as_float64, normalize
 from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
@@ -66,20 +67,11 @@ class StackedRadius(TabulatedLaw):
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.core, self.level = core, float(level)
         self.upper = core.upper
-        self.register_buffer("weights", normalized(weights))
+        self.register_buffer("weights", normalize(weights))
 
     @classmethod
-    @outside_inference_mode
-    def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        nodes: int = _MAX_NODES,
-    ) -> StackedRadius:
+    @fit_to_sample
+    def fit(cls, sample: CalibrationSample, *, nodes: int = _MAX_NODES) -> StackedRadius:
         r"""Stack of {reference, scaled, scaled with power, three gamma KDEs} for radii (n,).
 
         The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it (no more than
@@ -98,20 +90,12 @@ class StackedRadius(TabulatedLaw):
         the mixture rests on one norm its density, which sets that of the core, is not known to a factor of e.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: the law that the model assumes.
-            x: not needed.
-            weights: (n,) of the radii.
-            generator: not needed.
+            sample: the calibration norms, and as reference the law that the model assumes.
             nodes: cells of radii on which rate and weights are chosen; fewer are quicker.
         """
-        if reference is None:
-            raise ValueError(
-                "StackedRadius.fit needs the law that the model assumes: reference=flow.base.radius."
-            )
-        radii, weights = check_radii(radii, weights, upper=reference.upper)
-        warn_if_tied(radii)
-        t = cube_roots(radii)
+        reference = sample.require_reference("StackedRadius.fit needs the law that the model assumes")
+        warn_if_tied(sample.radii)
+        t, weights = cube_roots(sample.radii), sample.weights
         folded = FoldedRadii.of(t, weights, max_nodes=nodes)
         best_rate = choose_rate(folded, extend=True, upper=reference.upper)
         rates = [min(factor * best_rate, largest_rate(folded)) for factor in _RATES]
@@ -132,7 +116,7 @@ class StackedRadius(TabulatedLaw):
         scaled = [ScaledRadius(reference, float(scales[i]), float(powers[i])) for i in (sets - 1, -1)]
         kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
         kdes = [GammaKDE(kernels.nodes, rate, kernels.total, reference.upper) for rate in rates]
-        n = effective_size(weights)
+        n = sample.effective_n
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
         shares = _shares(torch.stack(held_out), folded.weights, n)
         return cls([reference, *scaled, *kdes], shares, core=scaled[0], level=level)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import as_tensor
+from .calibration_sample import CalibrationSample, fit_to_sample
 from .guarantee import TightenedRadius
-from .law import RadiusLaw, as_float64, check_radii
+from .law import RadiusLaw, as_float64
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
 
 _HALF_LIFE = 100.0
@@ -124,37 +125,25 @@ class StreamingRadius(RadiusLaw):
         self._law: tuple[RadiusLaw, ...] = ()  # in a tuple, so that it is no submodule
 
     @classmethod
+    @fit_to_sample
     def fit(
-        cls,
-        radii: Tensor,
-        *,
-        reference: RadiusLaw | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        half_life: float | None = None,
-        window: int | None = None,
+        cls, sample: CalibrationSample, *, half_life: float | None = None, window: int | None = None
     ) -> StreamingRadius:
         """The law after norms (n,) in the order of time, the last one the latest.
 
         Args:
-            radii: (n,) calibration norms.
-            reference: law that the norms should follow.
-            x: not needed.
-            weights: (n,) of the norms, besides what forgetting does; not with a window.
-            generator: not needed.
+            sample: the calibration norms, as reference the law that they should follow, and weights, besides
+                what forgetting does; these not with a window.
             half_life: observations after which a weight has halved.
             window: number of norms in a sliding window, instead.
         """
-        if reference is None:
-            raise ValueError("StreamingRadius.fit needs the law to start from: reference=flow.base.radius.")
-        if weights is not None and window is not None:
+        reference = sample.require_reference("StreamingRadius.fit needs the law to start from")
+        if sample.weighted and window is not None:
             raise ValueError(
                 "A sliding window weighs its norms alike: leave weights out or give a half_life."
             )
         law = cls(reference, half_life, window)
-        radii, weights = check_radii(radii, weights, upper=reference.upper)
-        law._learn(radii.to(law.totals.device), weights.to(law.totals.device))
+        law._learn(sample.radii.to(law.totals.device), sample.weights.to(law.totals.device))
         return law
 
     @torch.no_grad()
@@ -166,7 +155,7 @@ class StreamingRadius(RadiusLaw):
         """
         radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
-            radii, _ = check_radii(radii, upper=self.upper)  # says what is wrong, or forgives rounding
+            radii = CalibrationSample(radii, self).radii  # says what is wrong, or forgives rounding
         self._learn(radii, torch.ones_like(radii))
 
     def snapshot(self) -> RadiusLaw:

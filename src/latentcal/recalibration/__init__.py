@@ -1,13 +1,13 @@
 """Recalibration: the same maps, a truer law."""
 
+from ..fingerprint import CalibrationReuseWarning
+from ..radius.pit_mixtures import BetaMixture, ProbitMixture
 from .align import Aligned, Alignment, align
 from .auto import AutoRecalibration, autocalibrate
-from .beta_mixture import BetaMixture
 from .cross import FlowEnsemble, cross_calibrate, rolling_pit
 from .ladder import Ladder, Rung
 from .latent import (
     AutocorrelationWarning,
-    CalibrationReuseWarning,
     EffectiveSizeWarning,
     NLLTerms,
     Recalibration,
@@ -18,7 +18,6 @@ from .latent import (
 from .partitions import evaluate_partitions, recalibrate_partitions
 from .prerank import PrerankRecalibrated, PrerankRecalibration, recalibrate_prerank
 from .prerank_distribution import PrerankDistribution
-from .prerank_scores import ProbitMixture
 from .prerank_tilted import TiltedDistribution
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,29 +12,17 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import outside_inference_mode
-from .._internal.validate import as_weights
 from ..base import RadialBase
-from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
-from ..radius.folds import fold_numbers, sorted_order
 from ..radius.guarantee import guarantee
-from ..radius.law import tied_share
 from ..radius.reference import Chi
-from .draws import Outputs
-from .latent import Recalibration
-from .maps import FOLDS, Chain, CrossFit, LatentMap, check_order, cross_fit_affine, cross_fit_features
+from .latent import Recalibration, record_recalibration
+from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
 from .marginals import cross_fit_marginals
-from .rows import Gathered, gather
-
-_KEYS = 8  # columns of latents, and of features, that tell rows apart
+from .rows import LatentRows, check_order, gather
 
 MapName = Literal["affine", "features", "marginals"]
-CROSS_FITS: dict[str, CrossFit] = {
-    "affine": cross_fit_affine,
-    "features": cross_fit_features,
-    "marginals": cross_fit_marginals,
-}
 FEWEST = 20  # rows
 
 
@@ -81,23 +69,21 @@ class Aligned(ConditionalFlow):
 
         started = time.perf_counter()
         names = (maps,) if isinstance(maps, str) else tuple(maps)
-        rows = _rows_for(flow, x, y, names, None, batch_size=batch_size)
+        rows = _gather_latents(flow, x, y, names, None, batch_size=batch_size)
         fitted = RungFitter(rows, flow.base, None, contiguous=False).fit(Rung("aligned", names, "stacked"))
         model = cls(flow, fitted.map).with_base(flow.base.with_radius(fitted.law))
         with torch.no_grad():
             bound = guarantee(fitted.law, flow.base.norm_of(fitted.map(rows.z, rows.x)[0]))
-        model.recalibration = Alignment(
-            law=fitted.law,
-            reference=flow.base,
-            n=len(rows),
-            lambda_=bound.lambda_,
-            epsilon=bound.epsilon,
+        return record_recalibration(
+            model,
+            flow,
+            Alignment,
+            norms=flow.base.norm_of(rows.z),
+            bound=bound,
             fit_seconds=time.perf_counter() - started,
-            tied=tied_share(flow.base.norm_of(rows.z)),
             fingerprint=rows.fingerprint,
             maps=names,
         )
-        return model
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(y, x)
@@ -158,31 +144,27 @@ def align(
     """
     check_order(order)
     names = (maps,) if isinstance(maps, str) else tuple(maps)
-    rows = _rows_for(flow, x, y, names, weights, batch_size=batch_size, progress=progress)
+    rows = _gather_latents(flow, x, y, names, weights, batch_size=batch_size, progress=progress)
     fold = rows.folds(FOLDS, contiguous=order == "time")
     started = time.perf_counter()
     z, steps = rows.z, []
     for name in names:
-        fitted = CROSS_FITS[name](z, rows.x, fold, rows.weights)
+        fitted = MAPS[name].cross_fit(z, rows.x, fold, rows.weights)
         steps.append(fitted.map)
         z = fitted.z
-    model = Aligned(flow, Chain(steps))
-    previous = flow.recalibration
-    model.recalibration = Alignment(
-        law=flow.base.radius,
-        reference=flow.base if previous is None else previous.reference,
-        n=len(z),
-        lambda_=math.nan,
-        epsilon=math.nan,
+    return record_recalibration(
+        Aligned(flow, Chain(steps)),
+        flow,
+        Alignment,
+        norms=flow.base.norm_of(rows.z),
+        bound=None,
         fit_seconds=time.perf_counter() - started,
-        tied=tied_share(flow.base.norm_of(rows.z)),
-        fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
+        fingerprint=rows.fingerprint,
         maps=names,
     )
-    return model
 
 
-def _rows_for(
+def _gather_latents(
     flow: ConditionalFlow,
     x: Any,
     y: Any,
@@ -193,75 +175,51 @@ def _rows_for(
     progress: bool = False,
 ) -> LatentRows:
     """The latents of rows, to which the named maps can be fitted."""
-    if unknown := [name for name in names if name not in CROSS_FITS]:
-        raise ValueError(f"maps must be among {sorted(CROSS_FITS)}, got {unknown}.")
+    if unknown := [name for name in names if name not in MAPS]:
+        raise ValueError(f"maps must be among {sorted(MAPS)}, got {unknown}.")
     latent = FlowDistribution.latent
     gathered = gather(flow, x, y, statistic=latent, jitter=None, batch_size=batch_size, progress=progress)
-    rows = LatentRows.made(gathered, weights)
-    if reasons := [reason for name in names if (reason := obstacle(name, flow.base, rows))]:
+    rows = LatentRows.of(gathered, weights)
+    if reasons := [reason for name in names if (reason := find_obstacle(name, rows, flow.base))]:
         raise ValueError(" ".join(reasons))
     return rows
 
 
 @dataclass(frozen=True)
-class LatentRows:
-    """Calibration rows as the maps and laws see them."""
+class MapKind:
+    """A kind of map that can be fitted to latents.
 
-    z: Tensor
-    """(n, d) float64 latents."""
-    x: Tensor | None
-    """(n, p) features as the flow was given them."""
-    weights: Tensor
-    """(n,) of mean 1."""
-    fingerprint: Fingerprint
-    outputs: Outputs | None = None
-    """What the latents were encoded from; None where nobody asks for it."""
+    Args:
+        cross_fit: how.
+        obstacle: of rows and base, why it cannot be; empty where it can. Beside it there must be 20 rows and
+            an unbounded base.
+    """
 
-    @classmethod
-    def made(cls, gathered: Gathered, weights: Tensor | None, outputs: Outputs | None = None) -> LatentRows:
-        """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
-        z, x, fingerprint, _ = gathered
-        weight = as_weights(weights, len(z))
-        if weight is None:
-            return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint, outputs)
-        weight = weight.cpu()
-        kept = weight > 1e-12 * weight.max()
-        return cls(z, x, weight / weight[kept].mean(), fingerprint, outputs).take(kept)
-
-    def take(self, rows: Tensor) -> LatentRows:
-        """Some of the rows, by a mask (n,) or by their numbers."""
-        x = None if self.x is None else self.x[rows]
-        outputs = None if self.outputs is None else self.outputs.take(rows)
-        return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint, outputs)
-
-    def folds(self, count: int, *, contiguous: bool, seed: int = 0) -> Tensor:
-        """Fold of each row, (n,); see :func:`fold_numbers`."""
-        return fold_numbers(self._keys(), count, contiguous=contiguous, seed=seed)
-
-    def spread_out(self, most: int, *, contiguous: bool) -> Tensor:
-        """Numbers of at most so many rows, equally spaced when sorted (or, contiguous, in their order)."""
-        n = len(self)
-        count = min(n, most)
-        places = torch.arange(count) * n // count
-        return places if contiguous else sorted_order(self._keys())[places]
-
-    def _keys(self) -> Tensor:
-        """(n, k) what tells rows apart."""
-        columns = [self.z[:, :_KEYS]] if self.x is None else [self.z[:, :_KEYS], self.x[:, :_KEYS].double()]
-        return torch.cat(columns, 1)
-
-    def __len__(self) -> int:
-        return len(self.z)
+    cross_fit: CrossFit
+    obstacle: Callable[[LatentRows, RadialBase], str] = lambda rows, base: ""
 
 
-def obstacle(name: str, base: RadialBase, rows: LatentRows) -> str:
+def _miss_features(rows: LatentRows, base: RadialBase) -> str:
+    return "The flow has no features that a map could depend on." if rows.x is None else ""
+
+
+def _miss_normal_base(rows: LatentRows, base: RadialBase) -> str:
+    normal = isinstance(base.norm, Euclidean) and isinstance(base.radius, Chi)
+    return "" if normal else "Normal scores need a standard normal base."
+
+
+MAPS: dict[str, MapKind] = {
+    "affine": MapKind(cross_fit_affine),
+    "features": MapKind(cross_fit_features, _miss_features),
+    "marginals": MapKind(cross_fit_marginals, _miss_normal_base),
+}
+"""Maps by name; a rung of the ladder names them."""
+
+
+def find_obstacle(name: str, rows: LatentRows, base: RadialBase) -> str:
     """Why a map cannot be fitted to these latents; empty where it can."""
     if math.isfinite(base.radius.upper):
         return f"The base ends at {base.radius.upper:g}: a map of the latent would leave it."
     if len(rows) < FEWEST:
         return f"A map of directions needs at least {FEWEST} rows, got {len(rows)}."
-    if name == "features" and rows.x is None:
-        return "The flow has no features that a map could depend on."
-    if name == "marginals" and not (isinstance(base.norm, Euclidean) and isinstance(base.radius, Chi)):
-        return "Normal scores need a standard normal base."
-    return ""
+    return MAPS[name].obstacle(rows, base)

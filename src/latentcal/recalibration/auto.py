@@ -14,20 +14,21 @@ from .._internal.validate import as_whole
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test
+from ..radius.calibration_sample import warn_if_tied
 from ..radius.conditional import GroupedRadius
 from ..radius.guarantee import Guarantee, tighten
 from ..radius.guarantee import guarantee as measure
-from ..radius.law import RadiusLaw, tied_share, warn_if_tied
+from ..radius.law import RadiusLaw
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
-from .align import Aligned, LatentRows
+from .align import Aligned
 from .discrete import AtomCare, Dequantizer, Discrete
-from .draws import MOST_OUTPUTS, Outputs
+from .draws import MOST_OUTPUTS
 from .ladder import FittedRung, Groups, Ladder, RungFitter, climb, silent_about_ties
-from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of
-from .maps import FOLDS, check_order
-from .rows import gather
+from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of, record_recalibration
+from .maps import FOLDS
+from .rows import LatentRows, Outputs, check_order, gather
 
 _FEWEST_GUARANTEED = 10  # rows of each half
 
@@ -125,7 +126,7 @@ def autocalibrate(
     with care.one_warning():
         return calibrate_rows(
             flow,
-            LatentRows.made(gathered, weights, outputs),
+            LatentRows.of(gathered, weights, outputs),
             groups=groups,
             contiguous=order == "time",
             folds=folds,
@@ -166,7 +167,7 @@ def calibrate_rows(
     with silent_about_ties():
         fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
         if max_lambda is not None:
-            fitted = FittedRung(fitted.map, _tightened(fitted, judged, base, max_lambda))
+            fitted = FittedRung(fitted.map, _tighten_law(fitted, judged, base, max_lambda))
     u = _pit(fitted, judged, base)
     serial = autocorrelation_test(u) if contiguous and len(u) >= FEWEST_IN_TIME else None
     effective_n = effective_n_of(judged.weights, len(judged), serial)
@@ -176,24 +177,21 @@ def calibrate_rows(
         else Guarantee(_smallest_part(fitted.law, judged), max_lambda)
     )
     aligned = Aligned(flow, fitted.map) if len(fitted.map.maps) else flow
-    model = aligned.with_base(base.with_radius(fitted.law))
-    previous: Recalibration | None = flow.recalibration
-    model.recalibration = AutoRecalibration(
-        law=fitted.law,
-        reference=base if previous is None else previous.reference,
-        n=len(judged),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
+    return record_recalibration(
+        aligned.with_base(base.with_radius(fitted.law)),
+        flow,
+        AutoRecalibration,
+        norms=base.norm_of(rows.z),
+        bound=bound,
         fit_seconds=time.perf_counter() - started,
-        tied=tied_share(base.norm_of(rows.z)),
-        fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
+        fingerprint=rows.fingerprint,
+        n=len(judged),
         effective_n=effective_n,
         autocorrelation=None if serial is None else serial.p_value,
         ladder=ladder,
         guaranteed=max_lambda is not None,
         **about,
     )
-    return model
 
 
 def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
@@ -208,7 +206,7 @@ def _pit(fitted: FittedRung, rows: LatentRows, base: RadialBase) -> Tensor:
 
 
 @torch.no_grad()
-def _tightened(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
+def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
     """A law of the radius of these rows alone, as close to their norms as asked for."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
@@ -218,5 +216,5 @@ def _tightened(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambd
     if isinstance(fitted.law, SmoothRadius):
         return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))
     if isinstance(fitted.law, GroupedRadius):
-        return fitted.law.refitted(radii, rows.x, law_of)
+        return fitted.law.refit(radii, rows.x, law_of)
     return law_of(radii)

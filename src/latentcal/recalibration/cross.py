@@ -15,16 +15,16 @@ from .._internal.progress_bar import ProgressBar
 from .._internal.validate import as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
-from .align import Aligned, LatentRows
+from .align import Aligned
 from .auto import calibrate_rows
-from .draws import Outputs
 from .ladder import Groups
 from .latent import check_base, latent_norms, recalibrate_norms
-from .maps import FOLDS, check_order
-from .rows import Gathered
+from .maps import FOLDS
+from .rows import Gathered, LatentRows, Outputs, check_order
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
 
@@ -93,7 +93,7 @@ def cross_calibrate(
     y: Any,
     *,
     folds: int = FOLDS,
-    fit: Callable[..., RadiusLaw] | None = None,
+    fit: Callable[[CalibrationSample], RadiusLaw] | None = None,
     groups: Groups = None,
     ensemble: bool = False,
     weights: Tensor | None = None,
@@ -145,7 +145,7 @@ def cross_calibrate(
     latents: Tensor | None = None
     for number in ProgressBar(range(folds), desc="fold flows", progress=progress):
         seen, held_out = fold != number, fold == number
-        flow = _trained(make_flow, features, outputs, seen)
+        flow = _train_flow(make_flow, features, outputs, seen)
         with torch.no_grad(), evaluation_mode(flow):
             part: FlowDistribution = flow(None if features is None else features[held_out])
             z = part.latent(outputs[held_out]).cpu()
@@ -155,9 +155,9 @@ def cross_calibrate(
     assert latents is not None
     at = None if features is None else as_context(flows[0], features).cpu()
     gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
-    rows = LatentRows.made(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
+    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
 
-    def calibrated(flow: ConditionalFlow) -> ConditionalFlow:
+    def calibrate(flow: ConditionalFlow) -> ConditionalFlow:
         if fit is None:
             return calibrate_rows(flow, rows, groups=groups, contiguous=order == "time", progress=progress)
         norms = flow.base.norm_of(rows.z)
@@ -166,12 +166,12 @@ def cross_calibrate(
 
     if not ensemble:
         everything = torch.ones(n, dtype=torch.bool)
-        return calibrated(_trained(make_flow, features, outputs, everything))
-    first = calibrated(flows[0])
-    return FlowEnsemble([first, *(_alike(first, flow) for flow in flows[1:])])
+        return calibrate(_train_flow(make_flow, features, outputs, everything))
+    first = calibrate(flows[0])
+    return FlowEnsemble([first, *(_recalibrate_alike(first, flow) for flow in flows[1:])])
 
 
-def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
+def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
     with torch.enable_grad():  # also where the caller has switched gradients off: this is training
         flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
@@ -179,7 +179,7 @@ def _trained(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> 
     return flow
 
 
-def _alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
+def _recalibrate_alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
     """Another flow with the map and the law of a recalibrated one."""
     inner = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
     copy = inner.with_base(model.base)
@@ -195,7 +195,7 @@ def rolling_pit(
     first: int,
     step: int = 10,
     window: int | None = None,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     batch_size: int | None = None,
 ) -> Tensor:
     r"""Latent PIT values of rows in time order, each under a law fitted to earlier rows only.
@@ -214,7 +214,7 @@ def rolling_pit(
         first: rows that only calibrate; the values start at this row.
         step: rows between two fits of the law.
         window: number of latest rows that calibrate; all earlier ones if None.
-        fit: called as ``fit(radii, reference=law, x=x, weights=None)``.
+        fit: called with a :class:`CalibrationSample` of the past norms.
         batch_size: points that the flow encodes at a time; all at once if None.
 
     Returns:
@@ -235,9 +235,8 @@ def rolling_pit(
     for now in range(first, n, step):
         past = slice(0 if window is None else max(0, now - window), now)
         ahead = slice(now, min(now + step, n))
-        law = fit(
-            radii[past], reference=flow.base.radius, x=None if x is None else x[past], weights=None
-        ).given(None if x is None else x[ahead])
+        sample = CalibrationSample(radii[past], flow.base.radius, None if x is None else x[past])
+        law = fit(sample).given(None if x is None else x[ahead])
         with torch.no_grad():
             parts.append(law.cdf(radii[ahead]))
     return torch.cat(parts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_floating, as_number, as_rows, check_finite
-from ..radius.law import DiscreteOutputWarning
+from ..radius.calibration_sample import DiscreteOutputWarning
 
 _ROUNDING = 0.05  # of a step, by which values of a lattice may be off it
 Discrete = Literal["warn", "dequantize", "ignore"]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..flow import ConditionalFlow, evaluation_mode
 from ..metrics import energy_score
+from ..radius.law import RadiusLaw
 from .maps import LatentMap
-
-if TYPE_CHECKING:
-    from ..radius.law import RadiusLaw
-    from .align import LatentRows
+from .rows import LatentRows
 
 _BLOCKS = 20  # of rows in time order
 _ROWS, _DRAWS = 256, 8192  # that are looked at, at most
@@ -59,40 +55,6 @@ class Fitted(Protocol):
 
     @property
     def law(self) -> RadiusLaw: ...
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Outputs of calibration rows, and the flows that turn latents of these rows into outputs.
-
-    Args:
-        y: (n, d).
-        flows: those that encoded the rows.
-        encoder: (n,) number of the flow that encoded each row.
-    """
-
-    y: Tensor
-    flows: tuple[ConditionalFlow, ...]
-    encoder: Tensor
-
-    @classmethod
-    def of(cls, y: Tensor, flow: ConditionalFlow) -> Outputs:
-        """Outputs that one flow encoded."""
-        return cls(y, (flow,), torch.zeros(len(y), dtype=torch.long))
-
-    def take(self, rows: Tensor) -> Outputs:
-        """Some of the rows, by a mask (n,) or by their numbers."""
-        return Outputs(self.y[rows], self.flows, self.encoder[rows])
-
-    def decode(self, z: Tensor, x: Tensor | None) -> Tensor:
-        """The y of latents (s, n, d) at the features (n, p) of the rows, (s, n, d) float64."""
-        y = torch.empty_like(z)
-        for number, flow in enumerate(self.flows):
-            rows = self.encoder == number
-            if bool(rows.any()):
-                with evaluation_mode(flow):
-                    y[:, rows] = flow(None if x is None else x[rows]).decode(z[:, rows]).to(y)
-        return y
 
 
 class DrawComparison:
@@ -138,15 +100,15 @@ class DrawComparison:
         """
         if not self.obstacle and not hasattr(self, "unchanged"):
             try:
-                self.unchanged = self._judged(self._latents())
+                self.unchanged = self._judge(self._latents())
             except Exception as problem:  # the flow is the user's, and recalibration itself needs no decode
-                self.obstacle = f"the flow cannot decode them ({_described(problem)})"
+                self.obstacle = f"the flow cannot decode them ({_describe(problem)})"
         if self.obstacle:
             return ""
         try:
-            score, far = self._judged(self._mapped(fitted))
+            score, far = self._judge(self._map_draws(fitted))
         except Exception as problem:
-            return f"its draws cannot be decoded ({_described(problem)})"
+            return f"its draws cannot be decoded ({_describe(problem)})"
         share, share_before = (self._mean(part)[0] for part in (far, self.unchanged[1]))
         excess, error = self._mean(far - self.unchanged[1] if share_before > _SHARE else far - _SHARE)
         if excess > error:
@@ -171,7 +133,7 @@ class DrawComparison:
         return self.base.sample((self.samples, len(self.rows)), source, torch.float64)
 
     @torch.no_grad()
-    def _mapped(self, fitted: Sequence[Fitted]) -> Tensor:
+    def _map_draws(self, fitted: Sequence[Fitted]) -> Tensor:
         """The same draws as latents of the flow under a rung, each row by the fit that did not see it."""
         z = self._latents()
         source = torch.Generator().manual_seed(1)
@@ -192,11 +154,11 @@ class DrawComparison:
         return z * ratio[..., None]
 
     @torch.no_grad()
-    def _judged(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Energy score of each row and share of its draws that are far out, (m,) each, of latents (s, m, d).
 
         Outputs are in units of their range. For the score, a draw that is far out is put at the limit: how
-        often that happens is judged by the share, and a single draw must not drown everything else.
+        often that happens is told by the share, and a single draw must not drown everything else.
         """
         assert self.rows.outputs is not None
         draws, y = (
@@ -208,6 +170,6 @@ class DrawComparison:
         return energy_score(draws.clamp(-_FAR, 1 + _FAR), y), far
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     message = str(error).strip().split("\n")[0][:200]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

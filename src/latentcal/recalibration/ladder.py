@@ -14,15 +14,17 @@ from torch import Tensor
 from .._internal.progress_bar import ProgressBar
 from ..base import RadialBase
 from ..metrics import uniformity_test
+from ..radius.calibration_sample import CalibrationSample, DiscreteOutputWarning
 from ..radius.conditional import ConditionalRadius, GroupedRadius
 from ..radius.folds import effective_size
-from ..radius.law import DiscreteOutputWarning, RadiusLaw
+from ..radius.law import RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
-from .align import CROSS_FITS, LatentRows, obstacle
+from .align import MAPS, find_obstacle
 from .draws import DrawComparison, mean_and_error
 from .maps import FOLDS, Chain, LatentMap
+from .rows import LatentRows
 
 _LARGEST = 3
 Groups = int | Callable[[Tensor], Tensor] | None
@@ -34,7 +36,6 @@ _MOST_COORDINATES = 64  # that marginals are tried for
 _DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
 _STRETCH = 1.5  # beyond which a tail is added
 _INFLATION = 0.01  # of the variance by draws of the tail
-_FEWEST = {"affine": 30, "features": 60, "marginals": 100, "smooth": 50, "groups": 30}  # rows
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -58,33 +59,71 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
     return min(1.0, (1 + _LARGEST) * min(float(bulk), *tails))
 
 
+Condition = Callable[[LatentRows, RadialBase, Groups], bool]
+
+
 @dataclass(frozen=True)
 class Rung:
-    """One way to recalibrate.
+    """One way to recalibrate, and when it is tried.
 
     Args:
         name: what it is called in print.
-        maps: maps of the latent, by name, one after the other.
-        law: ``"stacked"``, ``"smooth"`` or ``"groups"``; None to keep the base law.
+        maps: maps of the latent, by their names in ``MAPS``, one after the other.
+        law: name of the law of the radius in ``LAWS``; None to keep the base law.
+        fewest: rows that it is tried for.
+        condition: of rows, base and groups, under which it is tried; its maps have conditions of their own.
     """
 
     name: str
     maps: tuple[str, ...] = ()
     law: str | None = None
+    fewest: int = 0
+    condition: Condition = lambda rows, base, groups: True
+
+    def is_possible(self, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+        """Whether it can be tried for such rows."""
+        return (
+            len(rows) >= self.fewest
+            and not any(find_obstacle(name, rows, base) for name in self.maps)
+            and self.condition(rows, base, groups)
+        )
+
+
+def _by_group(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return groups is not None
+
+
+def _by_x(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return rows.x is not None and math.isinf(base.radius.upper)
+
+
+def _of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return base.dim <= _MOST_COORDINATES
+
+
+def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return _by_x(rows, base, groups) and _of_few_coordinates(rows, base, groups)
 
 
 LADDER = (
     Rung("unchanged"),
-    Rung("radial", (), "stacked"),
-    Rung("aligned, radial", ("affine",), "stacked"),
-    Rung("radial by group", (), "groups"),
-    Rung("radial by x", (), "smooth"),
-    Rung("aligned, radial by group", ("affine",), "groups"),
-    Rung("aligned, radial by x", ("affine",), "smooth"),
-    Rung("aligned, marginals, radial", ("affine", "marginals"), "stacked"),
-    Rung("aligned by x, radial by x", ("affine", "features"), "smooth"),
-    Rung("aligned by x, marginals, radial by x", ("affine", "features", "marginals"), "smooth"),
+    Rung("radial", (), "stacked", 4),
+    Rung("aligned, radial", ("affine",), "stacked", 30),
+    Rung("radial by group", (), "groups", 30, _by_group),
+    Rung("radial by x", (), "smooth", 50, _by_x),
+    Rung("aligned, radial by group", ("affine",), "groups", 30, _by_group),
+    Rung("aligned, radial by x", ("affine",), "smooth", 50, _by_x),
+    Rung("aligned, marginals, radial", ("affine", "marginals"), "stacked", 100, _of_few_coordinates),
+    Rung("aligned by x, radial by x", ("affine", "features"), "smooth", 60, _by_x),
+    Rung(
+        "aligned by x, marginals, radial by x",
+        ("affine", "features", "marginals"),
+        "smooth",
+        100,
+        _by_x_of_few_coordinates,
+    ),
 )
+"""All that is known about the rungs, from the simplest up; a new one is a line here."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +173,7 @@ class Ladder:
         ]
         for i, name in enumerate(self.names):
             gap = f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
-            gap = "refused" if self._refused(i) else "the best" if i == self.best else gap
+            gap = "refused" if self._is_refused(i) else "the best" if i == self.best else gap
             mark = "->" if i == self.chosen else "  "
             lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>18}")
         refused = [(name, why) for name, why in zip(self.names, self.refusals, strict=False) if why]
@@ -152,15 +191,15 @@ class Ladder:
     @property
     def best(self) -> int:
         """Number of the rung that gains most, of those that were not refused."""
-        return max((i for i in range(len(self.gains)) if not self._refused(i)), key=self.gains.__getitem__)
+        return max((i for i in range(len(self.gains)) if not self._is_refused(i)), key=self.gains.__getitem__)
 
     @property
     def refuted(self) -> bool:
         """Whether the unchanged model was no choice."""
         contradicted = self.p_value is not None and self.p_value < _REFUTED
-        return contradicted and self.gains[1] > 0 and not self._refused(1)
+        return contradicted and self.gains[1] > 0 and not self._is_refused(1)
 
-    def _refused(self, number: int) -> bool:
+    def _is_refused(self, number: int) -> bool:
         return number < len(self.refusals) and bool(self.refusals[number])
 
 
@@ -219,39 +258,46 @@ class RungFitter:
         rows = torch.arange(_DRAWS) % len(self.rows)
         draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
         x = None if self.rows.x is None else self.rows.x[rows]
-        stretched = self.base.norm_of(map(draws, x)[0]).quantile(_FAR) / self.base.norm_of(draws).quantile(
-            _FAR
-        )
-        if not (
-            float(stretched) > _STRETCH and isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius))
-        ):
+        before, after = (float(self.base.norm_of(z).quantile(_FAR)) for z in (draws, map(draws, x)[0]))
+        stretch = after / before
+        if not stretch > _STRETCH or not isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius)):
             return law
         share = 1 / ((PARTS + 1) * (effective_size(self.rows.weights) + 1))
-        share = min(share, _INFLATION / float(stretched) ** 2)
-        return law.with_tail(ScaledRadius(self.base.radius, float(stretched)), share)
+        share = min(share, _INFLATION / stretch**2)
+        return law.with_tail(ScaledRadius(self.base.radius, stretch), share)
 
     def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
         if names not in self._mapped:
             before, z = self._maps(names[:-1])
-            fitted = CROSS_FITS[names[-1]](z, self.rows.x, self.fold, self.rows.weights)
+            fitted = MAPS[names[-1]].cross_fit(z, self.rows.x, self.fold, self.rows.weights)
             self._mapped[names] = ([*before, fitted.map], fitted.z)
         return self._mapped[names]
 
     def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
-        reference = self.base.radius
         if kind is None:
-            return reference
-        if kind == "stacked":
-            return StackedRadius.fit(radii, reference=reference, weights=self.rows.weights, nodes=self.nodes)
-        return ConditionalRadius.fit(
-            radii,
-            self.rows.x,
-            reference=reference,
-            weights=self.rows.weights,
-            groups=self.groups if kind == "groups" else None,
-            fold=self.fold,
-            nodes=self.nodes,
-        )
+            return self.base.radius
+        sample = CalibrationSample(radii, self.base.radius, self.rows.x, self.rows.weights)
+        return LAWS[kind](sample, self)
+
+
+def _fit_stacked(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return StackedRadius.fit(sample, nodes=fitter.nodes)
+
+
+def _fit_smooth(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return ConditionalRadius.fit(sample, fold=fitter.fold, nodes=fitter.nodes)
+
+
+def _fit_groups(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
+    return ConditionalRadius.fit(sample, groups=fitter.groups, nodes=fitter.nodes)
+
+
+LAWS: dict[str, Callable[[CalibrationSample, RungFitter], RadiusLaw]] = {
+    "stacked": _fit_stacked,
+    "smooth": _fit_smooth,
+    "groups": _fit_groups,
+}
+"""Laws of the radius by name; a rung names one of them."""
 
 
 def climb(
@@ -264,7 +310,7 @@ def climb(
     progress: bool = False,
 ) -> tuple[Rung, Ladder]:
     """The rung that held-out likelihood asks for, and the account of how it was chosen."""
-    rungs = [rung for rung in LADDER if _possible(rung, rows, base, groups)]
+    rungs = [rung for rung in LADDER if rung.is_possible(rows, base, groups)]
     if len(rungs) == 1:
         return rungs[0], Ladder([rungs[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
     folds = min(folds, len(rows))
@@ -295,19 +341,6 @@ def climb(
     return rungs[ladder.chosen], ladder
 
 
-def _possible(rung: Rung, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
-    n = len(rows)
-    if "marginals" in rung.maps and base.dim > _MOST_COORDINATES:
-        return False
-    if any(obstacle(name, base, rows) or n < _FEWEST[name] for name in rung.maps):
-        return False
-    if rung.law == "smooth":
-        return rows.x is not None and math.isinf(base.radius.upper) and n >= _FEWEST["smooth"]
-    if rung.law == "groups":
-        return groups is not None and n >= _FEWEST["groups"]
-    return rung.law is None or n >= 4
-
-
 def _compare(
     names: list[str],
     log_likelihood: Tensor,
@@ -321,19 +354,8 @@ def _compare(
         return mean_and_error(difference.clamp(-_CLIP, _CLIP), weights, contiguous=contiguous, folds=folds)
 
     gains, errors = zip(*(compare(row - log_likelihood[0]) for row in log_likelihood), strict=True)
-    nothing = [0.0] * len(names)
-    ladder = Ladder(
-        names,
-        list(gains),
-        list(errors),
-        nothing,
-        nothing,
-        0,
-        log_likelihood.shape[1],
-        folds,
-        p_value,
-        list(refusals),
-    )
+    nothing, n = [0.0] * len(names), log_likelihood.shape[1]
+    ladder = Ladder(names, [*gains], [*errors], nothing, nothing, 0, n, folds, p_value, [*refusals])
     behind, behind_errors = zip(
         *(compare(log_likelihood[ladder.best] - row) for row in log_likelihood), strict=True
     )

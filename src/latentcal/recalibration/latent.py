@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,33 +16,24 @@ from torch import Tensor
 from .._internal.numerics import outside_inference_mode
 from .._internal.validate import as_weights
 from ..base import RadialBase
-from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 from ..metrics.autocorrelation import AutocorrelationTest, autocorrelation_test
+from ..radius.calibration_sample import CalibrationSample, tied_share
 from ..radius.empirical import EmpiricalRadius
 from ..radius.folds import effective_size
 from ..radius.guarantee import Guarantee, guarantee
-from ..radius.law import RadiusLaw, as_float64, tied_share
+from ..radius.law import RadiusLaw, as_float64
 from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius
 from ..transport import radial_transport
 from .discrete import AtomCare, Dequantizer, Discrete
-from .maps import check_order
-from .rows import gather, visit_norms
+from .rows import check_order, gather, visit_norms
 
 FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
 _AUTOCORRELATED = 0.001  # p-value below which it is said
 _FEW_POINTS, _SMALL_SHARE = 20, 0.05
-__all__ = [
-    "AutocorrelationWarning",
-    "CalibrationReuseWarning",
-    "EffectiveSizeWarning",
-    "NLLTerms",
-    "Recalibration",
-    "latent_norms",
-    "nll_decomposition",
-    "recalibrate",
-]
+_Model = TypeVar("_Model", bound=ConditionalFlow)
 
 
 class AutocorrelationWarning(UserWarning):
@@ -172,7 +163,7 @@ def recalibrate_norms(
     x: Tensor | None,
     fingerprint: Fingerprint,
     *,
-    fit: Callable[..., RadiusLaw],
+    fit: Callable[[CalibrationSample], RadiusLaw],
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     **about: Any,
@@ -183,7 +174,7 @@ def recalibrate_norms(
     """
     check_base(flow, x)
     started = time.perf_counter()
-    law = fit(radii, reference=flow.base.radius, x=x, weights=weights)
+    law = fit(CalibrationSample(radii, flow.base.radius, x, weights))
     fit_seconds = time.perf_counter() - started
     if not isinstance(law, RadiusLaw):
         raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
@@ -194,21 +185,49 @@ def recalibrate_norms(
     in_time = order == "time" and len(radii) >= FEWEST_IN_TIME
     serial = autocorrelation_test(u) if in_time and u is not None else None
     effective_n = effective_n_of(weights, len(radii), serial)
-    judged = (law, radii) if at_x is law else (BallRadius(1), u)
-    bound = guarantee(*judged, weights=weights, effective_n=effective_n)
-    model = flow.with_base(flow.base.with_radius(law))
-    previous: Recalibration | None = flow.recalibration
-    model.recalibration = Recalibration(
-        law=law,
-        reference=flow.base if previous is None else previous.reference,
-        n=len(radii),
-        lambda_=bound.lambda_,
-        epsilon=bound.epsilon,
+    followed = (law, radii) if at_x is law else (BallRadius(1), u)
+    bound = guarantee(*followed, weights=weights, effective_n=effective_n)
+    return record_recalibration(
+        flow.with_base(flow.base.with_radius(law)),
+        flow,
+        Recalibration,
+        norms=radii,
+        bound=bound,
         fit_seconds=fit_seconds,
-        tied=tied_share(radii),
-        fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
+        fingerprint=fingerprint,
         effective_n=effective_n,
         autocorrelation=None if serial is None else serial.p_value,
+        **about,
+    )
+
+
+def record_recalibration(
+    model: _Model,
+    flow: ConditionalFlow,
+    kind: type[Recalibration],
+    *,
+    norms: Tensor,
+    bound: Guarantee | None,
+    fit_seconds: float,
+    fingerprint: Fingerprint,
+    n: int | None = None,
+    **about: Any,
+) -> _Model:
+    """The model with a record of how it was made from a flow, or from one that was recalibrated before.
+
+    ``norms`` (n,) are those of all calibration rows under the flow, n is the number of rows behind the law,
+    where they are fewer, ``bound`` is None where no law was fitted, and ``about`` are further fields.
+    """
+    previous: Recalibration | None = flow.recalibration
+    model.recalibration = kind(
+        law=model.base.radius,
+        reference=flow.base if previous is None else previous.reference,
+        n=len(norms) if n is None else n,
+        lambda_=math.nan if bound is None else bound.lambda_,
+        epsilon=math.nan if bound is None else bound.epsilon,
+        fit_seconds=fit_seconds,
+        tied=tied_share(norms),
+        fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
         **about,
     )
     return model
@@ -254,7 +273,7 @@ def recalibrate(
     x: Any,
     y: Any = None,
     *,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     discrete: Discrete | Dequantizer = "warn",
@@ -293,7 +312,7 @@ def recalibrate(
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable such as a
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
-        fit: called as ``fit(radii, reference=law, x=x, weights=weights)``; ``SplineRadius.fit`` and its like.
+        fit: called with a :class:`CalibrationSample` of the norms; ``SplineRadius.fit`` and its like.
         weights: (n,) of the calibration points; equal if None.
         order: ``"time"`` where the rows follow each other in time: the latent PIT is then tested for
             autocorrelation, in the level and in the spread, and effective n divided by its time.

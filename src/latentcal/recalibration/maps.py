@@ -212,12 +212,6 @@ CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
 """``cross_fit(z, x, fold, weights)`` for latents (n, d), features (n, p), folds (n,) and weights (n,)."""
 
 
-def check_order(order: str | None) -> None:
-    """Raise where the order of rows is neither "time" nor None."""
-    if order not in (None, "time"):
-        raise ValueError(f"order must be 'time' or None, got {order!r}.")
-
-
 def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) -> tuple[Tensor, Tensor]:
     """Latents (n, d), each mapped by the map of its fold, and the log-dets (n,)."""
     mapped, log_abs_det = torch.empty_like(z), torch.empty_like(z[:, 0])
@@ -227,7 +221,7 @@ def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) ->
     return mapped, log_abs_det
 
 
-def winsorized(z: Tensor) -> Tensor:
+def winsorize(z: Tensor) -> Tensor:
     """Latents (n, d) held within four standard deviations, of the model or, if larger, of the data."""
     middle = z.median(0).values
     spread = 1.4826 * (z - middle).abs().median(0).values
@@ -261,7 +255,7 @@ def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
         fold: (n,) fold of each row.
         weights: (n,) of the rows.
     """
-    calm = winsorized(z)
+    calm = winsorize(z)
     numbers = range(int(fold.max()) + 1)
     clouds = [_cloud(calm[fold != f], weights[fold != f]) for f in numbers]
     score = sum(_scores(c, calm[fold == f], weights[fold == f]) for c, f in zip(clouds, numbers, strict=True))
@@ -284,7 +278,7 @@ def _cloud(z: Tensor, weights: Tensor) -> _Cloud:
     return _Cloud(mean, variances.clamp(min=0), axes)
 
 
-def _shrunk(cloud: _Cloud, shape: Tensor) -> Tensor:
+def _shrink(cloud: _Cloud, shape: Tensor) -> Tensor:
     """Principal variances (..., d) at shrinkages (..., 1), never below 1e-8 of their mean."""
     mean = cloud.variances.mean().clamp(min=1e-300)
     return ((1 - shape) * cloud.variances + shape * mean).clamp(min=1e-8 * mean)
@@ -292,7 +286,7 @@ def _shrunk(cloud: _Cloud, shape: Tensor) -> Tensor:
 
 def _scores(cloud: _Cloud, z: Tensor, weights: Tensor) -> Tensor:
     """Held-out log-likelihood (a, b) at every pair of shrinkages, up to a constant."""
-    variances = _shrunk(cloud, z.new_tensor(_SHAPE)[:, None])
+    variances = _shrink(cloud, z.new_tensor(_SHAPE)[:, None])
     rows = []
     for shift in _SHIFT:
         centred = z - (1 - shift) * cloud.mean
@@ -302,7 +296,7 @@ def _scores(cloud: _Cloud, z: Tensor, weights: Tensor) -> Tensor:
 
 
 def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
-    variances = _shrunk(cloud, cloud.variances.new_tensor([shape]))
+    variances = _shrink(cloud, cloud.variances.new_tensor([shape]))
     stretch = torch.sqrt(variances.mean() / variances)
     matrix = stretch if cloud.axes is None else (cloud.axes * stretch) @ cloud.axes.T
     if shape == 1:
@@ -324,7 +318,7 @@ def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
     """
     if x is None:
         raise ValueError("A map that depends on x needs features.")
-    calm = winsorized(z)
+    calm = winsorize(z)
     shift, held_out_shift = RidgeSmoother.cross_fit(x, calm, fold, weights, level=False)
     log_scale, held_out_scale = log_dispersion(RidgeSmoother, x, calm - held_out_shift, fold, weights)
     step = FeatureAffineMap(shift, log_scale)

@@ -79,7 +79,7 @@ def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...
     middle = z.median(0).values
     spread = (1.4826 * (z - middle).abs().median(0).values).clamp(min=1e-3)
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=z.dtype, device=z.device)
-    counts = _binned((z - middle) / spread, fold, weights)  # (f, d, m)
+    counts = _bin_rows((z - middle) / spread, fold, weights)  # (f, d, m)
     total = counts.sum(0)
     # Folds first, then all rows; a difference of sums may round to less than 0, whose log is no number.
     training = torch.cat([(total - counts).clamp(min=0), total[None]])
@@ -109,7 +109,7 @@ def _score_within(n: int) -> float:
     return float(torch.special.ndtri(level))
 
 
-def _binned(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
+def _bin_rows(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
     """Weights on the nodes by fold and coordinate, (n, d) -> (f, d, m); a point is shared by two."""
     dim, folds = u.shape[1], int(fold.max()) + 1
     position = (u.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2 * _REACH))
@@ -159,7 +159,7 @@ def _spline(laws: _Laws, shares: Tensor, reach: float) -> tuple[Tensor, Tensor, 
     """Knots in units of z, their normal scores and the slopes there, (b, k) each."""
     at_nodes = (shares[..., None] * laws.cdf(laws.nodes.expand(len(laws.mass), -1))).sum(0)
     wanted = torch.linspace(-reach, reach, _KNOTS, dtype=laws.nodes.dtype, device=laws.nodes.device)
-    u = _interpolated(torch.special.ndtr(wanted), at_nodes, laws.nodes)
+    u = _interpolate(torch.special.ndtr(wanted), at_nodes, laws.nodes)
     cdf = (shares[..., None] * laws.cdf(u)).sum(0)
     log_density = torch.logsumexp(laws.log_prob(u) + torch.log(shares)[..., None], 0)
     score = torch.special.ndtri(cdf)
@@ -167,7 +167,7 @@ def _spline(laws: _Laws, shares: Tensor, reach: float) -> tuple[Tensor, Tensor, 
     return laws.middle + laws.spread * u, score, slopes.clamp(1 / _STEEPEST, _STEEPEST)
 
 
-def _interpolated(level: Tensor, cdf: Tensor, nodes: Tensor) -> Tensor:
+def _interpolate(level: Tensor, cdf: Tensor, nodes: Tensor) -> Tensor:
     """Points (b, k) at which increasing functions, cdf (b, m) at the nodes (m,), reach the levels (k,)."""
     right = torch.searchsorted(cdf, level.expand(len(cdf), -1).contiguous()).clamp(1, len(nodes) - 1)
     low, high = cdf.gather(1, right - 1), cdf.gather(1, right)

@@ -19,6 +19,7 @@ from .._internal.progress_bar import ProgressBar, on_terminal
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution
 from ..pit import latent_pit
+from ..radius.calibration_sample import CalibrationSample
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
 from .latent import recalibrate_norms
@@ -42,10 +43,10 @@ class DelayedRows(NamedTuple):
         if hasattr(partitions, "to_delayed") and hasattr(partitions, "columns"):
             if not targets:
                 raise ValueError("A DataFrame needs the names of its outputs: targets=['a', 'b'].")
-            columns, y_names = list(partitions.columns), _listed(targets)
+            columns, y_names = list(partitions.columns), _list_columns(targets)
             known, outputs = {*columns}, {*y_names}
             others = [name for name in columns if name not in outputs]
-            x_names = others if features is None else _listed(features)
+            x_names = others if features is None else _list_columns(features)
             if both := [str(name) for name in x_names if name in outputs]:
                 raise ValueError(f"The columns {list_names(both)} are among targets and features.")
             if missing := [str(name) for name in (*y_names, *x_names) if name not in known]:
@@ -67,7 +68,7 @@ class DelayedRows(NamedTuple):
             f"partitions must be a dask DataFrame or delayed pairs (x, y), got {type(partitions).__name__}."
         )
 
-    def computed(
+    def compute(
         self,
         function: Callable[..., Any],
         model: ConditionalFlow | None,
@@ -109,7 +110,7 @@ class DelayedRows(NamedTuple):
         return [result for result, _ in answers]
 
 
-def _listed(names: Sequence[str] | str) -> list[str]:
+def _list_columns(names: Sequence[str] | str) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -172,7 +173,7 @@ def recalibrate_partitions(
     *,
     targets: Sequence[str] | str | None = None,
     features: Sequence[str] | str | None = None,
-    fit: Callable[..., RadiusLaw] = StackedRadius.fit,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
     with_x: bool = False,
     batch_size: int | None = None,
     retries: int = 3,
@@ -197,7 +198,7 @@ def recalibrate_partitions(
     """
     rows = DelayedRows.of(partitions, targets, features)
     arguments = [(with_x, batch_size)] * len(rows.parts)
-    parts = _not_empty(rows.computed(_norms_of, flow, arguments, retries=retries, progress=progress))
+    parts = _not_empty(rows.compute(_norms_of, flow, arguments, retries=retries, progress=progress))
     fingerprint = Fingerprint()
     for part in parts:
         fingerprint = fingerprint.merge(part.fingerprint)
@@ -230,7 +231,7 @@ def evaluate_partitions(
     """
     rows = DelayedRows.of(partitions, targets, features)
     arguments = [(batch_size,)] * len(rows.parts)
-    parts = _not_empty(rows.computed(_scores_of, model, arguments, retries=retries, progress=progress))
+    parts = _not_empty(rows.compute(_scores_of, model, arguments, retries=retries, progress=progress))
     pit, log_density = torch.cat(parts).unbind(-1)
     return pit, log_density
 

@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .._internal.progress_bar import ProgressBar
-from .._internal.validate import MOST_DRAWS, as_floating, as_rows, as_seed, as_whole
+from .._internal.validate import MOST_DRAWS, as_seed, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
-from .beta_mixture import BetaMixture
-from .prerank_distribution import PrerankDistribution, blocks_of, evaluating, predict, preranks_of, seeds_of
-from .prerank_proposal import inner_draws, log_density, propose, reach_of, spread_of
-from .prerank_scores import ProbitMixture, ScoreTable
-from .prerank_tilted import TiltedDistribution, ranked
-from .rows import row_batches
+from ..radius.pit_mixtures import BetaMixture, ProbitMixture
+from .prerank_distribution import PrerankDistribution
+from .prerank_draws import blocks_of, evaluate_model, predict, preranks_of, reach_of, seeds_of, spread_of
+from .prerank_tilted import TiltedDistribution, refuse_lost, score_observations
+from .rows import join_rows
 
 _FIT_DRAWS = 400  # weighted draws for each calibration point, at most
 
@@ -282,7 +281,7 @@ def recalibrate_prerank(
         raise ValueError(f"method must be 'importance' or 'resampling', got {method!r}.")
     _check_whole(samples=samples, bins=bins, density_samples=density_samples, batch_size=batch_size)
     samples, batch_size = int(samples), None if batch_size is None else int(batch_size)
-    x, y = _joined(x, y)
+    x, y = join_rows(x, y)
     started = time.perf_counter()
     fingerprint = Fingerprint.of(x, y)
     previous = getattr(model, "recalibration", None)
@@ -299,7 +298,7 @@ def recalibrate_prerank(
     reach = torch.empty(n, 2, dtype=torch.float64)
     with (
         torch.no_grad(),
-        evaluating(model),
+        evaluate_model(model),
         ProgressBar(total=n, desc="pre-ranks", unit=" points", progress=progress) as bar,
     ):
         for block, seed in zip(blocks, seeds, strict=True):
@@ -318,11 +317,11 @@ def recalibrate_prerank(
         law: BetaMixture | ProbitMixture
         spread = None
         if method == "importance":
-            _refuse_lost(~torch.isfinite(reach).all(1))
+            refuse_lost(~torch.isfinite(reach).all(1))
             spread = spread_of(reach)
             size = min(density_samples, _FIT_DRAWS)
             law = ProbitMixture.fit(
-                _scores(model, prerank, x, y, spread, (samples, size), generator, batch_size)
+                score_observations(model, prerank, x, y, spread, (samples, size), generator, batch_size)
             )
         else:
             law = BetaMixture.fit(ranks, samples)
@@ -338,55 +337,6 @@ def recalibrate_prerank(
     )
 
 
-def _scores(
-    model: Callable[..., Distribution],
-    prerank: Prerank,
-    x: Tensor | None,
-    y: Tensor,
-    spread: Tensor,
-    counts: tuple[int, int],
-    generator: torch.Generator | None,
-    batch_size: int | None,
-) -> Tensor:
-    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true.
-
-    ``counts`` are the draws that ellipsoids are laid about, and the weighted draws.
-    """
-    (n, dim), (pilots, size) = y.shape, counts
-    scores = torch.empty(n, dtype=torch.float64)
-    blocks = blocks_of(n, size * dim)
-    for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
-        source = torch.Generator().manual_seed(seed)
-        pred, own_x = predict(model, x, block, dim)
-        log_density_of_y = log_density(pred, y[block][None], batch_size)
-        impossible = torch.isneginf(log_density_of_y)
-        if bool(impossible.any()):
-            raise ValueError(
-                f"{int(impossible.sum())} of the calibration points y {block.start} to {block.stop - 1} have "
-                "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
-                "wider support, drop the points, or use method='resampling', which ignores where they lie."
-            )
-        draws = draw(pred, (pilots + inner_draws(size),), source)
-        found = propose(pred, spread, draws[:pilots], draws[pilots:], size, source, batch_size=batch_size)
-        table = ScoreTable.of(*ranked(found, prerank, pred, own_x, batch_size))
-        value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
-        v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
-        scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
-    _refuse_lost(torch.isnan(scores))
-    return scores
-
-
-def _joined(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
-    """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
-    pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
-    if not any(len(y) for _, y in pairs):
-        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
-    if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
-        raise ValueError("The batches of x and y must have the same features and the same outputs.")
-    xs, ys = zip(*pairs, strict=True)
-    return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
-
-
 def _check_whole(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None:
@@ -396,12 +346,4 @@ def _check_whole(**numbers: int | None) -> None:
         raise ValueError(
             f"{bins} bins of {samples} candidates: some bins would have none to draw from. "
             "Use more samples or fewer bins."
-        )
-
-
-def _refuse_lost(lost: Tensor) -> None:
-    if bool(lost.any()):
-        raise ValueError(
-            f"{int(lost.sum())} of {len(lost)} calibration points y are so far from the predictions at x "
-            "that their ranks are not known. Drop them, or rescale x and y."
         )

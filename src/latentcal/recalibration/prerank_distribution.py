@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from .._internal.chunks import MEMORY
 from .._internal.numerics import to_tensor
-from ..flow import FlowDistribution, evaluation_mode
-from ..pit import Prerank, draw, prerank_values
-from .prerank_proposal import NUMBERS, explain_missing_density, log_density, pieces_of
+from ..pit import draw
+from .prerank_draws import (
+    blocks_of,
+    draws_common_to_rows,
+    evaluate_model,
+    log_density,
+    predict,
+    predict_batch,
+    preranks_of,
+    seeds_of,
+)
 
 if TYPE_CHECKING:
     from .prerank import PrerankRecalibrated
-
-_ROWS = 64
-_KEPT = 1 << 22
 
 
 class PrerankDistribution(Distribution):
@@ -47,8 +52,8 @@ class PrerankDistribution(Distribution):
     ) -> None:
         self.recalibrated = recalibrated
         self.x = None if x is None else to_tensor(x, "x")
-        with torch.no_grad(), evaluating(recalibrated.model):
-            self.base = _base(recalibrated.model, self.x, torch.Size(batch_shape))
+        with torch.no_grad(), evaluate_model(recalibrated.model):
+            self.base = predict_batch(recalibrated.model, self.x, torch.Size(batch_shape))
         super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
         self._rows = math.prod(self.batch_shape)
         self._flat_x = None if self.x is None else self.x.reshape(self._rows, self.x.shape[-1])
@@ -116,8 +121,9 @@ class PrerankDistribution(Distribution):
         u = ((below + at_most).to(torch.float64) / 2 + 1) / (samples + 2)
         sigma = torch.sqrt(u * (1 - u) / (samples + 3))
         ends = [(u + sign * sigma) * (samples + 2) - 1 for sign in (1, -1)]
-        high, low = (_interpolated(self.recalibrated.log_ratio.to(u.device), ranks) for ranks in ends)
-        return (high - low).abs() / 2
+        log_ratio = self.recalibrated.log_ratio.cpu().numpy()
+        high, low = (np.interp(ranks.cpu().numpy(), np.arange(samples + 1), log_ratio) for ranks in ends)
+        return torch.as_tensor(np.abs(high - low) / 2, device=u.device)
 
     @property
     def normalization_error(self) -> Tensor:
@@ -144,7 +150,7 @@ class PrerankDistribution(Distribution):
             return torch.empty(wanted, self._rows, dim)
         start, width = (values.repeat_interleave(quotas)[:, None] for values in (pools[:-1], pools.diff()))
         blocks, columns = blocks_of(self._rows, model.samples * dim), []
-        with torch.no_grad(), evaluating(model.model):
+        with torch.no_grad(), evaluate_model(model.model):
             for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
                 source = torch.Generator().manual_seed(seed)
                 pred, x = predict(model.model, self._flat_x, block, dim)
@@ -172,7 +178,7 @@ class PrerankDistribution(Distribution):
         order = torch.argsort(row.reshape(-1), stable=True)
         points = value.reshape(-1, dim)[order].reshape(self._rows, -1, dim) if value.numel() else value
         columns = []
-        with torch.no_grad(), evaluating(model.model):
+        with torch.no_grad(), evaluate_model(model.model):
             for block in blocks_of(self._rows, model.density_samples * dim) if value.numel() else ():
                 pred, x = predict(model.model, self._flat_x, block, dim)
                 y = points[block].transpose(0, 1)
@@ -201,85 +207,9 @@ class PrerankDistribution(Distribution):
         pred, x = predict(model.model, self._flat_x, block, dim)
         values = preranks_of(model.prerank, pred, draws, x, model.batch_size)
         common = torch.sort(values.to(torch.float64).T.contiguous(), dim=1).values
-        if self._rows * model.density_samples <= _KEPT:
+        if self._rows * model.density_samples <= MEMORY:
             self._kept[block.start] = common
         return common
-
-
-def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int) -> tuple[Any, Any]:
-    """Prediction for a block of rows, and their x (rows, p), or None."""
-    shape = (block.stop - block.start,)
-    if x is None:
-        return _checked(model(None).expand(shape), shape, dim), None
-    return _checked(model(x[block]), shape, dim), x[block]
-
-
-def draws_common_to_rows(
-    model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int, count: int, seed: int
-) -> Tensor:
-    """Draws (count, rows, d) of the model of which a row's depend on its x and the seed alone."""
-    pred, _ = predict(model, x, block, dim)
-    if isinstance(pred, FlowDistribution) and pred.base is pred.flow.base:  # the same latents for every x
-
-        def latents(full: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-            return pred.base.sample((count, 1), generator, dtype).expand(*full, -1)
-
-        return pred._draw(latents, (count,), torch.Generator().manual_seed(seed))
-    # Other models are asked for one x at a time.
-    rows = (slice(i, i + 1) for i in range(block.start, block.stop))
-    preds = [predict(model, x, row, dim)[0] for row in rows]
-    return torch.cat([draw(pred, (count,), torch.Generator().manual_seed(seed)) for pred in preds], 1)
-
-
-def preranks_of(
-    prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, size: int | None
-) -> Tensor:
-    """Pre-ranks (s, rows) of points (s, rows, d), ``size`` points at a time."""
-    with explain_missing_density(pred):
-        parts = [
-            prerank_values(prerank, pred, part, x, (len(part), *pred.batch_shape))
-            for part in pieces_of(y, size)
-        ]
-    return torch.cat(parts)
-
-
-def blocks_of(n: int, numbers: int) -> list[slice]:
-    """Blocks of n rows that draw at most 2^18 numbers each, where a row draws ``numbers``."""
-    rows = min(_ROWS, max(1, NUMBERS // numbers))
-    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
-
-
-def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
-    """Seeds drawn from the generator, or from torch's own: every block of rows has a source for itself."""
-    device = "cpu" if generator is None else generator.device
-    return torch.randint(2**62, (count,), generator=generator, device=device).tolist()
-
-
-def evaluating(model: Any) -> AbstractContextManager[None]:
-    """Evaluation mode for a model that is a module."""
-    return evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext()
-
-
-def _base(model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size) -> Distribution:
-    if x is None:
-        return _checked(model(None).expand(batch_shape), batch_shape)
-    if x.dim() == 0 or not bool(torch.isfinite(x).all()):
-        raise ValueError(f"x must be (..., p), without NaN or infinite values; got {tuple(x.shape)}.")
-    return _checked(model(x), x.shape[:-1])
-
-
-def _checked(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) -> Distribution:
-    if not isinstance(pred, Distribution):
-        raise TypeError(f"The model must give a torch Distribution, it gave {type(pred).__name__}.")
-    wrong = pred.batch_shape != torch.Size(batch_shape) or len(pred.event_shape) != 1
-    if wrong or dim not in (None, pred.event_shape[0]):
-        raise ValueError(
-            f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
-            f"{tuple(pred.event_shape)}; x and y need {tuple(batch_shape)} and "
-            f"({'d' if dim is None else dim},). Independent outputs become one event by "
-            "torch.distributions.Independent(pred, 1)."
-        )
-    return pred
 
 
 def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
@@ -297,11 +227,3 @@ def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
             "leading dims must broadcast, samples in front: (s, n, d)."
         ) from None
     return value.expand(*leading, dim)
-
-
-def _interpolated(values: Tensor, position: Tensor) -> Tensor:
-    """Values (k,) at positions between 0 and k - 1, linear in between and constant beyond, (...) -> (...)."""
-    position = position.clamp(0, len(values) - 1)
-    left = position.floor().long().clamp(max=max(len(values) - 2, 0))
-    right = (left + 1).clamp(max=len(values) - 1)
-    return torch.lerp(values[left], values[right], position - left)

@@ -9,19 +9,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from ..pit import draw, negative_log_density
-from .prerank_distribution import (
-    PrerankDistribution,
+from .._internal.chunks import MEMORY, rows_at_a_time
+from ..pit import Prerank, draw
+from ..radius.pit_mixtures import ProbitMixture
+from .prerank_distribution import PrerankDistribution
+from .prerank_draws import (
+    NUMBERS,
     blocks_of,
+    choose_by_weight,
     draws_common_to_rows,
-    evaluating,
+    evaluate_model,
+    inner_draws,
+    log_density,
     predict,
     preranks_of,
+    propose,
+    rank_candidates,
     seeds_of,
 )
-from .prerank_proposal import NUMBERS, Candidates, inner_draws, propose
-from .prerank_scores import ProbitMixture, ScoreTable
 
 LARGEST_ERROR = 0.25
 """Standard error of the integral above which densities and draws are refused."""
@@ -31,7 +38,101 @@ _WANTED_ERROR = 0.03
 _ROUNDS = 4
 _FEWEST_CANDIDATES = 400
 _MOST_CANDIDATES = 64  # for each draw
-_KEPT = 1 << 21  # numbers of tables that are kept from call to call
+_LARGEST_LOG_ODDS = 1e7
+_SHARES = (torch.arange(8, dtype=torch.float64) + 0.5) / 8  # of a tie
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTable:
+    r"""Normal scores :math:`t = \Phi^{-1}(P(g(Y') \le g))` of pre-ranks, from weighted draws Y'.
+
+    Weights resolve probabilities far below one over the number of draws. Between two draws the log odds of
+    the probability are linear in g, and beyond the last one they go on with the mean slope of the last root
+    of s draws: an exponential tail, which for g = -log f is that of most densities.
+
+    Args:
+        preranks: (n, s) of the draws, ascending.
+        log_weights: (n, s) of the draws.
+        below, above: (n, s + 1) log weights of the first k draws together, and of the others.
+        log_odds: (n, s) of the probability at each draw, half of its own weight included.
+    """
+
+    preranks: Tensor
+    log_weights: Tensor
+    below: Tensor
+    above: Tensor
+    log_odds: Tensor
+
+    @classmethod
+    def of(cls, preranks: Tensor, log_weights: Tensor) -> ScoreTable:
+        """Table of weighted draws, (n, s) pre-ranks and log weights."""
+        preranks, order = torch.sort(preranks.to(torch.float64).contiguous(), dim=1)
+        log_weights = log_weights.to(torch.float64).gather(1, order)
+        below, above = _cumulative(log_weights)
+        log_odds = torch.logaddexp(below[:, :-1], below[:, 1:]) - torch.logaddexp(above[:, :-1], above[:, 1:])
+        return cls(preranks, log_weights, below, above, log_odds)
+
+    def score(self, values: Tensor, v: Tensor | None = None) -> Tensor:
+        """Scores of pre-ranks (n, l) -> (n, l); where tied with draws, at a share v of the tie, or 1/2."""
+        first, last = self._positions(values)
+        log_odds = self._interpolate(values, last)
+        tied = last - first > 1
+        if bool(tied.any()):
+            v = torch.full_like(values, 0.5) if v is None else v.to(values).expand_as(values)
+            sides = [
+                torch.logaddexp(part.gather(1, first) + torch.log1p(-v), part.gather(1, last) + torch.log(v))
+                for part in (self.below, self.above)
+            ]
+            log_odds = torch.where(tied, sides[0] - sides[1], log_odds)
+        return normal_score(log_odds)
+
+    def log_tilt(self, law: ProbitMixture, values: Tensor) -> Tensor:
+        """Log of what the density is multiplied by at pre-ranks (n, l) -> (n, l), before it is normalised.
+
+        Tied pre-ranks share the mean over their probability.
+        """
+        first, last = self._positions(values)
+        tied = last - first > 1
+        if not bool(tied.any()):
+            return law.log_tilt(self.score(values))
+        tilts = torch.stack([law.log_tilt(self.score(values, v)) for v in _SHARES])
+        return torch.logsumexp(tilts, 0) - math.log(len(_SHARES))
+
+    def log_tilt_error(self, law: ProbitMixture, values: Tensor) -> Tensor:
+        """Standard error of ``log_tilt``, (n, l) -> (n, l), from the weights on both sides; 0 at ties."""
+        first, last = self._positions(values)
+        position = last.clamp(1, max(1, self.preranks.shape[1] - 1))
+        relative = [
+            square - 2 * plain
+            for square, plain in zip(_cumulative(2 * self.log_weights), (self.below, self.above), strict=True)
+        ]
+        error = torch.exp(torch.logaddexp(*(part.gather(1, position) for part in relative)) / 2)
+        log_odds = self._interpolate(values, last)
+        ends = [law.log_tilt(normal_score(log_odds + sign * error)) for sign in (1, -1)]
+        return ((ends[0] - ends[1]).abs() / 2).masked_fill(last - first > 1, 0.0)
+
+    def rows(self, part: slice) -> ScoreTable:
+        """The table of some of the n rows."""
+        return ScoreTable(*(values[part] for values in vars(self).values()))
+
+    def _positions(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        values = values.contiguous()
+        first, last = (torch.searchsorted(self.preranks, values, right=right) for right in (False, True))
+        return first, last
+
+    def _interpolate(self, values: Tensor, position: Tensor) -> Tensor:
+        """Log odds of pre-ranks (n, l), of which ``position`` draws are at most as large."""
+        size = self.preranks.shape[1]
+        if size == 1:
+            return torch.zeros_like(values)
+        far, beyond = min(size - 1, math.isqrt(size) + 1), position >= size
+        right = torch.where(position <= 0, far, position.clamp(1, size - 1))
+        left = torch.where(beyond, size - 1 - far, position.clamp(1, size - 1) - 1)
+        start, end = self.preranks.gather(1, left), self.preranks.gather(1, right)
+        low, high = self.log_odds.gather(1, left), self.log_odds.gather(1, right)
+        slope = ((high - low) / (end - start)).nan_to_num(0.0, 0.0, 0.0)
+        origin, known = torch.where(beyond, end, start), torch.where(beyond, high, low)
+        return known + (slope * (values - origin)).nan_to_num(0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +236,10 @@ class TiltedDistribution(PrerankDistribution):
         if block.start in self._tilted:
             return self._tilted[block.start]
         model = self.recalibrated
-        with torch.no_grad(), evaluating(model.model):
+        with torch.no_grad(), evaluate_model(model.model):
             table = ScoreTable.of(*self._common_candidates(block, model.seed))
             tilt = self._integrate(block, table)
-        if self._rows * model.density_samples <= _KEPT:
+        if self._rows * model.density_samples <= MEMORY // 2:  # a table has more numbers than draws
             self._tilted[block.start] = tilt
         return tilt
 
@@ -170,11 +271,11 @@ class TiltedDistribution(PrerankDistribution):
         draws = draws_common_to_rows(
             model.model, self._flat_x, block, self.event_shape[0], model.samples + inner, seed
         )
-        return self._ranked(
+        return self._rank_candidates(
             block, draws, model.density_samples, torch.Generator().manual_seed(seed + 1), True
         )[:2]
 
-    def _ranked(
+    def _rank_candidates(
         self, block: slice, draws: Tensor | None, size: int, source: torch.Generator, common: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pre-ranks and log weights, (rows, s) each, and the points (s, rows, d) of ``size`` candidates."""
@@ -186,19 +287,19 @@ class TiltedDistribution(PrerankDistribution):
         found = propose(
             pred, self._spread, pilots, inner, size, source, common=common, batch_size=model.batch_size
         )
-        return *ranked(found, model.prerank, pred, x, model.batch_size), found.y
+        return *rank_candidates(found, model.prerank, pred, x, model.batch_size), found.y
 
     def _draws(self, block: slice, tilt: _Tilt, wanted: int, source: torch.Generator) -> list[Tensor]:
         """Draws (wanted, k, d) of the rows of a block, k at a time."""
         needed = math.ceil(2 * wanted / float(tilt.efficiency.min()))
         size = max(_FEWEST_CANDIDATES, min(needed, _MOST_CANDIDATES * wanted))
-        rows, columns = max(1, NUMBERS // (size * self.event_shape[0])), []
+        rows, columns = rows_at_a_time(size * self.event_shape[0], NUMBERS), []
         for start in range(block.start, block.stop, rows):
             part = slice(start, min(start + rows, block.stop))
             table = tilt.table.rows(slice(part.start - block.start, part.stop - block.start))
-            with torch.no_grad(), evaluating(self.recalibrated.model):
-                preranks, log_weights, y = self._ranked(part, None, size, source)
-                chosen = _choose(log_weights + table.log_tilt(self._law, preranks), wanted, source)
+            with torch.no_grad(), evaluate_model(self.recalibrated.model):
+                preranks, log_weights, y = self._rank_candidates(part, None, size, source)
+                chosen = choose_by_weight(log_weights + table.log_tilt(self._law, preranks), wanted, source)
             columns.append(y.gather(0, chosen.T[..., None].to(y.device).expand(-1, -1, y.shape[-1])))
         return columns
 
@@ -218,15 +319,6 @@ class TiltedDistribution(PrerankDistribution):
             )
 
 
-def ranked(
-    found: Candidates, prerank: Any, pred: Any, x: Tensor | None, size: int | None
-) -> tuple[Tensor, Tensor]:
-    """Pre-ranks and log weights of candidates, (rows, s) each."""
-    if prerank is negative_log_density:
-        return -found.log_model.T, found.log_weights.T
-    return preranks_of(prerank, pred, found.y, x, size).to(torch.float64).T, found.log_weights.T
-
-
 def _integral(terms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of terms (n, s) and the square of its standard error, (n,) each.
 
@@ -241,17 +333,65 @@ def _integral(terms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return mean, residual.var(1) / size if size > 1 else torch.full_like(mean, math.inf)
 
 
-def _choose(log_weights: Tensor, wanted: int, source: torch.Generator) -> Tensor:
-    """Indices (n, wanted) drawn by weights (n, s), as evenly as the weights allow, in a random order.
+def normal_score(log_odds: Tensor) -> Tensor:
+    """Normal score of a probability given by its log odds, (...) -> (...)."""
+    from scipy.special import ndtri_exp
 
-    Systematic resampling of candidates in a random order: a candidate comes twice only where its share is
-    more than one of the wanted draws.
+    size = log_odds.abs().clamp(max=_LARGEST_LOG_ODDS)
+    score = ndtri_exp(torch.nn.functional.logsigmoid(-size).cpu().numpy())
+    return -torch.sign(log_odds) * torch.as_tensor(score, device=log_odds.device)
+
+
+def _cumulative(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Logs of the sums of the first k of weights (n, s) and of the others, (n, s + 1) each."""
+    none = log_weights.new_full((len(log_weights), 1), -math.inf)
+    below = torch.cat([none, torch.logcumsumexp(log_weights, 1)], 1)
+    above = torch.cat([none, torch.logcumsumexp(log_weights.flip(1), 1)], 1).flip(1)
+    return below, above
+
+
+def score_observations(
+    model: Callable[..., Distribution],
+    prerank: Prerank,
+    x: Tensor | None,
+    y: Tensor,
+    spread: Tensor,
+    counts: tuple[int, int],
+    generator: torch.Generator | None,
+    batch_size: int | None,
+) -> Tensor:
+    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true.
+
+    ``counts`` are the draws that ellipsoids are laid about, and the weighted draws.
     """
-    rows, size = log_weights.shape
-    order = torch.rand(rows, size, generator=source).argsort(1).to(log_weights.device)
-    weights = torch.softmax(log_weights.gather(1, order), 1)
-    start = torch.rand(rows, 1, dtype=torch.float64, generator=source)
-    points = ((torch.arange(wanted) + start) / wanted).to(weights)
-    index = torch.searchsorted(weights.cumsum(1), points).clamp(max=size - 1)
-    shuffled = torch.rand(rows, wanted, generator=source).argsort(1).to(index.device)
-    return order.gather(1, index).gather(1, shuffled)
+    (n, dim), (pilots, size) = y.shape, counts
+    scores = torch.empty(n, dtype=torch.float64)
+    blocks = blocks_of(n, size * dim)
+    for block, seed in zip(blocks, seeds_of(len(blocks), generator), strict=True):
+        source = torch.Generator().manual_seed(seed)
+        pred, own_x = predict(model, x, block, dim)
+        log_density_of_y = log_density(pred, y[block][None], batch_size)
+        impossible = torch.isneginf(log_density_of_y)
+        if bool(impossible.any()):
+            raise ValueError(
+                f"{int(impossible.sum())} of the calibration points y {block.start} to {block.stop - 1} have "
+                "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
+                "wider support, drop the points, or use method='resampling', which ignores where they lie."
+            )
+        draws = draw(pred, (pilots + inner_draws(size),), source)
+        found = propose(pred, spread, draws[:pilots], draws[pilots:], size, source, batch_size=batch_size)
+        table = ScoreTable.of(*rank_candidates(found, prerank, pred, own_x, batch_size))
+        value = preranks_of(prerank, pred, y[block][None], own_x, batch_size)
+        v = torch.rand(len(value[0]), 1, dtype=torch.float64, generator=source)
+        scores[block] = table.score(value.T.to(torch.float64), v)[:, 0].cpu()
+    refuse_lost(torch.isnan(scores))
+    return scores
+
+
+def refuse_lost(lost: Tensor) -> None:
+    """Raise where calibration points (n,) are so far away that nothing is known of their ranks."""
+    if bool(lost.any()):
+        raise ValueError(
+            f"{int(lost.sum())} of {len(lost)} calibration points y are so far from the predictions at x "
+            "that their ranks are not known. Drop them, or rescale x and y."
+        )

@@ -1,8 +1,9 @@
-"""Calibration rows as they come, whole or in batches, and their latent norms."""
+"""Calibration rows: as they come, whole or in batches, and as maps and laws see them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .._internal.progress_bar import ProgressBar
-from .._internal.validate import as_rows, as_whole
+from .._internal.validate import as_floating, as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..radius.folds import fold_numbers, sorted_order
+
+_KEYS = 8  # columns of latents, and of features, that tell rows apart
 
 
 def visit_norms(
@@ -112,6 +116,108 @@ def gather(
         fingerprint,
         torch.cat(outputs) if outputs else None,
     )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of calibration rows, and the flows that turn latents of these rows into outputs.
+
+    Args:
+        y: (n, d).
+        flows: those that encoded the rows.
+        encoder: (n,) number of the flow that encoded each row.
+    """
+
+    y: Tensor
+    flows: tuple[ConditionalFlow, ...]
+    encoder: Tensor
+
+    @classmethod
+    def of(cls, y: Tensor, flow: ConditionalFlow) -> Outputs:
+        """Outputs that one flow encoded."""
+        return cls(y, (flow,), torch.zeros(len(y), dtype=torch.long))
+
+    def take(self, rows: Tensor) -> Outputs:
+        """Some of the rows, by a mask (n,) or by their numbers."""
+        return Outputs(self.y[rows], self.flows, self.encoder[rows])
+
+    def decode(self, z: Tensor, x: Tensor | None) -> Tensor:
+        """The y of latents (s, n, d) at the features (n, p) of the rows, (s, n, d) float64."""
+        y = torch.empty_like(z)
+        for number, flow in enumerate(self.flows):
+            rows = self.encoder == number
+            if bool(rows.any()):
+                with evaluation_mode(flow):
+                    y[:, rows] = flow(None if x is None else x[rows]).decode(z[:, rows]).to(y)
+        return y
+
+
+@dataclass(frozen=True)
+class LatentRows:
+    """Calibration rows as the maps and laws see them."""
+
+    z: Tensor
+    """(n, d) float64 latents."""
+    x: Tensor | None
+    """(n, p) features as the flow was given them."""
+    weights: Tensor
+    """(n,) of mean 1."""
+    fingerprint: Fingerprint
+    outputs: Outputs | None = None
+    """What the latents were encoded from; None where nobody asks for it."""
+
+    @classmethod
+    def of(cls, gathered: Gathered, weights: Tensor | None, outputs: Outputs | None = None) -> LatentRows:
+        """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
+        z, x, fingerprint, _ = gathered
+        weight = as_weights(weights, len(z))
+        if weight is None:
+            return cls(z, x, torch.ones(len(z), dtype=torch.float64), fingerprint, outputs)
+        weight = weight.cpu()
+        kept = weight > 1e-12 * weight.max()
+        return cls(z, x, weight / weight[kept].mean(), fingerprint, outputs).take(kept)
+
+    def take(self, rows: Tensor) -> LatentRows:
+        """Some of the rows, by a mask (n,) or by their numbers."""
+        x = None if self.x is None else self.x[rows]
+        outputs = None if self.outputs is None else self.outputs.take(rows)
+        return LatentRows(self.z[rows], x, self.weights[rows], self.fingerprint, outputs)
+
+    def folds(self, count: int, *, contiguous: bool, seed: int = 0) -> Tensor:
+        """Fold of each row, (n,); see :func:`fold_numbers`."""
+        return fold_numbers(self._keys(), count, contiguous=contiguous, seed=seed)
+
+    def spread_out(self, most: int, *, contiguous: bool) -> Tensor:
+        """Numbers of at most so many rows, equally spaced when sorted (or, contiguous, in their order)."""
+        n = len(self)
+        count = min(n, most)
+        places = torch.arange(count) * n // count
+        return places if contiguous else sorted_order(self._keys())[places]
+
+    def _keys(self) -> Tensor:
+        """(n, k) what tells rows apart."""
+        columns = [self.z[:, :_KEYS]] if self.x is None else [self.z[:, :_KEYS], self.x[:, :_KEYS].double()]
+        return torch.cat(columns, 1)
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+
+def check_order(order: str | None) -> None:
+    """Raise where the order of rows is neither "time" nor None."""
+    if order not in (None, "time"):
+        raise ValueError(f"order must be 'time' or None, got {order!r}.")
+
+
+def join_rows(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
+    """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
+    pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
+    if not any(len(y) for _, y in pairs):
+        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+    if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
+        raise ValueError("The batches of x and y must have the same features and the same outputs.")
+    xs, ys = zip(*pairs, strict=True)
+    return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:

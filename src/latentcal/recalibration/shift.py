@@ -75,7 +75,7 @@ def density_ratio(
     loss = balance * torch.nn.functional.softplus(torch.where(is_target > 0, -logits, logits))
     chosen = logits[_simplest(loss), :n]
     weights = torch.exp(chosen - chosen.max())
-    return _clipped(weights, clip)
+    return _clip(weights, clip)
 
 
 def _logistic_path(columns: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _simplest(loss: Tensor) -> int:
     return best if clear else 0
 
 
-def _clipped(weights: Tensor, clip: float | None) -> Tensor:
+def _clip(weights: Tensor, clip: float | None) -> Tensor:
     """Weights of mean 1 of which none is above ``clip``."""
     weights = weights / weights.mean()
     if clip is None:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.distributions import Beta, Binomial
 
-from latentcal.recalibration import beta_mixture
-from latentcal.recalibration.beta_mixture import BetaMixture, _log_ranks, _parts
+from latentcal.radius import pit_mixtures
+from latentcal.radius.pit_mixtures import BetaMixture, _beta_parts, _log_ranks
 from uniformity import distance_to_uniform, uniform_limit
 
 MIXTURE = BetaMixture(
@@ -137,7 +137,7 @@ def test_the_beta_law_is_the_mode_under_a_normal_prior_on_its_logs(shape):
     """There the slope of the likelihood equals the log of each parameter."""
     samples = 20
     counts = torch.bincount(ranks_of(*shape, 15, samples), minlength=samples + 1).double()[None]
-    alpha, beta, _ = _parts(counts, samples, 15)[1]
+    alpha, beta, _ = _beta_parts(counts, samples, 15)[1]
     theta = torch.cat([alpha, beta], 1).log().requires_grad_()
     law = torch.exp(theta)
     likelihood = (counts * _log_ranks(samples, law[:, :1], law[:, 1:], torch.ones(1, 1).double())).sum()
@@ -148,7 +148,7 @@ def test_the_beta_law_is_the_mode_under_a_normal_prior_on_its_logs(shape):
 
 @pytest.mark.parametrize(("n", "largest"), [(1, 0), (3, 5), (1000, 40), (2000, 80)])
 def test_bernstein_polynomials_have_at_most_four_times_the_power_two_fifths_of_n_bins(n, largest):
-    parts = _parts(torch.ones(1, 11, dtype=torch.float64), 10, n)
+    parts = _beta_parts(torch.ones(1, 11, dtype=torch.float64), 10, n)
     bins = [5, 10, 20, 40, 80, 160]
     expected = bins[: bins.index(largest) + 1] if largest else []
     assert [part[0].shape[-1] for part in parts[3:]] == expected
@@ -160,5 +160,5 @@ def test_probabilities_of_ranks_do_not_depend_on_the_pieces_in_which_they_are_su
         for i in range(3)
     ]
     whole = _log_ranks(20, *rows)
-    monkeypatch.setattr(beta_mixture, "_CHUNK", 1)
+    monkeypatch.setattr(pit_mixtures, "rows_at_a_time", lambda numbers: 1)
     torch.testing.assert_close(_log_ranks(20, *rows), whole)

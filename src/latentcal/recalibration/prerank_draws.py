@@ -1,21 +1,26 @@
-"""Draws that reach as far as the observations do, weighted by the density of the model."""
+"""Predictions and draws that pre-ranks are computed for, some of them as far out as the observations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from .._internal.chunks import rows_at_a_time
 from .._internal.validate import check_size
+from ..flow import FlowDistribution, evaluation_mode, tensor_options
 from ..norms import Euclidean
+from ..pit import Prerank, draw, negative_log_density, prerank_values
 
 NUMBERS = 1 << 18
 """Numbers drawn or handed to the model at a time."""
+_ROWS = 64
 _SHARES = (0.4, 0.4, 0.2)  # of candidates: the model, one wide ellipsoid, its neighbourhoods
 _NEIGHBOURHOODS = 8
 _STEPS = 32
@@ -185,7 +190,7 @@ def log_density(pred: Distribution, y: Tensor, batch_size: int | None = None) ->
 
 def pieces_of(y: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
     """Points (s, n, d) in parts along their first dim, of ``batch_size`` points each or a little less."""
-    points = max(1, NUMBERS // y.shape[-1]) if batch_size is None else batch_size
+    points = rows_at_a_time(y.shape[-1], NUMBERS) if batch_size is None else batch_size
     return y.split(max(1, points // max(1, y.shape[1])))
 
 
@@ -229,3 +234,106 @@ def _in_support(pred: Distribution, y: Tensor) -> Tensor:
     except (NotImplementedError, AttributeError):
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
     return inside if inside.dim() == y.dim() - 1 else inside.all(-1)
+
+
+def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int) -> tuple[Any, Any]:
+    """Prediction for a block of rows, and their x (rows, p), or None."""
+    shape = (block.stop - block.start,)
+    if x is None:
+        return _check_prediction(model(None).expand(shape), shape, dim), None
+    return _check_prediction(model(x[block]), shape, dim), x[block]
+
+
+def draws_common_to_rows(
+    model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int, count: int, seed: int
+) -> Tensor:
+    """Draws (count, rows, d) of the model of which a row's depend on its x and the seed alone."""
+    pred, own_x = predict(model, x, block, dim)
+    if isinstance(pred, FlowDistribution) and pred.base is pred.flow.base:  # the same latents for every x
+        floating = own_x is not None and own_x.is_floating_point()
+        dtype = tensor_options(pred.flow)[0] or (own_x.dtype if floating else torch.get_default_dtype())
+        z = pred.base.sample((count, 1), torch.Generator().manual_seed(seed), dtype)
+        return pred.decode(z.expand(-1, *pred.batch_shape, -1))
+    # Other models are asked for one x at a time.
+    rows = (slice(i, i + 1) for i in range(block.start, block.stop))
+    preds = [predict(model, x, row, dim)[0] for row in rows]
+    return torch.cat([draw(pred, (count,), torch.Generator().manual_seed(seed)) for pred in preds], 1)
+
+
+def preranks_of(
+    prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, size: int | None
+) -> Tensor:
+    """Pre-ranks (s, rows) of points (s, rows, d), ``size`` points at a time."""
+    with explain_missing_density(pred):
+        parts = [
+            prerank_values(prerank, pred, part, x, (len(part), *pred.batch_shape))
+            for part in pieces_of(y, size)
+        ]
+    return torch.cat(parts)
+
+
+def blocks_of(n: int, numbers: int) -> list[slice]:
+    """Blocks of n rows that draw at most 2^18 numbers each, where a row draws ``numbers``."""
+    rows = min(_ROWS, rows_at_a_time(numbers, NUMBERS))
+    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
+
+
+def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
+    """Seeds drawn from the generator, or from torch's own: every block of rows has a source for itself."""
+    device = "cpu" if generator is None else generator.device
+    return torch.randint(2**62, (count,), generator=generator, device=device).tolist()
+
+
+def evaluate_model(model: Any) -> AbstractContextManager[None]:
+    """Evaluation mode for a model that is a module."""
+    return evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext()
+
+
+def predict_batch(
+    model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size
+) -> Distribution:
+    """Prediction at features (..., p), or, without any, of a batch shape."""
+    if x is None:
+        return _check_prediction(model(None).expand(batch_shape), batch_shape)
+    if x.dim() == 0 or not bool(torch.isfinite(x).all()):
+        raise ValueError(f"x must be (..., p), without NaN or infinite values; got {tuple(x.shape)}.")
+    return _check_prediction(model(x), x.shape[:-1])
+
+
+def _check_prediction(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) -> Distribution:
+    if not isinstance(pred, Distribution):
+        raise TypeError(f"The model must give a torch Distribution, it gave {type(pred).__name__}.")
+    wrong = pred.batch_shape != torch.Size(batch_shape) or len(pred.event_shape) != 1
+    if wrong or dim not in (None, pred.event_shape[0]):
+        raise ValueError(
+            f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
+            f"{tuple(pred.event_shape)}; x and y need {tuple(batch_shape)} and "
+            f"({'d' if dim is None else dim},). Independent outputs become one event by "
+            "torch.distributions.Independent(pred, 1)."
+        )
+    return pred
+
+
+def rank_candidates(
+    found: Candidates, prerank: Any, pred: Any, x: Tensor | None, size: int | None
+) -> tuple[Tensor, Tensor]:
+    """Pre-ranks and log weights of candidates, (rows, s) each."""
+    if prerank is negative_log_density:
+        return -found.log_model.T, found.log_weights.T
+    return preranks_of(prerank, pred, found.y, x, size).to(torch.float64).T, found.log_weights.T
+
+
+def choose_by_weight(log_weights: Tensor, wanted: int, source: torch.Generator) -> Tensor:
+    """Indices (n, wanted) drawn by weights (n, s), as evenly as the weights allow, in a random order.
+
+    Systematic resampling of candidates in a random order: a candidate comes twice only where its share is
+    more than one of the wanted draws.
+    """
+    rows, size = log_weights.shape
+    order = torch.rand(rows, size, generator=source).argsort(1).to(log_weights.device)
+    weights = torch.softmax(log_weights.gather(1, order), 1)
+    start = torch.rand(rows, 1, dtype=torch.float64, generator=source)
+    points = ((torch.arange(wanted) + start) / wanted).to(weights)
+    index = torch.searchsorted(weights.cumsum(1), points).clamp(max=size - 1)
+    shuffled = torch.rand(rows, wanted, generator=source).argsort(1).to(index.device)
+    return order.gather(1, index).gather(1, shuffled)
