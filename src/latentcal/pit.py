@@ -124,7 +124,7 @@ def prerank_pit(
             values = prerank_values(prerank, pred, draws, x, (len(draws), *pred.batch_shape))
             below += (values < value).sum(0)
             equal += (values == value).sum(0)
-    return _randomised(below, equal, samples, generator) if randomize else (below + equal) / samples
+    return randomise_rank(below, equal, samples, generator) if randomize else (below + equal) / samples
 
 
 def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
@@ -158,7 +158,7 @@ def marginal_pit(
         draws = draws.to(y.device)
         below += (draws < y).sum(0)
         equal += (draws == y).sum(0)
-    return _randomised(below, equal, samples, generator)
+    return randomise_rank(below, equal, samples, generator)
 
 
 def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -203,7 +203,8 @@ def prerank_values(
     return values
 
 
-def _randomised(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+def randomise_rank(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Uniform rank (...) of a value with so many of its samples below and equal to it, (...) each."""
     device = below.device if generator is None else generator.device
     v = torch.rand(below.shape, dtype=torch.float64, generator=generator, device=device).to(below.device)
     return (below + v * (1 + equal)) / (samples + 1)
