@@ -14,7 +14,7 @@ from .. import plots
 from .._internal.validate import as_share
 from ..flow import ConditionalFlow
 from ..metrics import Slab, WorstSlabs, calibration_error, worst_slab_coverage
-from .findings import SLABS, Finding, Findings, adjust, check_permutations
+from .findings import Finding, Findings, adjust, check_permutations
 from .latents import encode_rows, name_features
 from .limits import GroupCalibration, group_calibration
 from .questions import ABOUT_LATENTS, Case, ask
@@ -121,7 +121,7 @@ def examine(
     findings, absent = ask(case, ABOUT_LATENTS)
     slabs: WorstSlabs | None = None
     if case.no_features or x is None or n < _FEWEST_SLAB_ROWS:
-        absent[SLABS.name] = case.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
+        absent["slabs"] = case.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
     else:
         slabs = worst_slab_coverage(x, u <= coverage, share=slab_share, generator=case.generator)
     suspect = case.suspect

@@ -14,8 +14,9 @@ from .._internal.validate import as_whole
 from ..flow import ConditionalFlow
 from ..recalibration.discrete import atoms
 from ..recalibration.partitions import DelayedRows
+from .advice import advise, is_noise, write_notes
 from .conditional_report import examine
-from .findings import adjust, advise, check_permutations, is_noise, write_notes
+from .findings import adjust, check_permutations
 from .latents import (
     as_numbers,
     encode_rows,
@@ -26,7 +27,7 @@ from .latents import (
 )
 from .limits import CalibrationPoints, noise_limit
 from .measures import Measure, Measured, mean_of, measure, rows_to_sample
-from .questions import ABOUT_PREDICTIONS, Case, ask, find_atoms
+from .questions import ABOUT_PREDICTIONS, Case, ask, repeated_values
 from .report import CalibrationReport
 
 
@@ -126,8 +127,9 @@ def diagnose(
     first = find_trained_flow(model)
     before = None if first is None else measure(first, x, y, encode_rows(first, x, y), **options)
     further, absent = ask(case, ABOUT_PREDICTIONS)
-    repeated = atoms(y)
-    findings = (*adjust([*conditional.findings, *further], level), *find_atoms(repeated, outputs))
+    case.atoms = atoms(y)
+    repeated, _ = ask(case, [repeated_values])
+    findings = (*adjust([*conditional.findings, *further], level), *adjust(repeated, level))
     past = last_recalibration(model, x, y)
     record = past.record
     noise = None if record is None else noise_limit(n, record)
@@ -142,7 +144,7 @@ def diagnose(
         before=before,
         changes=() if before is None else _changes(before, after),
         conditional=conditional,
-        atoms=repeated,
+        atoms=case.atoms,
         points=CalibrationPoints.of(n, coverage=coverage)
         if record is None
         else CalibrationPoints.behind(record, coverage=coverage),

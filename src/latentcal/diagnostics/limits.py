@@ -1,4 +1,4 @@
-"""How far off is a calibrated model by chance? Limits of errors, of groups, and what calibration points promise."""
+"""How far off is a calibrated model by chance? Limits for all rows, for groups, and by calibration points."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
 """The questions asked about a model: each looks at a case, makes one test and gives one finding.
 
-A new question is a line in the table of ``findings`` (name, sentence, remedy, fault), a function here that
-answers it, and a line in one of the two tables at the end. Tests themselves are in ``tests``.
+A new question is one function here, under ``@question`` with its name, remedy and fault, and its place in
+one of the tuples at the end. Its docstring is the question in words. It gives a test, what it means if the
+test rejects, and how the p-value was made. Tests themselves are in ``tests``; advice that looks at all
+findings together is in ``advice``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ..flow import ConditionalFlow
-from ..metrics import calibration_error, uniformity_test
+from ..metrics import UniformityTest, calibration_error, uniformity_test
 from ..norms import Euclidean
 from ..recalibration.discrete import Atoms
-from . import findings as asked
-from .findings import Finding, Question
+from .findings import Finding
 from .latents import Latents
 from .limits import GroupCalibration
 from .measures import Measured
@@ -39,6 +40,7 @@ from .tests import (
 )
 
 _MOST_COORDINATES = 16
+_ALIGN = "align, then recalibrate; or autocalibrate"
 
 
 @dataclass(eq=False)
@@ -58,7 +60,15 @@ class Case:
     x: Tensor | None = None
     """(n, p) features as the model takes them; for questions about predictions."""
     measured: Measured | None = None
-    """Samples of the predictions; for questions about predictions."""
+    """What samples of the predictions say; for questions about predictions."""
+    atoms: Atoms | None = None
+    """Values that outputs repeat; for questions about predictions."""
+
+    @property
+    def predictions(self) -> Measured:
+        """What samples of the predictions say."""
+        assert self.measured is not None, "questions about predictions come after they are measured"
+        return self.measured
 
     @cached_property
     def no_features(self) -> str:
@@ -89,7 +99,7 @@ class Case:
         """Test of u against x, the rank correlation with the feature that matters most, and the rows used."""
         x = self.rows.x
         assert x is not None
-        part = random_part(len(x), affordable_rows(2 * x.shape[1], 2, self.permutations), self.generator)
+        part = self.some_rows(len(x), 2 * x.shape[1], 2)
         columns, blocks = rank_polynomials(x[part])
         scores, _ = rank_polynomials(self.rows.logit[part, None])
         test = self.shuffle(columns, blocks, scores, x.shape[1])
@@ -115,6 +125,10 @@ class Case:
             self.model, self.x, self.rows.z, permutations=self.permutations, generator=self.generator
         )
 
+    def some_rows(self, n: int, columns: int, scores: int) -> Tensor:
+        """Of n rows those on which a permutation test of so many columns and scores is affordable."""
+        return random_part(n, affordable_rows(columns, scores, self.permutations), self.generator)
+
     def shuffle(self, columns: Tensor, blocks: Tensor, scores: Tensor, count: int) -> Dependence:
         """Permutation test of columns in so many blocks against scores."""
         return permutation_test(
@@ -126,44 +140,73 @@ class Case:
         return f"{self.permutations:,} shuffles of {n:,} rows"
 
 
-Answer = Finding | str | None
-"""A finding; or why the question cannot be asked; or None where it does not arise."""
+Answer = tuple[Outcome | Dependence | UniformityTest, str, str] | str | None
+"""A test, what its rejection means, how it was made; why it cannot be made; None where nothing is asked."""
 
 
-def ask(
-    case: Case, questions: Mapping[Question, Callable[[Case], Answer]]
-) -> tuple[list[Finding], dict[str, str]]:
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a model, and what a fault in this respect is called and takes."""
+
+    name: str
+    """Of the test, in few words."""
+    text: str
+    """The question as a sentence."""
+    remedy: str
+    """What to do where the test rejects."""
+    fault: str | None
+    """Name of the fault behind it; None where several faults show in it."""
+    answer: Callable[[Case], Answer]
+    """The test, made on a case."""
+
+
+def question(
+    name: str, *, remedy: str, fault: str | None = None
+) -> Callable[[Callable[[Case], Answer]], Question]:
+    """Decorator: the question that a function answers; its docstring is the sentence."""
+    return lambda answer: Question(name, answer.__doc__ or name, remedy, fault, answer)
+
+
+def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[str, str]]:
     """Findings of the questions in their order, and for those that cannot be asked the reason."""
     findings, absent = [], {}
-    for question, answer in questions.items():
-        found = answer(case)
-        if isinstance(found, str):
-            absent[question.name] = found
-        elif found is not None:
-            findings.append(found)
+    for each in questions:
+        answer = each.answer(case)
+        if isinstance(answer, str):
+            absent[each.name] = answer
+        elif answer is not None:
+            test, verdict, detail = answer
+            findings.append(
+                Finding(each.name, test.statistic, test.p_value, verdict, each.remedy, detail=detail)
+            )
     return findings, absent
 
 
-def ask_uniform(case: Case) -> Answer:
-    """Is the PIT uniform over all rows?"""
+@question("uniform PIT", remedy="recalibrate", fault="scale")
+def uniform_pit(case: Case) -> Answer:
+    """Do regions of every coverage hold what they promise, over all rows?"""
     u = case.rows.u
     verdict = f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f})."
-    return asked.UNIFORM.answer(uniformity_test(u, "cvm"), verdict, "Cramér-von Mises")
+    return uniformity_test(u, "cvm"), verdict, "Cramér-von Mises"
 
 
-def ask_features(case: Case) -> Answer:
-    """Is the PIT independent of the features?"""
+@question(
+    "PIT and x", remedy="autocalibrate, or recalibrate with ConditionalRadius.fit", fault="x-dependence"
+)
+def pit_and_x(case: Case) -> Answer:
+    """Is the latent norm independent of each feature?"""
     if case.no_features:
         return case.no_features
     test, trend, n = case.by_feature
     verdict = (
-        f"The latent norm depends on x, most on {case.names[test.strongest]} (rank correlation {trend:+.2f}): "
-        "predictions are too narrow at some x and too wide at others."
+        f"The latent norm depends on x, most on {case.names[test.strongest]} (rank correlation "
+        f"{trend:+.2f}): predictions are too narrow at some x and too wide at others."
     )
-    return asked.FEATURES.answer(test, verdict, case.shuffles(n))
+    return test, verdict, case.shuffles(n)
 
 
-def ask_mean_direction(case: Case) -> Answer:
+@question("mean direction", remedy=_ALIGN, fault="direction")
+def mean_direction(case: Case) -> Answer:
     """Are latents centred?"""
     if case.no_directions:
         return case.no_directions
@@ -171,11 +214,12 @@ def ask_mean_direction(case: Case) -> Answer:
     mean = case.omega.mean(0)
     most = int(mean.abs().argmax())
     verdict = f"Latents are not centred, most along coordinate {most} (mean of z/|z|: {mean[most]:+.3f})."
-    return asked.MEAN.answer(test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows")
+    return test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows"
 
 
-def ask_spread(case: Case) -> Answer:
-    """Are directions equally frequent?"""
+@question("spread of directions", remedy=_ALIGN, fault="direction")
+def spread_of_directions(case: Case) -> Answer:
+    """Are latents equally spread in all directions?"""
     if case.no_directions:
         return case.no_directions
     if case.omega.shape[1] == 1:
@@ -183,16 +227,16 @@ def ask_spread(case: Case) -> Answer:
     test = second_moment_test(case.omega, simulations=case.permutations, generator=case.generator)
     how = f"{case.permutations:,} simulations" if test.simulated else "chi-squared law"
     verdict = "Latents are stretched or correlated: some directions occur more often than others."
-    return asked.SPREAD.answer(test, verdict, f"{how}, {test.n:,} rows")
+    return test, verdict, f"{how}, {test.n:,} rows"
 
 
-def ask_pit_and_direction(case: Case) -> Answer:
-    """Is the PIT independent of the direction?"""
+@question("PIT and direction", remedy=_ALIGN, fault="direction")
+def pit_and_direction(case: Case) -> Answer:
+    """Is the latent norm independent of the direction?"""
     if case.no_directions:
         return case.no_directions
     columns, blocks, products = direction_columns(case.omega)
-    most = affordable_rows(columns.shape[1], 2, case.permutations)
-    part = random_part(len(columns), most, case.generator)
+    part = case.some_rows(len(columns), columns.shape[1], 2)
     scores, _ = rank_polynomials(case.rows.logit[case.part][part, None])
     test = case.shuffle(columns[part], blocks, scores, 1 + products)
     left_out = "" if products or case.omega.shape[1] == 1 else "; first moments alone, d is large"
@@ -200,22 +244,25 @@ def ask_pit_and_direction(case: Case) -> Answer:
         "The latent norm depends on the direction: predictions are too narrow on some sides and too wide "
         "on others."
     )
-    return asked.PIT_DIRECTION.answer(test, verdict, case.shuffles(len(part)) + left_out)
+    return test, verdict, case.shuffles(len(part)) + left_out
 
 
-def ask_direction_and_x(case: Case) -> Answer:
-    """Is the direction independent of the features?"""
-    if case.no_directions or case.no_features:
+@question(
+    "direction and x",
+    remedy="autocalibrate, whose maps may depend on x; or train the flow longer",
+    fault="x-dependence",
+)
+def direction_and_x(case: Case) -> Answer:
+    """Is the direction of latents independent of each feature?"""
+    if case.no_directions or case.rows.x is None or case.no_features:
         return case.no_directions or case.no_features
-    assert case.rows.x is not None
     omega, x, kept = case.omega, case.rows.x[case.part], ""
     d = omega.shape[1]
     if d > _MOST_COORDINATES:
         random = torch.randn(d, _MOST_COORDINATES, dtype=torch.float64, generator=case.generator)
         omega = omega @ torch.linalg.qr(random).Q
         kept = f"; {_MOST_COORDINATES} random coordinates"
-    most = affordable_rows(2 * x.shape[1], omega.shape[1], case.permutations)
-    part = random_part(len(x), most, case.generator)
+    part = case.some_rows(len(x), 2 * x.shape[1], omega.shape[1])
     columns, blocks = rank_polynomials(x[part])
     scores = math.sqrt(d) * (omega[part] - omega[part].mean(0))
     test = case.shuffle(columns, blocks, scores, x.shape[1])
@@ -223,77 +270,80 @@ def ask_direction_and_x(case: Case) -> Answer:
         f"The direction of latents moves with x, most with {case.names[test.strongest]}: predictions are "
         "shifted differently at different x."
     )
-    return asked.X_DIRECTION.answer(test, verdict, case.shuffles(len(part)) + kept)
+    return test, verdict, case.shuffles(len(part)) + kept
 
 
-def ask_groups(case: Case) -> Answer:
+@question(
+    "groups",
+    remedy="recalibrate with ConditionalRadius.fit by groups, or autocalibrate",
+    fault="x-dependence",
+)
+def every_group(case: Case) -> Answer:
     """Is every group calibrated by itself?"""
-    groups = case.groups
-    if not groups:
+    if not case.groups:
         return None
-    worst = min(groups, key=lambda group: (group.p_value, -group.l_ece / group.limit))
-    test = Outcome(worst.l_ece, min(1.0, len(groups) * worst.p_value), worst.n)
+    worst = min(case.groups, key=lambda group: (group.p_value, -group.l_ece / group.limit))
+    count = len(case.groups)
+    test = Outcome(worst.l_ece, min(1.0, count * worst.p_value), worst.n)
     verdict = f"Group {worst.label} is not calibrated (L-ECE {worst.l_ece:.3f}, limit {worst.limit:.3f})."
-    return asked.GROUPS.answer(test, verdict, f"{len(groups)} groups, Bonferroni")
+    return test, verdict, f"{count} groups, Bonferroni"
 
 
-def ask_base(case: Case) -> Answer:
+@question("latents and base", remedy="autocalibrate, which picks the map that this takes")
+def latents_and_base(case: Case) -> Answer:
     """Are latents distributed like draws of the base?"""
     test = case.against_base
     detail = f"{case.permutations:,} exchanges of {test.n:,} rows"
-    return asked.LATENTS.answer(test, "Latents are not distributed like the base.", detail)
+    return test, "Latents are not distributed like the base.", detail
 
 
-def ask_highest_density(case: Case) -> Answer:
+@question("uniform HDR-PIT", remedy="recalibrate; recalibrate_prerank where only these regions matter")
+def uniform_hdr_pit(case: Case) -> Answer:
     """Do regions of highest density hold what they promise?"""
-    side = case.measured
-    assert side is not None
+    side = case.predictions
     if side.hdr_u is None:
         return "the model has no density"
     error = side["HDR-ECE"].value
     verdict = f"Regions of highest density do not hold what they promise (HDR-ECE {error:.3f})."
-    return asked.HDR.answer(
-        uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
-    )
+    return uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
 
 
-def ask_marginals(case: Case) -> Answer:
-    """Is the PIT of every output uniform?"""
-    side = case.measured
-    assert side is not None
+@question("marginal PITs", remedy="autocalibrate, or align with maps=('affine', 'marginals')")
+def marginal_pits(case: Case) -> Answer:
+    """Is every output calibrated by itself?"""
+    side = case.predictions
     outputs = side.marginals
     worst = min(outputs, key=lambda m: (1.0 if m.p_value is None else m.p_value, -m.value))
-    assert worst.p_value is not None
-    test = Outcome(worst.value, min(1.0, len(outputs) * worst.p_value), side.rows)
+    test = Outcome(worst.value, min(1.0, len(outputs) * (worst.p_value or 0.0)), side.rows)
     verdict = f"The PIT of output {worst.name} is not uniform (ECE {worst.value:.3f})."
     detail = f"Cramér-von Mises, {side.rows:,} rows, Bonferroni over {len(outputs)} outputs"
-    return asked.MARGINALS.answer(test, verdict, detail)
+    return test, verdict, detail
 
 
-def find_atoms(repeated: Atoms, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Do outputs repeat values? What a density never does has probability 0 and needs no adjustment."""
-    if repeated.output is None:
-        return ()
-    share, name = repeated.share, names[repeated.output]
-    verdict = f"{share:.0%} of the rows have the same value of output {name}."
-    detail = "equal values have probability 0 under a density"
-    return (Finding(asked.ATOMS.name, share, 0.0, verdict, asked.ATOMS.remedy, 0.0, True, detail),)
+@question(
+    "atoms",
+    remedy="dequantise: Dequantizer.fit(y).jitter(y) for training, recalibration and this report alike",
+    fault="atoms",
+)
+def repeated_values(case: Case) -> Answer:
+    """Do outputs repeat values, which no density does?"""
+    side, found = case.predictions, case.atoms
+    if found is None or found.output is None:
+        return None
+    name = side.marginals[found.output].name
+    verdict = f"{found.share:.0%} of the rows have the same value of output {name}."
+    test = Outcome(found.share, 0.0, len(case.rows.u))
+    return test, verdict, "equal values have probability 0 under a density"
 
 
-ABOUT_LATENTS: Mapping[Question, Callable[[Case], Answer]] = {
-    asked.UNIFORM: ask_uniform,
-    asked.FEATURES: ask_features,
-    asked.MEAN: ask_mean_direction,
-    asked.SPREAD: ask_spread,
-    asked.PIT_DIRECTION: ask_pit_and_direction,
-    asked.X_DIRECTION: ask_direction_and_x,
-    asked.GROUPS: ask_groups,
-}
-"""Questions of ``conditional_calibration``; ``diagnose`` asks them, too."""
+ABOUT_LATENTS = (
+    *(uniform_pit, pit_and_x, mean_direction, spread_of_directions),
+    *(pit_and_direction, direction_and_x, every_group),
+)
+"""Questions of ``conditional_calibration``, and of ``diagnose``."""
 
-ABOUT_PREDICTIONS: Mapping[Question, Callable[[Case], Answer]] = {
-    asked.LATENTS: ask_base,
-    asked.HDR: ask_highest_density,
-    asked.MARGINALS: ask_marginals,
-}
+ABOUT_PREDICTIONS = (latents_and_base, uniform_hdr_pit, marginal_pits)
 """Further questions of ``diagnose``."""
+
+QUESTIONS = (*ABOUT_LATENTS, *ABOUT_PREDICTIONS, repeated_values)
+"""All questions. The last has p = 0 wherever it finds anything, and is not counted in the adjustment."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import plots
 from ..recalibration.discrete import Atoms
+from .advice import name_faults
 from .conditional_report import ConditionalCalibration
-from .findings import Finding, Findings, name_faults
+from .findings import Finding, Findings
 from .limits import CalibrationPoints
 from .measures import INTERVAL, Measure, Measured
 
@@ -87,9 +88,8 @@ class CalibrationReport(Findings):
                 f"Calibrated up to the noise of its calibration points: L-ECE {l_ece.value:.3f}, "
                 f"where that noise alone explains up to {self.noise:.3f} {tail}."
             )
-        return (
-            f"Not calibrated: {'; '.join(_describe(fault, self.measured) for fault in self.faults)} {tail}."
-        )
+        faults = "; ".join(_describe(fault, self.measured) for fault in self.faults)
+        return f"Not calibrated: {faults} {tail}."
 
     def __str__(self) -> str:
         sections = [

@@ -9,16 +9,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .._internal.atomic_files import new_file
 from .._internal.optional import require
 from .._version import __version__
 from . import charts
-from .findings import QUESTIONS
 from .measures import CALIBRATED, Measure
+from .questions import QUESTIONS
 from .report import CalibrationReport, capitalise, format_measure, shorten
 
 _MOST_OUTPUTS = 6
 _MOST_GROUPS = 20
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # characters that no page may hold
+_TEXTS = {question.name: question.text for question in QUESTIONS} | {
+    "slabs": "In which part of feature space is coverage most extreme?"
+}
 Row = list[str]
 
 
@@ -76,14 +80,8 @@ def write_page(report: CalibrationReport, path: str | os.PathLike[str], title: s
     if target.is_dir() or not target.parent.is_dir():
         wrong = f"{target} is a directory" if target.is_dir() else f"There is no directory {target.parent}"
         raise FileNotFoundError(f"{wrong}. Give the path of a file in a directory that exists.")
-    page = render_page(report, title)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    with new_file(target, render_page(report, title).encode()):
+        return target
 
 
 def clean(value: Any) -> Any:
@@ -121,7 +119,7 @@ def table_of_questions(report: CalibrationReport) -> list[Row]:
         ]
         for finding in report.findings
     } | {name: ["", "", f"not tested: {why}"] for name, why in report.absent.items()}
-    return [[capitalise(name), QUESTIONS[name].text, *cells] for name, cells in answers.items()]
+    return [[capitalise(name), _TEXTS[name], *cells] for name, cells in answers.items()]
 
 
 def coverage_rows(report: CalibrationReport) -> list[Row]:

@@ -130,12 +130,11 @@ def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (n, c) columns of mean 0 and mean square 1, and (c,) indices 0 to p - 1 of the columns they are of.
     """
+    from scipy.stats import rankdata
+
     n, p = values.shape
-    across = values.T.contiguous()
-    ordered = across.sort(dim=1).values
-    below = torch.searchsorted(ordered, across)
-    upto = torch.searchsorted(ordered, across, right=True)
-    centred = ((below + upto).to(torch.float64) / n - 1).T  # mid-ranks on [-1, 1]: of mean 0
+    ranks = torch.from_numpy(rankdata(values.numpy(), axis=0))
+    centred = (2 * ranks - 1) / n - 1  # mid-ranks on [-1, 1]: of mean 0
     first, has_first = _unit(centred)
     square = first**2 - (first**2).mean(0)
     second, has_second = _unit(square - first * (first * square).mean(0))

@@ -1,0 +1,109 @@
+"""From findings to advice: the faults behind them, what to do, and what to keep in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .findings import Finding
+from .latents import LastRecalibration
+from .limits import noise_limit
+from .measures import Measured
+from .questions import QUESTIONS, latents_and_base, marginal_pits, uniform_hdr_pit, uniform_pit
+
+_FAULTS = ("atoms", "x-dependence", "direction", "scale")  # what is repaired first comes first
+# Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
+_STRICTER = 4
+_REUSED = 0.05
+_FEW_ROWS = 500
+_FAULT_OF = {question.name: question.fault for question in QUESTIONS}
+
+
+def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
+    """The faults behind the findings, the one to repair first in front; empty for a calibrated model.
+
+    A latent norm whose law is wrong (``"scale"``) is also what a dependence on x or a shifted direction looks
+    like over all rows. So these two are named before it, where their adjusted p-value is at most a quarter
+    of the level; else after it. If none of the tests that have a name rejects but another does, the fault is
+    ``"shape"``.
+    """
+    least: dict[str, float] = {}
+    for finding in findings:
+        fault = _FAULT_OF.get(finding.name)
+        if finding.found and fault is not None:
+            least[fault] = min(finding.adjusted, least.get(fault, 1.0))
+    if not least:
+        return ("shape",) if any(finding.found for finding in findings) else ()
+
+    def rank(fault: str) -> tuple[bool, float, int]:
+        weak = fault != "scale" and least[fault] > level / _STRICTER
+        special = fault in ("x-dependence", "direction")
+        return weak, 1.0 + least[fault] if special else 2.0 * (fault == "scale"), _FAULTS.index(fault)
+
+    return tuple(sorted(least, key=rank))
+
+
+def advise(
+    findings: Sequence[Finding], level: float, record: Any, *, within_noise: bool
+) -> tuple[Finding, ...]:
+    """The findings, with advice that knows of the others and of an earlier recalibration.
+
+    Args:
+        findings: the tests.
+        level: of all of them together.
+        record: of the recalibration, or None.
+        within_noise: whether the noise of its points explains what was found.
+    """
+    faults = name_faults(findings, level)
+
+    def remedy(finding: Finding) -> str:
+        if finding.found and within_noise:
+            return f"nothing urgent: the noise of {record.n:,} calibration points explains it; use more"
+        if finding.name == uniform_pit.name and record is not None:
+            return f"recalibrate again: on more points than the {record.n:,} of last time, or newer ones"
+        if finding.found and _FAULT_OF.get(finding.name) is None and faults != ("shape",):
+            return f"first repair what has a name ({', '.join(faults)}), then diagnose again"
+        return finding.remedy
+
+    return tuple(replace(finding, remedy=remedy(finding)) for finding in findings)
+
+
+def is_noise(findings: Sequence[Finding], side: Measured, limit: float) -> bool:
+    """Whether all that was found is the law of the latent norm, no further off than calibration noise.
+
+    A wrong law shows in the latent PIT or in that of regions of highest density; outputs and latents as a
+    whole may follow.
+    """
+    found = {finding.name for finding in findings if finding.found}
+    errors = [measure.value for measure in side.numbers if measure.name in ("L-ECE", "HDR-ECE")]
+    radial = {uniform_pit.name, uniform_hdr_pit.name}
+    may_follow = {marginal_pits.name, latents_and_base.name}
+    return bool(found & radial) and found <= radial | may_follow and max(errors) <= limit
+
+
+def write_notes(n: int, side: Measured, tested: int, past: LastRecalibration) -> tuple[str, ...]:
+    """What to keep in mind when reading the numbers of n rows, of which the energy test took a part."""
+    notes = []
+    if past.reused > _REUSED:
+        notes.append(
+            f"About {past.reused:.0%} of the rows that the model was recalibrated on are among these: it "
+            "looks better than it is."
+        )
+    if side.nll is not None and (outside := int(torch.isinf(side.nll).sum())):
+        notes.append(f"{outside:,} of {n:,} rows have density 0 under the model: its NLL is infinite.")
+    if n < _FEW_ROWS:
+        notes.append(f"{n:,} rows show only large faults; more rows show smaller ones.")
+    if side.rows < n:
+        notes.append(f"Energy score, HDR-ECE and marginals come from {side.rows:,} random rows of {n:,}.")
+    if tested < n:
+        notes.append(f"The energy test took {tested:,} random rows of {n:,}.")
+    if past.record is not None:
+        notes.append(
+            f"The model was recalibrated on {past.record.n:,} points and keeps their noise: on {n:,} rows "
+            f"that alone explains an L-ECE up to {noise_limit(n, past.record):.3f}. More calibration points "
+            "make it smaller."
+        )
+    return tuple(notes)
