@@ -26,7 +26,7 @@ from latentcal import ConditionalFlow, __version__
 from latentcal.data import Dataset, Split, split
 from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
 
-from ..storage import cache_folder, write_entry
+from ..study_files import cache_folder, write_entry
 from .datasets import load
 from .spec import FLOWS, PUBLISHED_PATIENCE, WEIGHTS, RunSpec
 
