@@ -135,11 +135,9 @@ class Region:
             generator: source of randomness.
         """
         n = as_whole(n, "n")
-
-        def answer(level_set: SublevelSet) -> tuple[Tensor]:
-            return (level_set.score.sample(level_set, n, tries=tries),)
-
-        return self._ask(answer, x, coverage, generator, draws=n, dim=1)[0]
+        return self._ask(
+            lambda s: (s.score.sample(s, n, tries=tries),), x, coverage, generator, draws=n, dim=1
+        )[0]
 
     def volume(
         self,
@@ -158,11 +156,8 @@ class Region:
             generator: source of randomness.
         """
         samples = as_whole(samples, "samples", 4)
-
-        def answer(level_set: SublevelSet) -> Volume:
-            return level_set.score.volume(level_set, samples)  # type: ignore[no-any-return]
-
-        return Volume(*self._ask(answer, x, coverage, generator, draws=samples))
+        answers = self._ask(lambda s: s.score.volume(s, samples), x, coverage, generator, draws=samples)
+        return Volume(*answers)
 
     def bounds(
         self, x: Any = None, *, coverage: Any = None, generator: torch.Generator | None = None
@@ -171,11 +166,7 @@ class Region:
 
         Where the score does not know them they come from a random search, which reaches them from within.
         """
-
-        def answer(level_set: SublevelSet) -> Bounds:
-            return level_set.score.bounds(level_set)  # type: ignore[no-any-return]
-
-        return Bounds(*self._ask(answer, x, coverage, generator, draws=4096))
+        return Bounds(*self._ask(lambda s: s.score.bounds(s), x, coverage, generator, draws=4096))
 
     def boundary(
         self,
