@@ -27,7 +27,7 @@ from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
 from latentcal.splits import Split, split
 from latentcal.tables import Dataset
 
-from ..storage import cache_folder, write_entry
+from ..study_files import cache_folder, write_entry
 from .datasets import load
 from .spec import FLOWS, PUBLISHED_PATIENCE, WEIGHTS, RunSpec
 

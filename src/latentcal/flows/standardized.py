@@ -60,20 +60,22 @@ class Standardized(ConditionalFlow):
         return 0 if self.x_mean is None else len(self.x_mean)
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        z, log_abs_det = self.flow.encode(self._inner_y(y), self._inner_x(x))
+        z, log_abs_det = self.flow.encode(self.inner_y(y), self.inner_x(x))
         return z, log_abs_det.to(self.y_scale.dtype) - torch.log(self.y_scale).sum()
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return self.flow.latent(self._inner_y(y), self._inner_x(x))
+        return self.flow.latent(self.inner_y(y), self.inner_x(x))
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        y = self.flow.decode(self._cast(z), self._inner_x(x))
+        y = self.flow.decode(self._cast(z), self.inner_x(x))
         return y * self.y_scale + self.y_mean
 
-    def _inner_y(self, y: Tensor) -> Tensor:
+    def inner_y(self, y: Tensor) -> Tensor:
+        """Outputs as the inner flow sees them."""
         return self._cast((y - self.y_mean) / self.y_scale)
 
-    def _inner_x(self, x: Tensor | None) -> Tensor | None:
+    def inner_x(self, x: Tensor | None) -> Tensor | None:
+        """Features as the inner flow sees them."""
         if x is None:
             return None
         if self.x_mean is not None and self.x_scale is not None:

@@ -9,7 +9,7 @@ import torch
 
 import same
 from latentcal.tables import load_csv
-from studies.storage import data_folder
+from studies.study_files import data_folder
 from studies.tabular import DatasetEntry, datasets
 
 ROWS = 120

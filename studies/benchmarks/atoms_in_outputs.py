@@ -1,6 +1,6 @@
 """Test NLL of recalibration where outputs have atoms, with and without noise on them.
 
-    python -m studies.benchmarks.discrete --processes 2
+    python -m studies.benchmarks.atoms_in_outputs --processes 2
 
 A cell is a data set, a flow, whether it was trained on dequantised outputs, and a seed: a line of
 results/discrete.csv, written when it is done; cells that are there already are skipped. "simulated" has a

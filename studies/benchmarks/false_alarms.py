@@ -1,7 +1,7 @@
 """False alarms of diagnose, how often it names a planted fault, and what it costs.
 
-    python -m studies.benchmarks.diagnose                 # what is missing, then the page; 20 minutes
-    python -m studies.benchmarks.diagnose --page          # the page alone, docs/results/diagnose.md
+    python -m studies.benchmarks.false_alarms                 # what is missing, then the page; 20 minutes
+    python -m studies.benchmarks.false_alarms --page          # the page alone, docs/results/diagnose.md
 
 Calibrated models are random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions, 500
 rows each. The faults are planted in a model of 3 outputs and 2 features, 2,000 rows each; the recalibrated
@@ -130,7 +130,7 @@ def page() -> str:
 `diagnose` promises that of models that are right at most 5 % get any finding. Figures by
 
 ```sh
-python -m studies.benchmarks.diagnose
+python -m studies.benchmarks.false_alarms
 ```
 
 ## False alarms

@@ -1,6 +1,6 @@
 """A law that forgets, on one thread: time of an update, memory over a million, calibration under drift.
 
-    python -m studies.benchmarks.streaming
+    python -m studies.benchmarks.drifting_scale
 
 writes results/streaming.json. Each observation is scored before it is learned. L-ECE is the mean over
 streams; "L-ECE, uniform" is that of as many true uniforms, which is what noise alone gives. The loss of
@@ -126,7 +126,7 @@ def main() -> None:
     torch.set_num_threads(1)
     noise = [torch.rand(BEFORE + AFTER, generator=torch.Generator().manual_seed(s)) for s in range(100)]
     report: dict[str, object] = {
-        "command": "python -m studies.benchmarks.streaming",
+        "command": "python -m studies.benchmarks.drifting_scale",
         "threads": 1,
         "streams": arguments.streams,
         "L-ECE, uniform": by_part(noise),

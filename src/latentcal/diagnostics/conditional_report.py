@@ -14,11 +14,10 @@ from .. import plots
 from .._internal.validate import as_share
 from ..flow import ConditionalFlow
 from ..metrics import Slab, WorstSlabs, calibration_error, worst_slab_coverage
-from ..norms import Euclidean
-from .findings import Finding, check_permutations, finding_named, judged, table_of_tests
-from .groups import GroupCalibration, group_calibration
-from .latents import Latents, feature_names_of, latents_of
-from .questions import Questions, group_finding, uniform_finding
+from .findings import Finding, Findings, adjust, check_permutations
+from .latents import encode_rows, name_features
+from .limits import GroupCalibration, group_calibration
+from .questions import ABOUT_LATENTS, Case, ask
 from .tests import usable_rows
 
 if TYPE_CHECKING:
@@ -98,74 +97,55 @@ def conditional_calibration(
         (True, False)
     """
     check_permutations(permutations, level, tests=10)
-    rows = latents_of(model, x, y)
-    return examine(
+    rows = encode_rows(model, x, y)
+    case = Case(
+        model,
         rows,
-        euclidean=isinstance(model.base.norm, Euclidean),
-        groups=groups,
-        coverage=coverage,
-        slab_share=slab_share,
-        permutations=permutations,
-        level=level,
-        feature_names=feature_names_of(x, feature_names, 0 if rows.x is None else rows.x.shape[1]),
-        generator=torch.Generator().manual_seed(0) if generator is None else generator,
+        name_features(x, feature_names, 0 if rows.x is None else rows.x.shape[1]),
+        permutations,
+        torch.Generator().manual_seed(0) if generator is None else generator,
     )
+    return examine(case, groups=groups, coverage=coverage, slab_share=slab_share, level=level)
 
 
 def examine(
-    rows: Latents,
-    *,
-    euclidean: bool,
-    groups: Any,
-    coverage: float,
-    slab_share: float,
-    permutations: int,
-    level: float,
-    feature_names: Sequence[str],
-    generator: torch.Generator,
+    case: Case, *, groups: Any, coverage: float, level: float, slab_share: float = 0.1
 ) -> ConditionalCalibration:
     """``conditional_calibration`` of rows that are encoded already."""
-    _check(coverage, slab_share, level)
-    n, d = rows.z.shape
-    questions = Questions(rows, feature_names, permutations, generator)
-    findings = [uniform_finding(rows.u)]
-    suspect = questions.features(findings)
-    mean = questions.directions(findings, euclidean=euclidean)
-    parts: tuple[GroupCalibration, ...] = ()
+    for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
+        as_share(value, name)
+    u, x = case.rows.u, case.rows.x
+    n, d = case.rows.z.shape
     if groups is not None:
-        parts = group_calibration(rows.u, groups, coverage=coverage, confidence=1 - level)
-        findings.append(group_finding(parts))
+        case.groups = group_calibration(u, groups, coverage=coverage, confidence=1 - level)
+    findings, absent = ask(case, ABOUT_LATENTS)
     slabs: WorstSlabs | None = None
-    if suspect is None or rows.x is None or n < _FEWEST_SLAB_ROWS:
-        questions.absent["slabs"] = questions.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
+    if case.no_features or x is None or n < _FEWEST_SLAB_ROWS:
+        absent["slabs"] = case.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
     else:
-        slabs = worst_slab_coverage(rows.x, rows.u <= coverage, share=slab_share, generator=generator)
+        slabs = worst_slab_coverage(x, u <= coverage, share=slab_share, generator=case.generator)
+    suspect = case.suspect
     return ConditionalCalibration(
         n=n,
         dim=d,
-        feature_names=tuple(feature_names),
+        feature_names=tuple(case.names),
         coverage=coverage,
         level=level,
-        l_ece=float(calibration_error(rows.u)),
-        observed_coverage=float((rows.u <= coverage).double().mean()),
-        findings=judged(findings, level),
-        absent=questions.absent,
+        l_ece=float(calibration_error(u)),
+        observed_coverage=float((u <= coverage).double().mean()),
+        findings=adjust(findings, level),
+        absent=absent,
         slabs=slabs,
-        groups=parts,
-        u=rows.u,
+        groups=case.groups,
+        u=u,
         suspect=suspect,
-        suspect_values=None if suspect is None or rows.x is None else rows.x[:, suspect],
-        mean_direction=mean,
+        suspect_values=None if suspect is None or x is None else x[:, suspect],
+        mean_direction=case.mean_direction,
     )
 
 
-def _check(coverage: float, slab_share: float, level: float) -> None:
-    for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
-        as_share(value, name)
-
-
 @dataclass(frozen=True, eq=False)
-class ConditionalCalibration:
+class ConditionalCalibration(Findings):
     """Whether a model is calibrated at every x and in every direction; ``print`` it, or ``plot()``."""
 
     n: int
@@ -200,42 +180,43 @@ class ConditionalCalibration:
     """(d,) mean of z / |z|."""
 
     @property
+    def directions(self) -> int:
+        """Rows that the mean direction is of."""
+        return min(self.n, usable_rows(self.dim))
+
+    @property
     def calibrated(self) -> bool:
         """Whether no test found anything."""
         return not any(finding.found for finding in self.findings)
 
-    def __getitem__(self, name: str) -> Finding:
-        """The finding of that name."""
-        return finding_named(name, self.findings, self.absent)
-
     def __str__(self) -> str:
-        found = [finding for finding in self.findings if finding.found]
+        found = sum(finding.found for finding in self.findings)
         size = f"{self.n:,} rows, d = {self.dim}, p = {len(self.feature_names)}"
         tests = len(self.findings)
         headline = (
-            f"{len(found)} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
+            f"{found} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
         )
         lines = [
             f"Conditional calibration, {size}: {headline}",
             f"  overall: L-ECE {self.l_ece:.4f}, {self._percent(self.observed_coverage)} inside the "
             f"{self._percent(self.coverage)} region",
-            *table_of_tests(self.findings, self.absent),
+            *self.test_lines(),
+            *(f"  {line}" for line in self.slab_lines()),
         ]
-        lines += [f"  {line}" for line in self.slab_lines()]
         if self.groups:
             worst = max(self.groups, key=lambda group: group.l_ece / group.limit)
             lines.append(
                 f"  worst of {len(self.groups)} groups: {worst.label}, L-ECE {worst.l_ece:.3f} "
                 f"(limit {worst.limit:.3f}, {worst.n:,} rows, {self._percent(worst.coverage)} inside)"
             )
-        return "\n".join([*lines, *(f"- {finding.verdict} To do: {finding.remedy}." for finding in found)])
+        return "\n".join([*lines, *self.advice_lines()])
 
     def slab_lines(self) -> list[str]:
         """Where in feature space the coverage is lowest and highest, a line each."""
         if self.slabs is None:
             return []
         ends = {"lowest": self.slabs.lowest, "highest": self.slabs.highest}
-        return [f"{name} slab coverage: {self._measured(slab)}" for name, slab in ends.items()]
+        return [f"{name} slab coverage: {self._describe(slab)}" for name, slab in ends.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers and sentences as plain values, fit for JSON."""
@@ -263,38 +244,43 @@ class ConditionalCalibration:
 
         What was not measured has no panel.
         """
-        draw: list[Any] = []
-        if self.suspect is not None and self.suspect_values is not None:
-            values, name = self.suspect_values, self.feature_names[self.suspect]
-            draw.append(lambda ax: plots.pit_by_feature(values, self.u, name=name, ax=ax))
-        if self.slabs is not None:
-            slabs = [self.slabs.lowest, self.slabs.highest]
-            labels = [
-                f"{end}:\n{self._where(slab)}" for end, slab in zip(("lowest", "highest"), slabs, strict=True)
-            ]
-            draw.append(
-                lambda ax: plots.coverage_intervals(
-                    labels,
-                    torch.tensor([slab.coverage for slab in slabs]),
-                    torch.tensor([slab.interval for slab in slabs]),
-                    nominal=self.coverage,
-                    ax=ax,
-                )
-            )
-        if self.mean_direction is not None:
-            mean = self.mean_direction
-            draw.append(lambda ax: plots.mean_direction(mean, min(self.n, usable_rows(self.dim)), ax=ax))
-        if self.groups:
-            names, errors, limits = zip(*((str(g.label), g.l_ece, g.limit) for g in self.groups), strict=True)
-            draw.append(
-                lambda ax: plots.group_errors(names, torch.tensor(errors), torch.tensor(limits), ax=ax)
-            )
-        tests = [finding.name for finding in self.findings]
-        adjusted = torch.tensor([finding.adjusted for finding in self.findings], dtype=torch.float64)
-        draw.append(lambda ax: plots.p_value_bars(tests, adjusted, level=self.level, ax=ax))
-        return [panel(ax) for panel, ax in zip(draw, plots.row_of_axes(len(draw)), strict=True)]
+        panels = [
+            self.draw_feature if self.suspect is not None else None,
+            self._draw_slabs if self.slabs is not None else None,
+            self.draw_direction if self.mean_direction is not None else None,
+            self._draw_groups if self.groups else None,
+            self.draw_tests,
+        ]
+        drawn = [panel for panel in panels if panel is not None]
+        return [panel(ax) for panel, ax in zip(drawn, plots.row_of_axes(len(drawn)), strict=True)]
 
-    def _measured(self, slab: Slab) -> str:
+    def draw_feature(self, ax: Axes) -> Axes:
+        """PIT against the feature on which it depends most."""
+        assert self.suspect is not None
+        assert self.suspect_values is not None
+        return plots.pit_by_feature(self.suspect_values, self.u, name=self.feature_names[self.suspect], ax=ax)
+
+    def draw_direction(self, ax: Axes) -> Axes:
+        """Mean direction of latents."""
+        assert self.mean_direction is not None
+        return plots.mean_direction(self.mean_direction, self.directions, ax=ax)
+
+    def _draw_slabs(self, ax: Axes) -> Axes:
+        assert self.slabs is not None
+        ends = {"lowest": self.slabs.lowest, "highest": self.slabs.highest}
+        return plots.coverage_intervals(
+            [f"{end}:\n{self._where(slab)}" for end, slab in ends.items()],
+            torch.tensor([slab.coverage for slab in ends.values()]),
+            torch.tensor([slab.interval for slab in ends.values()]),
+            nominal=self.coverage,
+            ax=ax,
+        )
+
+    def _draw_groups(self, ax: Axes) -> Axes:
+        names, errors, limits = zip(*((str(g.label), g.l_ece, g.limit) for g in self.groups), strict=True)
+        return plots.group_errors(names, torch.tensor(errors), torch.tensor(limits), ax=ax)
+
+    def _describe(self, slab: Slab) -> str:
         if not slab.n:
             return f"no held-out row with {self._where(slab)}"
         low, high = (100 * end for end in slab.interval)

@@ -1,4 +1,4 @@
-"""Scores by density and draws: DR-CP, HPD-split, nearest sample (PCP), distribution function (DCP)."""
+"""What a conformity score is, and the scores by density and draws: DR-CP, HPD-split, PCP, DCP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,117 @@ from .._internal.validate import MOST_DRAWS, as_seed, as_whole
 from ..flow import FlowDistribution
 from ..norms import Euclidean, FirstCoordinate
 from ..pit import negative_log_density
-from .evaluation import common_draws, decode_latent, outputs_of
-from .geometry import Bounds, Volume, log_ball_volume, mean_volume
-from .score import Score
+from .evaluation import common_draws, decode_latent, outputs_of, scores_at
+from .geometry import (
+    Bounds,
+    SublevelSet,
+    Volume,
+    contour,
+    importance_volume,
+    log_ball_volume,
+    mean_volume,
+    sample_inside,
+    search_bounds,
+)
+
+
+class Score:
+    r"""How strange y is at x, a number s(x, y); the larger, the stranger.
+
+    A region is the sublevel set :math:`\{y : s(x, y) \le t\}`. A new score gives ``__call__``, or ``at`` if
+    it has something to prepare for an x. It must be fixed before the calibration data are seen: a score that
+    draws takes its draws from a seed of its own, so that the same (x, y) always has the same score. The other
+    methods say what a sublevel set looks like; they use nothing but the score, and a score that knows better
+    overrides them.
+    """
+
+    samples: int = 1
+    """Draws behind one score; it sets how many points are evaluated at a time."""
+
+    uses_density: bool = True
+    """Whether another law of the latent norm, with the same maps, changes the score."""
+
+    def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
+        """Scores of y, (..., n, d) at x (n, p) -> (..., n)."""
+        return self.at(model, x)(y)
+
+    def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The score at x (n, p) as a function of y alone, (..., n, d) -> (..., n)."""
+        if type(self).__call__ is Score.__call__:
+            raise NotImplementedError(
+                f"{type(self).__name__} must give __call__(model, x, y) or at(model, x)."
+            )
+        return lambda y: self(model, x, y)
+
+    def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1000) -> Tensor:
+        """Draws (s, n, d) of the model, conditional on the set; at most so many tries for each."""
+        return sample_inside(level_set, count, tries)
+
+    def volume(self, level_set: SublevelSet, samples: int) -> Volume:
+        """Volume at each x, (n,), and its Monte-Carlo error, from so many points."""
+        return importance_volume(level_set, samples)
+
+    def bounds(self, level_set: SublevelSet) -> Bounds:
+        """Smallest and largest value of each output inside, (n, d) each."""
+        return search_bounds(level_set)
+
+    def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
+        """Closed polygons (m, 2) around the set of two outputs at a single x."""
+        scores = scores_at(self, level_set.model, level_set.x)
+        return contour(scores, level_set.threshold, self.bounds(level_set), resolution)
+
+
+class FunctionScore(Score):
+    """A score from a function ``function(model, x, y)``, (..., n, d) at x (n, p) -> (..., n).
+
+    Args:
+        function: the function.
+    """
+
+    def __init__(self, function: Callable[[Any, Tensor | None, Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
+        return self.function(model, x, y)
+
+    def __repr__(self) -> str:
+        return f"FunctionScore({getattr(self.function, '__name__', self.function)})"
+
+
+class Everything(Score):
+    """What the sublevel set of an infinite threshold looks like; it scores nothing."""
+
+    def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1) -> Tensor:
+        return level_set.draw(count)
+
+    def volume(self, level_set: SublevelSet, samples: int) -> Volume:
+        return _infinite_volume(level_set)
+
+    def bounds(self, level_set: SublevelSet) -> Bounds:
+        infinite = torch.full_like(level_set.draw(1)[0], math.inf)
+        return Bounds(-infinite, infinite)
+
+    def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
+        return []
+
+
+def _infinite_volume(level_set: SublevelSet) -> Volume:
+    infinite = torch.full((1 if level_set.x is None else len(level_set.x),), math.inf, dtype=torch.float64)
+    return Volume(infinite, torch.zeros_like(infinite), infinite)
+
+
+class DrawingScore(Score):
+    """A score from draws of the predictions, which a seed makes the same at every call."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        as_whole(self.samples, "samples", most=MOST_DRAWS)
+        as_seed(self.seed)
+
+    def draws(self, model: Any, x: Tensor | None) -> Tensor:
+        """Draws (s, n, d) at x (n, p), common to all x."""
+        return common_draws(model, x, self.samples, self.seed)
 
 
 @dataclass(frozen=True)
@@ -34,7 +142,7 @@ class DensityScore(Score):
 
 
 @dataclass(frozen=True)
-class HPDScore(Score):
+class HPDScore(DrawingScore):
     r"""Probability, under the model, of a higher density than that of y: the score of HPD-split.
 
     .. math:: s(x, y) = P\big(f(Y' \mid x) \ge f(y \mid x)\big), \qquad Y' \sim f(\cdot \mid x),
@@ -54,12 +162,9 @@ class HPDScore(Score):
     samples: int = 100
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_draws(self.samples, self.seed)
-
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         pred = model(x)
-        draws = _negative_log_density(pred, common_draws(model, x, self.samples, self.seed))
+        draws = _negative_log_density(pred, self.draws(model, x))
         return lambda y: interpolated_rank(_negative_log_density(pred, y), draws)
 
 
@@ -88,19 +193,13 @@ def interpolated_rank(values: Tensor, draws: Tensor) -> Tensor:
     return rank.T.reshape(values.shape)
 
 
-def check_draws(samples: int, seed: int) -> None:
-    """Raise where a number of samples or a seed cannot be one."""
-    as_whole(samples, "samples", most=MOST_DRAWS)
-    as_seed(seed)
-
-
 def _negative_log_density(pred: Any, y: Tensor) -> Tensor:
     # A flow works in float64 inside and answers in the dtype of y: rounding would make ties.
     return negative_log_density(pred, y.to(torch.float64) if isinstance(pred, FlowDistribution) else y)
 
 
 @dataclass(frozen=True)
-class PCPScore(Score):
+class PCPScore(DrawingScore):
     r"""Distance to the nearest of s predictive samples, :math:`\min_i \lVert y - y'_i \rVert`: PCP's score.
 
     A region is a union of balls of one radius, so outputs should be of like scale. The model need only be
@@ -117,30 +216,19 @@ class PCPScore(Score):
     samples: int = 50
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_draws(self.samples, self.seed)
-
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
-        centres = common_draws(model, x, self.samples, self.seed)
+        centres = self.draws(model, x)
         return lambda y: _distances(y, centres).amin(-1)
 
-    def volume(
-        self,
-        model: Any,
-        x: Tensor | None,
-        threshold: float,
-        *,
-        samples: int,
-        generator: torch.Generator | None,
-    ) -> Volume:
+    def volume(self, level_set: SublevelSet, samples: int) -> Volume:
         r"""Volume at each x, (n,), of the union of balls B_i.
 
         .. math:: V = s \, \mathrm{vol}(B) \; E\left[\frac{1}{\#\{i : y \in B_i\}}\right]
 
         with y drawn uniformly from a ball that is drawn at random.
         """
-        centres = common_draws(model, x, self.samples, self.seed)
-        (s, n, dim), norm = centres.shape, Euclidean()
+        centres, norm = self.draws(level_set.model, level_set.x), Euclidean()
+        (s, n, dim), threshold, generator = centres.shape, level_set.threshold, level_set.generator
         device = "cpu" if generator is None else generator.device
         which = torch.randint(s, (samples, n), generator=generator, device=device).to(centres.device)
         radius = threshold * torch.rand(samples, n, generator=generator, device=device) ** (1 / dim)
@@ -151,12 +239,10 @@ class PCPScore(Score):
         log_ball = log_ball_volume(norm, dim, torch.tensor(threshold, dtype=torch.float64))
         return mean_volume(math.log(s) + log_ball.to(balls.device) - balls.log())
 
-    def bounds(
-        self, model: Any, x: Tensor | None, threshold: float, *, generator: torch.Generator | None
-    ) -> Bounds:
+    def bounds(self, level_set: SublevelSet) -> Bounds:
         """Smallest and largest value of each output inside, (n, d) each, exactly."""
-        centres = common_draws(model, x, self.samples, self.seed)
-        return Bounds(centres.amin(0) - threshold, centres.amax(0) + threshold)
+        centres, radius = self.draws(level_set.model, level_set.x), level_set.threshold
+        return Bounds(centres.amin(0) - radius, centres.amax(0) + radius)
 
 
 def _distances(y: Tensor, centres: Tensor) -> Tensor:
@@ -171,7 +257,7 @@ def _distances(y: Tensor, centres: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DCPScore(Score):
+class DCPScore(DrawingScore):
     r"""How far y is in the tails of its predictive distribution, for one output: the score of DCP.
 
     .. math:: s(x, y) = -\log\big(2 \min(F, 1 - F)\big) = -\log\big(1 - 2 |F - \tfrac12|\big),
@@ -197,9 +283,6 @@ class DCPScore(Score):
     samples: int = 100
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_draws(self.samples, self.seed)
-
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         if (dim := outputs_of(model, x)) != 1:
             raise ValueError(
@@ -208,7 +291,7 @@ class DCPScore(Score):
         pred = model(x)
         if isinstance(pred, FlowDistribution):
             return lambda y: self._of_flow(pred, y)
-        draws = cache(lambda: common_draws(model, x, self.samples, self.seed)[..., 0])
+        draws = cache(lambda: self.draws(model, x)[..., 0])
 
         def score(y: Tensor) -> Tensor:
             level = _distribution_function(pred, y)
@@ -217,24 +300,11 @@ class DCPScore(Score):
 
         return score
 
-    def volume(
-        self,
-        model: Any,
-        x: Tensor | None,
-        threshold: float,
-        *,
-        samples: int,
-        generator: torch.Generator | None,
-    ) -> Volume:
-        if not self.one_sided:
-            return super().volume(model, x, threshold, samples=samples, generator=generator)
-        infinite = torch.full((1 if x is None else len(x),), math.inf, dtype=torch.float64)
-        return Volume(infinite, torch.zeros_like(infinite), infinite)
+    def volume(self, level_set: SublevelSet, samples: int) -> Volume:
+        return _infinite_volume(level_set) if self.one_sided else super().volume(level_set, samples)
 
-    def bounds(
-        self, model: Any, x: Tensor | None, threshold: float, *, generator: torch.Generator | None
-    ) -> Bounds:
-        lower, upper = super().bounds(model, x, threshold, generator=generator)
+    def bounds(self, level_set: SublevelSet) -> Bounds:
+        lower, upper = super().bounds(level_set)
         return Bounds(torch.full_like(lower, -math.inf) if self.one_sided else lower, upper)
 
     def _of_flow(self, pred: FlowDistribution, y: Tensor) -> Tensor:

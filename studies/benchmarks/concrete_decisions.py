@@ -1,6 +1,6 @@
 """Which concrete to use for what: decisions from predicted probabilities, on the slump data.
 
-    LATENTCAL_DATA=... python -m studies.benchmarks.decisions --splits 50
+    LATENTCAL_DATA=... python -m studies.benchmarks.concrete_decisions --splits 50
 
 A batch of ingredients may go to project A or B, which need its properties in a box, or be discarded. Every
 strategy takes the action of highest expected utility and is paid by what came out. The experiment is that of
