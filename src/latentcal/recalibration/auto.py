@@ -152,7 +152,8 @@ def calibrate_rows(
     """
     base = flow.base
     check_base(flow, rows.x)
-    warn_if_tied(base.norm_of(rows.z))
+    norms = base.norm_of(rows.z)
+    warn_if_tied(norms)
     if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:
         raise ValueError(
             f"A guarantee takes at least {2 * _FEWEST_GUARANTEED} rows, half for the maps and half for the "
@@ -185,14 +186,14 @@ def calibrate_rows(
         lambda_=bound.lambda_,
         epsilon=bound.epsilon,
         fit_seconds=time.perf_counter() - started,
-        tied=tied_share(base.norm_of(rows.z)),
+        tied=tied_share(norms),
         fingerprint=rows.fingerprint if previous is None else rows.fingerprint.merge(previous.fingerprint),
         effective_n=effective_n,
         autocorrelation=None if serial is None else serial.p_value,
         ladder=ladder,
         guaranteed=max_lambda is not None,
         **about,
-    )
+    ).with_norms(norms)
     return model
 
 
