@@ -410,13 +410,13 @@ def test_calibration_rows_are_encoded_once(monkeypatch, recalibration):
         calls.append(len(y))
         return encode(self, y, x)
 
-    X, Y = linear_data(300)
-    est = quick(recalibration=None).fit(X, Y).set_params(recalibration=recalibration)
     monkeypatch.setattr(lc.flows.LinearGaussianFlow, "encode", counted)
-    new = linear_data(157, seed=1)
-    est.recalibrate(*new)
-    assert calls.count(157) == 1
-    expected = lc.latent_norms(est.base_model_, *map(torch.tensor, new)).sort().values
+    calibration = linear_data(61, seed=1)
+    est = quick(recalibration=recalibration).fit(*linear_data(300), calibration=calibration)
+    assert calls.count(61) == 1
+    est.recalibrate(*linear_data(62, seed=2))
+    assert calls.count(62) == 1
+    expected = lc.latent_norms(est.base_model_, *map(torch.tensor, linear_data(62, seed=2))).sort().values
     torch.testing.assert_close(est._norms, expected, rtol=1e-14, atol=0)
 
 

@@ -313,8 +313,8 @@ class TablePredictor:
         """Ascending norms of the calibration rows, or a clear error."""
         if len(self._norms) == 0:
             raise ArgumentError(
-                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by new "
-                "rows, or fit it with ",
+                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by "
+                "new rows, or fit it with ",
                 Argument("recalibration", "stacked"),
                 ".",
             )
