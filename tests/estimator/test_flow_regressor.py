@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import check_regressors_train, parametrize_w
 import latentcal as lc
 import same
 from latentcal.estimator import FlowRegressor
-from latentcal.estimator.predictor import latent_points
+from latentcal.estimator.summaries import latent_points
 from latentcal.model_folder import _document_hash
 from toys import RADIAL_PAIRS, ScaleFromX
 from uniformity import distance_to_uniform, uniform_limit

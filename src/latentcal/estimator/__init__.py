@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .predictor import PredictedRegion, TablePredictor, check_levels
+from .predictor import TablePredictor
+from .summaries import PredictedRegion, check_levels
 
 if TYPE_CHECKING:
     from .regressor import FlowRegressor

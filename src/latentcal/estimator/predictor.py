@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +17,6 @@ from .._internal.hints import Argument, ArgumentError
 from .._internal.names import AUTO, LAWS, find, spell, suggest
 from .._internal.numerics import as_tensor
 from .._internal.validate import MOST_DRAWS, as_whole, check_finite
-from ..base import RadialBase
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
@@ -29,12 +26,9 @@ from ..flow import ConditionalFlow, full_precision
 from ..flows import TrainingLog
 from ..recalibration import autocalibrate, latent_norms, recalibrate
 from . import storage
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .summaries import AS_FITTED, PredictedRegion, check_levels, latent_points, quantile
 
 _REUSE_LIMIT = 0.05
-_AS_FITTED = "give the same in the same order."
 
 Pair = tuple[Tensor, Tensor]
 Self = TypeVar("Self", bound="TablePredictor")
@@ -109,7 +103,7 @@ class TablePredictor:
         with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
         the error is about a hundredth of the predictive standard deviation.
         """
-        return self._answer(self._summarize(X, _mean), X)
+        return self._answer(self._summarize(X, lambda y: y.mean(0)), X)
 
     def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
         """Quantiles of each output by itself, from the same latent points as ``predict``.
@@ -121,14 +115,14 @@ class TablePredictor:
         Returns:
             (n, d), as ``predict``; for k levels an array (k, n, d).
         """
-        return self._answer(self._summarize(X, partial(_quantile, levels=check_levels(q, self.draws))), X)
+        return self._answer(self._summarize(X, partial(quantile, levels=check_levels(q, self.draws))), X)
 
     def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
         """Both ``predict`` and ``predict_quantile``, in the time of one."""
         levels = check_levels(q, self.draws)
 
         def summary(y: Tensor) -> Tensor:
-            return torch.cat([_mean(y)[None], _quantile(y, levels.reshape(-1))])
+            return torch.cat([y.mean(0)[None], quantile(y, levels.reshape(-1))])
 
         mean, *quantiles = self._summarize(X, summary)
         several = torch.stack(quantiles) if levels.dim() else quantiles[0]
@@ -238,7 +232,7 @@ class TablePredictor:
         names, known = getattr(X, "columns", None), getattr(self, "feature_names_in_", None)
         if names is not None and known is not None and list(names) != list(known):
             raise ValueError(
-                f"X has the columns {list(names)}, but the model was fitted to {list(known)}; {_AS_FITTED}"
+                f"X has the columns {list(names)}, but the model was fitted to {list(known)}; {AS_FITTED}"
             )
         x = float64_copy(X, "X")
         if x.dim() != 2 or x.shape[1] != self.n_features_in_ or not len(x):
@@ -263,7 +257,7 @@ class TablePredictor:
         if renamed or count != self.n_outputs_:
             raise ValueError(
                 f"y has {count} outputs {'' if names is None else names}, but the model was fitted to "
-                f"{self.n_outputs_} {'' if known is None else known}; {_AS_FITTED}"
+                f"{self.n_outputs_} {'' if known is None else known}; {AS_FITTED}"
             )
 
     def _answer(self, values: Tensor, X: Any) -> Any:
@@ -321,80 +315,6 @@ class TablePredictor:
         return self._norms
 
 
-@dataclass(frozen=True, eq=False)
-class PredictedRegion:
-    """A conformal region at n rows of features; for several levels of coverage they come first.
-
-    Args:
-        region: the region at any x.
-        x: (n, p) features.
-        output_names: columns of y; None where it had none.
-    """
-
-    region: Region
-    x: Tensor
-    output_names: np.ndarray | None = None
-
-    def contains(self, y: Any) -> np.ndarray:
-        """Whether each row of y (n, d), or (n,) for one output, lies in its region, (n,)."""
-        names = getattr(y, "columns", None)
-        if names is not None and self.output_names is not None and list(names) != list(self.output_names):
-            raise ValueError(
-                f"y has the columns {list(names)}, but the model was fitted to {list(self.output_names)}; "
-                f"{_AS_FITTED}"
-            )
-        values = as_tensor(y, "y").to(torch.float64)
-        if values.dim() == 0 or len(values) != len(self.x):
-            raise ValueError(f"y must have the {len(self.x)} rows of X, got shape {tuple(values.shape)}.")
-        return self.region.contains(values.reshape(len(values), -1), self.x).numpy()
-
-    def bounds(self, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Least and largest value of each output in each region, (n, d) each; ``quick`` searches less."""
-        lower, upper = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
-        return lower.numpy(), upper.numpy()
-
-    def volume(self, samples: int = 4096) -> np.ndarray:
-        """Volume of each region, (n,), estimated by Monte Carlo."""
-        return self.region.volume(self.x, samples=samples).value.numpy()
-
-    def sample(self, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws (s, n, d) of the model from within each region."""
-        generator = torch.Generator().manual_seed(random_state)
-        return self.region.sample(self.x, n_samples, generator=generator).numpy()
-
-    def plot(self, row: int = 0, **options: Any) -> Axes:
-        """The region of one row, for two outputs; options of :meth:`latentcal.Region.plot`."""
-        return self.region.plot(self.x[row], **options)
-
-
-def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
-    """Points (s, n, d) of the base law, spread more evenly than draws; those of the rows differ by radius.
-
-    Radii are the middles of s/2 steps of equal probability, each with a random direction and its opposite:
-    the mean of anything odd in z is 0 without error.
-    """
-    half = (count + 1) // 2
-    levels = ((torch.arange(half, dtype=torch.float64) + 0.5) / half)[:, None].expand(half, rows)
-    generator = torch.Generator().manual_seed(seed)
-    direction = base.norm.sample_direction((half, 1), base.dim, generator)
-    # On [0, 1] with the norm z itself there is no opposite.
-    opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
-    radius = base.radius.icdf(levels)[..., None]
-    return torch.cat([radius * direction, radius * opposite])
-
-
-def check_levels(q: Any, draws: int) -> Tensor:
-    """Levels of quantiles, () or (k,), that so many latent points reach."""
-    levels = as_tensor(q, "q").to(torch.float64)
-    tail = torch.minimum(levels, 1 - levels).reshape(-1)
-    if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
-        raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
-    if (needed := math.ceil(0.5 / float(tail.min()))) > draws:
-        reason = f"{draws} draws do not reach the level {q}; set "
-        raise ArgumentError(reason, Argument("draws", needed), " at least.")
-    return levels
-
-
 def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., Any]:
     """A function, given itself or by its name in a table of places."""
     if callable(value):
@@ -421,12 +341,3 @@ def column_names(y: Any) -> np.ndarray | None:
 def float64_copy(values: Any, name: str) -> Tensor:
     """Finite numbers as a float64 copy on the CPU, whatever their byte order and strides are."""
     return check_finite(as_tensor(values, name).to("cpu", torch.float64), name).clone()
-
-
-def _mean(y: Tensor) -> Tensor:
-    return y.mean(0)
-
-
-def _quantile(y: Tensor, levels: Tensor) -> Tensor:
-    # The i-th of s points stands for the level (i - 1/2) / s, torch takes it for (i - 1) / (s - 1).
-    return torch.quantile(y, ((len(y) * levels - 0.5) / (len(y) - 1)).clamp(0, 1), dim=0)

@@ -197,7 +197,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     @classmethod
     def _restore(cls, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> FlowRegressor:
         estimator = cls(**parameters)
-        vars(estimator).update(state)
+        estimator.__dict__.update(state)
         return estimator
 
     def _rows(self, X: Any) -> Tensor:
