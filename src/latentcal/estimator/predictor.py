@@ -220,7 +220,7 @@ class TablePredictor:
     def recalibrate(self: Self, X: Any, y: Any) -> Self:
         """Recalibrate by new rows, in place of what was there; nothing is trained."""
         x, y = self._pairs(X, y)
-        self._calibrate(x, y, repair_named(self.recalibration) or recalibrate)
+        self._calibrate(x, y, choose_repair(self.recalibration) or recalibrate)
         return self
 
     @classmethod
@@ -324,7 +324,7 @@ def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., An
     raise ValueError(f"{what} must be a name or a function, got {value!r}; {suggest(str(value), places)}")
 
 
-def repair_named(value: Any) -> Callable[..., ConditionalFlow] | None:
+def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
     """Function of (flow, x, y) that recalibrates, by its name; None for no recalibration."""
     if value is None or value is False:
         return None

@@ -28,7 +28,7 @@ from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, Standardized
 from ..flows.linear_gaussian import fit_ridge
 from ..radius import RadiusLaw
-from .predictor import Pair, TablePredictor, choose, column_names, float64_copy, repair_named
+from .predictor import Pair, TablePredictor, choose, choose_repair, column_names, float64_copy
 from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
@@ -136,7 +136,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             validation: pair (X, y) that tells when to stop, instead of a share of the rows.
             calibration: pair (X, y) for recalibration, instead of a share of the rows.
         """
-        repair = repair_named(self.recalibration)
+        repair = choose_repair(self.recalibration)
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
