@@ -19,7 +19,7 @@ Inside = Callable[[Tensor], Tensor]
 _START = 256
 _TRIES = 1000
 _ROUNDS = 60
-_PROPOSALS = 32
+PROPOSALS = 32
 _MARGIN = 0.15
 _ENLARGEMENTS = 8
 _PILOT = 256
@@ -82,7 +82,11 @@ def search_bounds(level_set: SublevelSet) -> Bounds:
 
 
 def climb(
-    start: Tensor, outputs: Tensor, propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    start: Tensor,
+    outputs: Tensor,
+    propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    *,
+    rounds: int = _ROUNDS,
 ) -> Bounds:
     """Extremes of each output by random search, from the best of the starting points.
 
@@ -91,6 +95,7 @@ def climb(
         outputs: (m, n, d) their outputs.
         propose: from the best points so far, (2d, n, k), and the step of each, (2d, n), new points
             (c, 2d, n, k) and their outputs (c, 2d, n, d); NaN for a point that does not count.
+        rounds: of proposals.
     """
     dim = outputs.shape[-1]
     # Search j maximises output j, search d + j its negative.
@@ -108,7 +113,7 @@ def climb(
         start[every].expand(-1, 2 * dim, -1, -1), outputs[every].expand(-1, 2 * dim, -1, -1)
     )
     step = torch.ones_like(height)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         found, found_height = best_of(*propose(best, step))
         better = found_height > height
         best = torch.where(better[..., None], found, best)
@@ -117,10 +122,10 @@ def climb(
     return Bounds(-height[dim:].T, height[:dim].T)
 
 
-def proposal_noise(best: Tensor, generator: torch.Generator | None) -> Tensor:
+def proposal_noise(best: Tensor, generator: torch.Generator | None, count: int = PROPOSALS) -> Tensor:
     """Standard normal (c, *shape) for the proposals around the best points of that shape."""
     device = "cpu" if generator is None else generator.device
-    return torch.randn(_PROPOSALS, *best.shape, generator=generator, device=device).to(best)
+    return torch.randn(count, *best.shape, generator=generator, device=device).to(best)
 
 
 def contour(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from .._internal.chunks import CACHE, rows_at_a_time
 from ..flow import FlowDistribution, tensor_options
 from ..norms import FirstCoordinate
 from .conformity_scores import Score
 from .evaluation import decode_latent
 from .geometry import (
+    PROPOSALS,
     Bounds,
     SublevelSet,
     Volume,
@@ -26,6 +29,8 @@ from .geometry import (
 )
 
 _START = 512
+_PAIRS = 32  # directions for each output, each with its opposite, of quick bounds
+_CLOSE, _TRIES, _ROUNDS = 0.2, 8, 2  # distance from the best of them, directions tried there, how often
 
 
 @dataclass(frozen=True)
@@ -96,15 +101,36 @@ class LatentScore(Score):
             return Bounds(ends.amin(0), ends.amax(0))
         shape = (_START, *(pred.batch_shape or (1,)))
         start = norm.sample_direction(shape, dim, generator)
+        t = t[..., None]
+        propose = _proposals(pred, t, 1 / math.sqrt(dim), generator)
+        return climb(start, decode_latent(pred, t * start), propose)
 
-        def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-            noise = proposal_noise(best, generator) / math.sqrt(dim)
-            points = best + step[..., None].to(best) * noise
-            points = points / norm(points)[..., None].clamp(min=1e-9)
-            decoded = decode_latent(pred, t[..., None] * points.flatten(0, 1))
-            return points, decoded.unflatten(0, points.shape[:2])
+    def quick_bounds(self, level_set: SublevelSet) -> Bounds:
+        r"""Smallest and largest value of each output inside, (n, d) each, from few points of the rim.
 
-        return climb(start, decode_latent(pred, t[..., None] * start), propose)
+        Points of the rim are decoded, a linear map :math:`y \approx a + B z` is fitted to them at each x, the
+        points where its outputs are largest and smallest are decoded, too, and then some around the best
+        ones. Where the flow is linear this is exact; else the bounds approach the true ones from within.
+        """
+        pred, _ = _ball(level_set)
+        dim, x, generator = pred.base.dim, level_set.x, level_set.generator
+        if dim == 1:
+            return self.bounds(level_set)
+        rim = pred.base.norm.sample_direction((_PAIRS * dim, 1), dim, generator)
+        rim = torch.cat([rim, -rim])  # (m, 1, d)
+        slope = torch.linalg.pinv(torch.cat([torch.ones_like(rim[:, 0, :1]), rim[:, 0]], 1))[1:]  # (d, m)
+        parts = []
+        for piece in [None] if x is None else x.split(rows_at_a_time(rim.numel() * dim, 2 * CACHE)):
+            pred, t = _ball(level_set._replace(x=piece))
+            t = t[..., None]
+            y = decode_latent(pred, t * rim)
+            gradient = torch.einsum("km,mnj->jnk", slope.to(y), y)
+            ends = _on_rim(pred, torch.cat([gradient, -gradient]))  # (2d, n, d)
+            start = torch.cat([rim.to(ends).expand(-1, *ends.shape[1:]), ends])
+            heights = torch.cat([y, decode_latent(pred, t * ends)])
+            propose = _proposals(pred, t, _CLOSE, generator, count=_TRIES)
+            parts.append(climb(start, heights, propose, rounds=_ROUNDS))
+        return Bounds(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
         """One closed polygon (m, 2): the decoded rim of the ball, finer where the map stretches it."""
@@ -147,6 +173,28 @@ def _ball(level_set: SublevelSet) -> tuple[FlowDistribution, Tensor]:
 def _precision(pred: FlowDistribution) -> float:
     """Distance of 1 from the next larger float of the flow."""
     return torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps
+
+
+def _on_rim(pred: FlowDistribution, directions: Tensor) -> Tensor:
+    """Directions (..., d) as points of norm 1."""
+    return directions / pred.base.norm(directions)[..., None].clamp(min=1e-9)
+
+
+def _proposals(
+    pred: FlowDistribution,
+    t: Tensor,
+    width: float,
+    generator: torch.Generator | None,
+    count: int = PROPOSALS,
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What ``climb`` asks: points of norm 1 around the best ones, and their outputs at the radius t."""
+
+    def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        noise = width * proposal_noise(best, generator, count)
+        points = _on_rim(pred, best + step[..., None].to(best) * noise)
+        return points, decode_latent(pred, t * points.flatten(0, 1)).unflatten(0, points.shape[:2])
+
+    return propose
 
 
 def _points(pred: FlowDistribution, radius: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -68,6 +68,9 @@ class Recalibration:
             rows came in batches and were not looked at.
         atom_output: index of that output.
         dequantized: whether the norms are those of outputs with noise on their atoms.
+
+    Attributes:
+        norms: (n,) latent norms of the rows before recalibration, as they came; None in a record from a file.
     """
 
     law: RadiusLaw
@@ -83,6 +86,13 @@ class Recalibration:
     atom_share: float | None = None
     atom_output: int | None = None
     dequantized: bool = False
+    norms: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    def with_norms(self, norms: Tensor) -> Recalibration:
+        """The same record with the norms of the rows, which files do not keep."""
+        record = copy.copy(self)
+        object.__setattr__(record, "norms", norms)
+        return record
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -229,7 +239,7 @@ def record_recalibration(
         tied=tied_share(norms),
         fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
         **about,
-    )
+    ).with_norms(norms)
     return model
 
 
