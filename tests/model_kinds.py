@@ -212,7 +212,7 @@ def _estimators() -> dict[str, Kind]:
     }
 
 
-def _features(rules: lc.data.Preprocessing, x: torch.Tensor) -> pd.DataFrame:
+def _features(rules: lc.tables.Preprocessing, x: torch.Tensor) -> pd.DataFrame:
     return pd.DataFrame(x.double().numpy(), columns=list(rules.feature_names))
 
 

@@ -11,7 +11,7 @@ import torch
 import same
 from latentcal._internal import table_files
 from latentcal._internal.columns import infer_column
-from latentcal._internal.messages import check_names, check_unique, join_some, list_names, quote
+from latentcal._internal.wording import check_names, check_unique, join_some, list_names, quote
 from latentcal.tables import Preprocessing, load_csv
 
 pytest.importorskip("pyarrow")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column, table_cells
-from ._internal.messages import check_names, join_some, list_names, quote
 from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
+from ._internal.wording import check_names, join_some, list_names, quote
 
 CHUNK = 10_000  # rows that are held at a time
 _FORMAT = 1  # of the dictionary; raise it where an older reader would misread a newer one

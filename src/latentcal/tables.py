@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ._internal.columns import Column, infer_column, is_number
-from ._internal.messages import check_names, list_names
 from ._internal.optional import require
 from ._internal.table_files import column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
+from ._internal.wording import check_names, list_names
 from .preprocessing import (
     Encoded,
     Preprocessing,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .messages import check_unique, quote
+from .wording import check_unique, quote
 
 Kind = Literal["text", "boolean", "integer", "real"]
 

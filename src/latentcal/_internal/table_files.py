@@ -14,9 +14,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from .chunks import rows_at_a_time
-from .messages import check_names, check_unique, quote
 from .optional import require
 from .validate import as_whole
+from .wording import check_names, check_unique, quote
 
 LINE = 1 << 24  # most characters of a line: 160 for each cell of 100,000 columns
 COLUMNS = 250_000  # most columns of a table

@@ -96,7 +96,7 @@ class Request:
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raise where a column to keep is missing, or two columns of the answers would have one name."""
-        from .._internal.messages import check_names, list_names
+        from .._internal.wording import check_names, list_names
         from ..tables import column_names
 
         if self.keep:

@@ -45,7 +45,7 @@ def info(folder: Path, as_json: bool) -> None:
 
 def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     """Titles and texts of the lines about a model."""
-    from .._internal.messages import join_some
+    from .._internal.wording import join_some
 
     def join(parts: list[str], mark: str) -> str:
         return join_some(parts, len(parts), mark, _WIDEST)

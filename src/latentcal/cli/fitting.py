@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.messages import join_some, list_names, quote
 from .._internal.names import spell
 from .._internal.optional import require
+from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
 from ..tables import Column, Preprocessing, TableDataset, is_number, load_csv
 from .messages import say

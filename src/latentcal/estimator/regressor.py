@@ -269,6 +269,8 @@ def _without_graph(values: Any, name: str) -> Any:
 
 def _holds_text(values: Any) -> bool:
     """Whether a cell is a text that is no number."""
+    if isinstance(values, Tensor):
+        return False
     for cell in np.asarray(values, dtype=object).flat:
         if isinstance(cell, str):
             try:
