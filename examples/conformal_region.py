@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     """Compare scores by coverage and size, and draw one region."""
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(2500, generator)
+    x, y = lc.toy.heteroscedastic_linear().sample(2500, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:500], y[:500])
     calibration, x_new, y_new = (x[500:1500], y[500:1500]), x[1500:], y[1500:]
 

@@ -14,7 +14,7 @@ from latentcal import plots
 
 torch.set_num_threads(1)  # tensors this small gain nothing from more
 generator = torch.Generator().manual_seed(0)
-toy = lc.data.toy.arc()
+toy = lc.toy.arc()
 (_, y_train), (_, y_validation), (_, y_cal), (_, y_test) = (
     toy.sample(n, generator) for n in (100, 500, 2000, 1000)
 )

@@ -12,7 +12,7 @@ def main() -> None:
     """Diagnose a model that is wrong at some x, recalibrate it by x, and diagnose again."""
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(3000, generator)
+    x, y = lc.toy.heteroscedastic_linear().sample(3000, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000])  # one width for all x
     x_new, y_new = x[2000:], y[2000:]
     model = lc.recalibrate(flow, x[1000:2000], y[1000:2000], fit=lc.ConditionalRadius.fit)

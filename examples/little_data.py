@@ -17,7 +17,7 @@ def main() -> None:
     """120 rows: half and half, or all of them for both."""
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(4120, generator)
+    x, y = lc.toy.heteroscedastic_linear().sample(4120, generator)
     few, new = (x[:120], y[:120]), (x[120:], y[120:])
     half = lc.recalibrate(make_flow(x[:60], y[:60]), x[60:120], y[60:120])
     crossed = lc.cross_calibrate(make_flow, *few, folds=5, fit=lc.StackedRadius.fit)

@@ -13,7 +13,7 @@ def main() -> None:
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    toy = lc.data.toy.heteroscedastic_arc()
+    toy = lc.toy.heteroscedastic_arc()
     (x, y), validation, calibration, (x_new, y_new) = (
         toy.sample(n, generator) for n in (100, 200, 1000, 2000)
     )

@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(2000, generator)
+    x, y = lc.toy.heteroscedastic_linear().sample(2000, generator)
     model = lc.recalibrate(lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000]), x[1000:], y[1000:])
     lc.save(model, folder / "model")
     same = lc.load(folder / "model")

@@ -12,7 +12,7 @@ def main() -> None:
     """Score each batch before it is learned, with and without updates."""
     torch.set_num_threads(1)  # tensors this small gain nothing from more
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(4000, generator)
+    x, y = lc.toy.heteroscedastic_linear().sample(4000, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000])
     centre = flow.decode(torch.zeros_like(y), x)
     y[3000:] = centre[3000:] + 2 * (y[3000:] - centre[3000:])  # the world changes at row 3,000

@@ -201,15 +201,19 @@ def _estimators() -> dict[str, Kind]:
     linear.fit(features, outputs)
     deep.set_params(recalibration=None).fit(x.numpy(), y.numpy())
     table = {"a": x[:, 0].tolist(), "city": ["Bari", "Lyon", "Bonn"] * 20, **outputs}
-    rules = lc.data.Preprocessing.fit(table, targets=["u", "v"])
+    rules = lc.tables.Preprocessing.fit(table, targets=["u", "v"])
     encoded = rules.transform(table, targets=True)
     command_line = Model(clone(linear), rules, {"data": {"rows": 60}, "quality": {"nll": 3.25}})
-    command_line.estimator.fit(command_line.features(encoded.x), outputs)
+    command_line.estimator.fit(_features(rules, encoded.x), outputs)
     return {
         "regressor": Kind(linear, lc.FlowRegressor.save, lc.FlowRegressor.load, answer_of_regressor),
         "deep_regressor": Kind(deep, lc.FlowRegressor.save, lc.FlowRegressor.load, answer_of_regressor),
         "command_line": Kind(command_line, write_model, load_model, answer_of_command_line),
     }
+
+
+def _features(rules: lc.tables.Preprocessing, x: torch.Tensor) -> pd.DataFrame:
+    return pd.DataFrame(x.double().numpy(), columns=list(rules.feature_names))
 
 
 def _numbers(**values: Any) -> Answer:
@@ -282,8 +286,7 @@ def answer_of_regressor(estimator: lc.FlowRegressor) -> Answer:
 def answer_of_command_line(model: Model) -> Answer:
     """What the estimator says of rows of a table, and the card."""
     x = model.rules.transform({"a": X[:, 0].tolist(), "city": ["Bari", "Bonn", "Lyon"]}).x
-    frame = model.features(x)
-    answer = _numbers(log_prob=model.estimator.log_prob(frame, Y.numpy()), x=x)
+    answer = _numbers(log_prob=model.estimator.log_prob(_features(model.rules, x), Y.numpy()), x=x)
     return answer | {
         "facts": str(dict(model.facts)),
         "rules": str(model.rules),

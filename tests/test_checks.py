@@ -7,8 +7,7 @@ from torch import nn
 import same
 from latentcal.base import standard_normal, uniform_ball
 from latentcal.checks import check_flow
-from latentcal.flow import Standardized
-from latentcal.flows import LinearGaussianFlow
+from latentcal.flows import LinearGaussianFlow, Standardized
 from toys import NormalCDFFlow, SinhFlow, scaled_gaussian
 
 

@@ -18,9 +18,9 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import fuzz_files  # noqa: E402
 
+from latentcal._internal.model_folder import ModelFileError  # noqa: E402
 from latentcal._internal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
 from latentcal.conformal import HPDScore  # noqa: E402
-from latentcal.model_folder import ModelFileError  # noqa: E402
 from latentcal.recalibration import ProbitMixture  # noqa: E402
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap  # noqa: E402
 
@@ -180,7 +180,7 @@ def test_a_flow_of_many_small_layers_is_not_built_from_a_file_of_few_numbers(tmp
     """Sizes within their bounds asked for a million layers."""
     import json
 
-    from latentcal.model_folder import _document_hash
+    from latentcal._internal.model_folder import _document_hash
 
     lc.save(lc.flows.FlowMatching(2, 1, hidden=2, layers=1), tmp_path / "model")
     document = json.loads((tmp_path / "model" / "model.json").read_text())

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import latentcal as lc
-from latentcal.class_names import CLASSES, FUNCTIONS
-from latentcal.model_folder import SCHEMA
+from latentcal._internal.model_folder import SCHEMA
+from latentcal._internal.names import CLASSES, FUNCTIONS
 
 for name in ("sklearn", "pandas", "click", "zuko"):
     pytest.importorskip(name)

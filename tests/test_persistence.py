@@ -18,7 +18,7 @@ import latentcal as lc
 import same
 from latentcal._internal import atomic_files
 from latentcal._internal.atomic_files import new_file
-from latentcal.model_folder import SCHEMA, _document_hash
+from latentcal._internal.model_folder import SCHEMA, _document_hash
 
 
 def rows(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,12 +7,12 @@ from torch.distributions import Independent, Normal, Poisson
 
 import same
 from latentcal.base import standard_normal
-from latentcal.data.toy import heteroscedastic_arc
 from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.pit import hdr_pit, latent_pit, marginal_pit, prerank_pit
 from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.reference import Chi
 from latentcal.recalibration import recalibrate
+from latentcal.toy import heteroscedastic_arc
 from toys import ScaleFromX, SinhFlow, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -166,7 +166,7 @@ def test_the_marginal_pit_tends_to_the_distribution_function(generator):
 
 
 def test_the_marginal_pit_is_computed_in_pieces(generator, monkeypatch):
-    monkeypatch.setattr("latentcal.pit._CHUNK", 30)
+    monkeypatch.setattr("latentcal.pit.rows_at_a_time", lambda numbers: max(1, 30 // numbers))
     pred, shapes = scaled_gaussian(2, 1.0)().expand((10,)), []
     draw = pred.sample
     monkeypatch.setattr(pred, "sample", lambda shape, **kwargs: shapes.append(shape) or draw(shape, **kwargs))

@@ -4,7 +4,7 @@ import torch
 from latentcal.radius.folds import effective_size
 from latentcal.recalibration.shift import (
     _PENALTIES,
-    _clipped,
+    _clip,
     _fold_of,
     _logistic_path,
     _with_one,
@@ -77,7 +77,7 @@ def test_weights_are_clipped_and_keep_mean_one(generator):
     assert weights.max() <= 5.0 * (1 + 1e-6)
     assert weights.mean().item() == pytest.approx(1)
     assert density_ratio(x, target, clip=None).max() > 5.0  # control
-    clipped = _clipped(torch.tensor([1.0, 1, 1, 97], dtype=torch.float64), 2.0)
+    clipped = _clip(torch.tensor([1.0, 1, 1, 97], dtype=torch.float64), 2.0)
     assert clipped.tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0], rel=1e-6)
 
 

@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in ("adapters", "data", "flows", "metrics", "plots")))
+SPACES = ("adapters", "flows", "metrics", "plots", "splits", "tables")
+PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in SPACES))
 
 
 def links(text: str) -> list[str]:

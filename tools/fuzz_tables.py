@@ -42,7 +42,7 @@ from table_mutations import MUTATIONS, Draft, draw
 
 import latentcal as lc
 from latentcal.cli import main as command_line
-from latentcal.data import Preprocessing, load_csv
+from latentcal.tables import Preprocessing, load_csv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from studies.benchmarks.resumable import append, read
@@ -85,7 +85,7 @@ def build(number: int) -> Draft:
     return draft
 
 
-def check_values(draft: Draft, data: lc.data.TableDataset) -> None:
+def check_values(draft: Draft, data: lc.tables.TableDataset) -> None:
     """Raise where a number was not read as it was written."""
     if draft.rows not in (None, data.file_rows):
         raise DifferentError(f"{data.file_rows} rows instead of {draft.rows}")
@@ -103,7 +103,7 @@ def check_values(draft: Draft, data: lc.data.TableDataset) -> None:
                 raise DifferentError(f"{kind} of the column {column.name[:50]!r}")
 
 
-def _views(data: lc.data.TableDataset, name: str, values: np.ndarray, written: np.ndarray) -> list[tuple]:
+def _views(data: lc.tables.TableDataset, name: str, values: np.ndarray, written: np.ndarray) -> list[tuple]:
     single = written.astype(np.float32)
     found = [("values", values, written)]
     if name in data.target_names:
@@ -136,7 +136,7 @@ def through_library(draft: Draft, path: Path, random: np.random.Generator) -> No
     memory = Preprocessing.fit(by_column, draft.targets).transform(by_column, missing="drop")
     if "max_rows" not in options and len(memory.rows) < len(data):
         raise DifferentError("rows of the table in memory")
-    parts = lc.data.split(data, seed=0)
+    parts = lc.splits.split(data, seed=0)
     if not bool(torch.isfinite(parts.train.x).all() and torch.isfinite(parts.test.y).all()):
         raise DifferentError("a number of a part that is not finite")
 

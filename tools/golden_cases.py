@@ -356,7 +356,7 @@ def convex_potential_flow() -> Any:
 
 @case
 def toy() -> Any:
-    place = getattr(lc, "toy", None) or lc.data.toy
+    place = getattr(lc, "toy", None) or lc.toy
     x, y = place.heteroscedastic_linear().sample(10, generator=seeded())
     return [x, y]
 

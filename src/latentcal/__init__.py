@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import adapters, data, flows, metrics, plots
+from . import adapters, flows, metrics, plots, splits, tables, toy
 from ._version import __version__
 from .adapters import (
     from_functions,
@@ -48,7 +48,8 @@ from .diagnostics import (
 )
 from .events import Box, HalfSpace, Membership, probability
 from .files import ModelFileError, load, save
-from .flow import ConditionalFlow, FlowDistribution, Standardized
+from .flow import ConditionalFlow, FlowDistribution
+from .flows.standardized import Standardized
 from .integration import Estimate, InfiniteVarianceWarning
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, prerank_pit
@@ -175,7 +176,6 @@ __all__ = [
     "conditional_calibration",
     "conformal_region",
     "cross_calibrate",
-    "data",
     "density_ratio",
     "diagnose",
     "diagnose_partitions",
@@ -210,10 +210,13 @@ __all__ = [
     "recalibrate_prerank",
     "rolling_pit",
     "save",
+    "splits",
     "standard_normal",
     "student_t",
+    "tables",
     "tighten",
     "to_sbi",
+    "toy",
     "uniform_ball",
     "uniform_cube",
     "uniform_interval",

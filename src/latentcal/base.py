@@ -118,6 +118,13 @@ def as_latent(z: Any) -> Tensor:
     return as_floating(to_tensor(z, "z"))
 
 
+def base_or_normal(base: RadialBase | None, dim: int, what: str = "the flow") -> RadialBase:
+    """The base that was given for a flow of ``dim`` outputs; N(0, I) if None."""
+    if isinstance(base, RadialBase) and base.dim != dim:
+        raise ValueError(f"The base has {base.dim} dimensions, {what} {dim}.")
+    return standard_normal(dim) if base is None else base
+
+
 def standard_normal(dim: int) -> RadialBase:
     """N(0, I) in ``dim`` dimensions: a chi radius in the Euclidean norm.
 

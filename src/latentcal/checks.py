@@ -40,25 +40,25 @@ class FlowCheck:
     @property
     def passed(self) -> bool:
         """Whether no check failed."""
-        return not self._failed()
+        return not self._failures()
 
     def require(self) -> FlowCheck:
         """This report, or a ValueError with the checks that failed."""
-        if self._failed():
-            raise ValueError("The flow does not keep its promises:\n" + _table(self._failed()))
+        if self._failures():
+            raise ValueError("The flow does not keep its promises:\n" + _table(self._failures()))
         return self
 
     def __str__(self) -> str:
         return f"{_table(self.checks)}\n{self._verdict()}"
 
     def _verdict(self) -> str:
-        tried, failed = [c for c in self.checks if c.passed is not None], self._failed()
+        tried, failed = [c for c in self.checks if c.passed is not None], self._failures()
         if failed:
             return f"{len(failed)} of {len(tried)} checks failed: {', '.join(c.name for c in failed)}."
         left = len(self.checks) - len(tried)
         return f"All {len(tried)} checks passed" + (f", {left} could not be tried." if left else ".")
 
-    def _failed(self) -> tuple[Check, ...]:
+    def _failures(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)
 
 
@@ -95,11 +95,11 @@ def check_flow(
     points = as_whole(points, "points")
     with evaluation_mode(flow):
         pred = flow(x)
-        y = pred._accept(to_tensor(y, "y"))
+        y = pred.accept(to_tensor(y, "y"))
         if y.dim() != 2:
             raise ValueError(f"check_flow takes y of shape (n, d), got {tuple(y.shape)}.")
         allowed = _TOLERANCE.get(y.dtype, _COARSE) if tolerance is None else tolerance
-        run = _Run(flow, pred._context, y.clone(), pred.base, points, generator, allowed)
+        run = _Run(flow, pred.context, y.clone(), pred.base, points, generator, allowed)
         return FlowCheck(tuple(run.checks()))
 
 

@@ -27,15 +27,15 @@ from .integration import (
 
 @dataclass(frozen=True)
 class Payoff:
-    """A utility that depends on whether y lies in a region.
+    """A utility that depends on whether an event occurs: whether y lies in it.
 
     Args:
-        region: as for :func:`probability`.
+        event: as for :func:`probability`.
         inside: utility if y lies in it.
         outside: utility if not.
     """
 
-    region: Any
+    event: Any
     inside: float
     outside: float = 0.0
 
@@ -91,8 +91,8 @@ def expected_utility(
     forced = method is not None
     if method is None:
         dim = model_dim(model, flat)
-        regions = [getattr(u, "region", None) for u in utilities.values() if not isinstance(u, (int, float))]
-        methods = {default_method(model, region, dim) for region in regions}
+        events = [getattr(u, "event", None) for u in utilities.values() if not isinstance(u, (int, float))]
+        methods = {default_method(model, event, dim) for event in events}
         method = methods.pop() if len(methods) == 1 else default_method(model, None, dim)
     if method == "quadrature":
         grid = {"points": points, "rule": rule, "samples": samples, "generator": generator}
@@ -108,7 +108,7 @@ def expected_utility(
         if bool(heavy.any()):
             _warn_of_heavy_tails([name for name, rows in zip(utilities, heavy, strict=True) if rows.any()])
         error = error.masked_fill(heavy.to(error.device), math.inf)
-        # A region that no point hit, or none missed, is not certain to a payoff that hangs on it.
+        # An event that no point hit, or none missed, is not certain to a payoff that hangs on it.
         stakes = [abs(u.inside - u.outside) if isinstance(u, Payoff) else 0.0 for u in utilities.values()]
         error = torch.maximum(error, torch.tensor(stakes).to(error)[:, None] / samples)
     else:
@@ -132,9 +132,9 @@ def best_action(model: Any, x: Tensor | None, utilities: Mapping[str, Utility], 
 
 def _as_function(utility: Utility) -> Integrand:
     if isinstance(utility, Payoff):
-        region = as_membership(utility.region)
+        event = as_membership(utility.event)
         levels = torch.tensor([utility.outside, utility.inside], dtype=torch.float64)
-        return lambda y, x: levels.to(y.device)[region.contains(y, x).long()]
+        return lambda y, x: levels.to(y.device)[event.contains(y, x).long()]
     if isinstance(utility, (int, float)):
         return lambda y, x: y.new_full(y.shape[:-1], float(utility), dtype=torch.float64)
     if not callable(utility):
@@ -156,7 +156,7 @@ class _Watched:
         self.tails: list[Tensor] = []
 
     def __call__(self, y: Tensor, x: Tensor | None) -> Tensor:
-        values = _checked(self.utility(y, x), y)
+        values = _check_values(self.utility(y, x), y)
         self.tails.append(tail_index(values).reshape(-1))
         return values
 
@@ -178,7 +178,7 @@ def _warn_of_heavy_tails(names: list[str]) -> None:
     )
 
 
-def _checked(values: Tensor, y: Tensor) -> Tensor:
+def _check_values(values: Tensor, y: Tensor) -> Tensor:
     if values.shape != y.shape[:-1] or not bool(torch.isfinite(values).all()):
         raise ValueError(
             f"A utility must give one finite number for each of the points {tuple(y.shape[:-1])}, "
@@ -191,7 +191,7 @@ def _by_grid(
     model: Any, x: Tensor | None, utility: Utility, method: str | None, grid: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
     if isinstance(utility, Payoff):
-        inside = probability(model, x, utility.region, method=method, **grid)
+        inside = probability(model, x, utility.event, method=method, **grid)
         gain = utility.inside - utility.outside
         return (
             utility.outside + gain * inside.value.reshape(-1),

@@ -37,9 +37,9 @@ class Membership:
         inside = torch.as_tensor(self._rule(y, x))
         if inside.shape != y.shape[:-1] or inside.dtype != torch.bool:
             raise ValueError(
-                f"A region must say True or False for each of the points {tuple(y.shape[:-1])}; "
+                f"An event must say True or False for each of the points {tuple(y.shape[:-1])}; "
                 f"got {inside.dtype} of shape {tuple(inside.shape)}. (A conformal region of several levels "
-                "is several regions: take one, region.at(0.9).)"
+                "is several events: take one, region.at(0.9).)"
             )
         return inside
 
@@ -128,24 +128,24 @@ def _outputs(y: Any) -> Tensor:
     return y
 
 
-def as_membership(region: Any) -> Any:
+def as_membership(event: Any) -> Any:
     """What has ``contains(y, x)``, or is a function ``rule(y, x)``, as a :class:`Membership`."""
-    if isinstance(region, Membership):
-        return region
-    if hasattr(region, "contains"):
-        return Membership(region.contains)
-    if callable(region):
-        return Membership(region)
+    if isinstance(event, Membership):
+        return event
+    if hasattr(event, "contains"):
+        return Membership(event.contains)
+    if callable(event):
+        return Membership(event)
     raise TypeError(
-        f"A region is a Box, a HalfSpace, a conformal Region, or a function of (y, x) that says True or "
-        f"False; got {type(region).__name__}."
+        f"An event is a Box, a HalfSpace, a conformal Region, or a function of (y, x) that says True or "
+        f"False; got {type(event).__name__}."
     )
 
 
 def probability(
     model: Any,
     x: Tensor | None,
-    region: Any,
+    event: Any,
     *,
     method: str | None = None,
     samples: int = 2**14,
@@ -153,7 +153,7 @@ def probability(
     rule: str = "gauss",
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Probability of a region under the prediction at each x, with the error of the estimate.
+    r"""Probability of an event under the prediction at each x, with the error of the estimate.
 
     .. math:: P(Y \in A \mid x) = \int_A f(y \mid x) \, dy
 
@@ -166,7 +166,7 @@ def probability(
     Args:
         model: predictor, ``model(x)`` a distribution.
         x: (..., p) features, or None.
-        region: a :class:`Box`, a :class:`HalfSpace`, a conformal region, combinations of them, or a function
+        event: a :class:`Box`, a :class:`HalfSpace`, a conformal region, combinations of them, or a function
             ``rule(y, x)`` that says True or False.
         method: by default a grid for a finite box of one or two outputs of a flow, and Sobol points for the
             rows on which it does not settle; else Sobol points for a flow, draws for another model.
@@ -185,31 +185,31 @@ def probability(
         >>> round(estimate.value.item(), 4), estimate.method
         (0.4661, 'quadrature')
     """
-    region = as_membership(region)
+    event = as_membership(event)
     x, shape = flat_rows(x)
     dim = model_dim(model, x)
     samples = as_whole(samples, "samples", 2)
     if x is not None and len(x) == 0:
         nothing = torch.empty(shape, dtype=torch.float64)
-        return Estimate(nothing, nothing.clone(), method or default_method(model, region, dim))
+        return Estimate(nothing, nothing.clone(), method or default_method(model, event, dim))
     settle = method is None and points is None
     if method is None:
-        method = default_method(model, region, dim)
+        method = default_method(model, event, dim)
     if method == "quadrature":
-        if not isinstance(region, Box):
-            raise ValueError(f'A quadrature is for a Box; for {type(region).__name__} use method="qmc".')
-        sides = region.sides(dim)
+        if not isinstance(event, Box):
+            raise ValueError(f'A quadrature is for a Box; for {type(event).__name__} use method="qmc".')
+        sides = event.sides(dim)
         value, error = box_quadrature(model, x, sides, points=points, rule=rule, generator=generator)
         coarse = error > _SETTLED
         if settle and bool(coarse.any()):
             rows = None if x is None else x[coarse]
             value[coarse], error[coarse], _ = probability(
-                model, rows, region, method="qmc", samples=samples, generator=generator
+                model, rows, event, method="qmc", samples=samples, generator=generator
             )
             method = "quadrature, qmc" if bool((~coarse).any()) else "qmc"
     elif method in ("qmc", "sampling"):
         expectation = by_quasi_monte_carlo if method == "qmc" else by_sampling
-        value, error = (row[0] for row in expectation(model, x, [region.contains], samples, generator))
+        value, error = (row[0] for row in expectation(model, x, [event.contains], samples, generator))
         # No hit, or none missed, is not certainty: three errors are the rule of three.
         error = share_error(value, samples) if method == "sampling" else error.clamp(min=1 / samples)
     else:
@@ -217,11 +217,11 @@ def probability(
     return Estimate(value.reshape(shape), error.reshape(shape), method)
 
 
-def default_method(model: Any, region: Any, dim: int) -> str:
-    """The method that suits a region of ``dim`` outputs; None for a region that is not a set."""
+def default_method(model: Any, event: Any, dim: int) -> str:
+    """The method that suits an event of ``dim`` outputs; None stands for a utility that is a function."""
     if not isinstance(model, ConditionalFlow):
         return "sampling"
-    if isinstance(region, Box) and dim <= 2 and all(bool(s.isfinite().all()) for s in region.sides(dim)):
+    if isinstance(event, Box) and dim <= 2 and all(bool(s.isfinite().all()) for s in event.sides(dim)):
         return "quadrature"
     return "qmc"
 

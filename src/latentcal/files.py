@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .class_names import CLASSES, EXTENDED, FUNCTIONS, SAVED, arguments_of
+from ._internal.model_folder import MANIFEST, ModelFileError, read_model, write_model
+from ._internal.names import CLASSES, FUNCTIONS, find
 from .flow import ConditionalFlow
-from .model_folder import MANIFEST, ModelFileError, read_model, write_model
+from .model_classes import EXTENDED, SAVED, arguments_of, is_known
 from .model_schema import DEEPEST, Reader
 
 __all__ = ["ModelFileError", "load", "save"]
@@ -125,9 +126,8 @@ class _Writer:
             return self._tensor(value, path)
         if isinstance(value, (list, tuple, nn.ModuleList)):
             return [self.node(item, f"{path}.{i}", depth + 1) for i, item in enumerate(value)]
-        for name, function in FUNCTIONS.items():
-            if value is function:
-                return {"function": name}
+        if (name := getattr(value, "__name__", "")) in FUNCTIONS and find(FUNCTIONS[name]) is value:
+            return {"function": name}
         if id(value) in self._seen:
             return {"same": self._seen[id(value)]}
         return self._object(value, {"id": self._seen.setdefault(id(value), len(self._seen))}, path, depth)
@@ -137,10 +137,10 @@ class _Writer:
         if isinstance(value, ConditionalFlow):
             node["base"] = self.node(value.base, f"{path}.base", depth + 1)
             node["recalibration"] = self.node(value.recalibration, f"{path}.recalibration", depth + 1)
-            if CLASSES.get(kind.__name__) is not kind:
+            if not is_known(kind):
                 self._check_same_maps(value, path)
                 return node | {"foreign": kind.__name__}
-        if CLASSES.get(kind.__name__, kind) is not kind:
+        if kind.__name__ in CLASSES and not is_known(kind):
             raise TypeError(f"{path} is a {kind.__module__}.{kind.__name__}: the name is taken, use another.")
         if kind.__name__ not in CLASSES and not isinstance(value, EXTENDED):
             raise TypeError(f"{path} is a {kind.__name__}, which cannot be saved.")
@@ -148,7 +148,7 @@ class _Writer:
         node["class"] = kind.__name__
         node["args"] = self._nodes(arguments, path, depth)
         if isinstance(value, ConditionalFlow):
-            node["state"] = self._nodes(_learned(value, arguments), f"{path}.state", depth)
+            node["state"] = self._nodes(_state_of(value, arguments), f"{path}.state", depth)
         return node
 
     def _nodes(self, values: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _Writer:
             )
 
 
-def _learned(flow: ConditionalFlow, arguments: dict[str, Any]) -> dict[str, Tensor]:
+def _state_of(flow: ConditionalFlow, arguments: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors of the maps that the constructor arguments do not hold already."""
     covered = {*arguments, "base"}
     return {name: tensor for name, tensor in flow.state_dict().items() if name.split(".")[0] not in covered}

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ._internal.chunks import rows_at_a_time
+
 SIZE = 256
-_CHUNK = 1 << 20  # numbers hashed at a time
 REUSE_LIMIT = 0.05
 """Share of rows used a second time above which it is said."""
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -79,13 +80,13 @@ def warn_of_reuse(share: float, statement: str, stacklevel: int = 3) -> None:
 
 def _row_hashes(x: Any, y: Any) -> _Hashes:
     """64-bit hash of every row (x, y), (n, p), (n, d) -> (n,)."""
-    parts = [_as_rows(values) for values in (x, y) if values is not None]
+    parts = [_flatten(values) for values in (x, y) if values is not None]
     hashes = np.zeros(len(parts[0]), dtype=np.uint64)
     first_column = 0
     for rows in parts:
         columns = np.arange(first_column, first_column + rows.shape[1], dtype=np.uint64)
         multipliers = _mix(columns + np.uint64(1)) | np.uint64(1)
-        step = max(1, _CHUNK // max(1, rows.shape[1]))
+        step = rows_at_a_time(rows.shape[1])
         for start in range(0, len(rows), step):
             piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
             bits = (
@@ -104,7 +105,7 @@ def _mix(values: _Hashes) -> _Hashes:
     return values ^ (values >> np.uint64(31))
 
 
-def _as_rows(values: Any) -> npt.NDArray[Any]:
+def _flatten(values: Any) -> npt.NDArray[Any]:
     if isinstance(values, torch.Tensor):
         values = values.detach().to(device="cpu", dtype=torch.float32).numpy()
     values = np.asarray(values)

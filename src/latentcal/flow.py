@@ -1,4 +1,4 @@
-"""What a conditional flow is, the torch distribution that it predicts, and a flow in the user's own units."""
+"""What a conditional flow is, and the torch distribution that it predicts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
+from ._internal.chunks import rows_at_a_time
 from ._internal.numerics import Float64Module, as_tensor, to_tensor
-from ._internal.validate import as_floating, as_shape, as_whole, check_finite
+from ._internal.validate import as_shape, as_whole, check_finite
 from .base import RadialBase
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
-_MOMENT_CHUNK = 1 << 22  # numbers held at a time
 _MODES: dict[nn.Module, list[int]] = {}  # modules in use: by how many, and the mode that they come from
 _MODES_LOCK = threading.Lock()
 
@@ -132,10 +132,10 @@ class FlowDistribution(Distribution):
                 raise ValueError("x is a single number; it must be (..., p), with the features last.")
             check_finite(self.x, "x")
             batch_shape = self.x.shape[:-1]
-        self._context = as_context(flow, self.x)
-        if self._context is not None and self._context.is_floating_point():
-            check_finite(self._context, f"x in the flow's {self._context.dtype}")
-        self.base = flow.base.given(self._context)
+        self.context = as_context(flow, self.x)
+        if self.context is not None and self.context.is_floating_point():
+            check_finite(self.context, f"x in the flow's {self.context.dtype}")
+        self.base = flow.base.given(self.context)
         # The checks below are our own: torch's depend on a global that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
 
@@ -171,24 +171,24 @@ class FlowDistribution(Distribution):
 
     def latent(self, y: Tensor) -> Tensor:
         """Float64 latent of y, (..., d) -> (..., d)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z = self.flow.latent(y, self._context)
+            z = self.flow.latent(y, self.context)
         self._norm_of(z, y)  # raises where it is not a number
         return z.to(torch.float64)
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z = self.flow.latent(y, self._context)
+            z = self.flow.latent(y, self.context)
         return self._norm_of(z, y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
-        y = self._accept(to_tensor(y, "y"))
+        y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z, log_abs_det = self.flow.encode(y, self._context)
+            z, log_abs_det = self.flow.encode(y, self.context)
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
             raise ValueError(
@@ -216,7 +216,7 @@ class FlowDistribution(Distribution):
         """The y of latents z (..., d), whose leading dims end in the batch shape; without a graph."""
         dtype, device = tensor_options(self.flow)
         with torch.no_grad(), full_precision(self.flow):
-            return self.flow.decode(z.to(dtype=dtype, device=device), self._context)
+            return self.flow.decode(z.to(dtype=dtype, device=device), self.context)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
@@ -224,7 +224,7 @@ class FlowDistribution(Distribution):
         if 0 in self.batch_shape:
             nothing = self.sample(generator=generator)
             return nothing, nothing.clone()
-        size = max(1, _MOMENT_CHUNK // max(1, math.prod(self._extended_shape())))
+        size = rows_at_a_time(math.prod(self._extended_shape()))
         mean = square = torch.zeros(())
         for done in range(0, samples, size):
             draws = self.sample((min(size, samples - done),), generator).to(torch.float64)
@@ -270,13 +270,13 @@ class FlowDistribution(Distribution):
             dtype = self.x.dtype if floating else torch.get_default_dtype()  # type: ignore[union-attr]
         z = latent(tuple(shape[:-1]), generator, dtype).to(device)
         with full_precision(self.flow):
-            y = self.flow.decode(z, self._context)
+            y = self.flow.decode(z, self.context)
         if y.shape != shape:
             raise ValueError(f"decode gave y of shape {tuple(y.shape)} for z {tuple(z.shape)}.")
         return y
 
-    def _accept(self, value: Tensor) -> Tensor:
-        """y as the flow wants it, expanded to the batch shape, or a clear error."""
+    def accept(self, value: Tensor) -> Tensor:
+        """y (..., d) in the flow's dtype and device, expanded to the batch shape, or a clear error."""
         dim = self.flow.base.dim
         if value.dim() == 0 or value.shape[-1] != dim:
             outputs = value.shape[-1] if value.dim() else "no"
@@ -310,75 +310,6 @@ class FlowDistribution(Distribution):
         return self.base.norm_of(z)
 
 
-class Standardized(ConditionalFlow):
-    r"""A flow that was trained on standardised data and answers in the user's own units.
-
-    .. math:: \mathrm{encode}(y; x) = \mathrm{inner}\left(\frac{y - m_y}{s_y}; \frac{x - m_x}{s_x}\right),
-              \qquad \log|\det| = \log|\det|_{inner} - \sum_j \log s_{y,j}
-
-    The standardisation is computed in the dtype of the given tensors, then cast to that of the flow: with
-    float64 means, outputs far from 0 keep their digits although the flow is float32.
-
-    Args:
-        flow: the flow in standardised units; its base becomes that of this flow.
-        y_mean: (d,) subtracted from y.
-        y_scale: (d,) positive divisors of y.
-        x_mean: (p,) subtracted from x; None leaves x as it is.
-        x_scale: (p,) positive divisors of x; 1 for a constant feature.
-    """
-
-    flow: ConditionalFlow
-    y_mean: Tensor
-    y_scale: Tensor
-    x_mean: Tensor | None
-    x_scale: Tensor | None
-
-    def __init__(
-        self,
-        flow: ConditionalFlow,
-        y_mean: Tensor,
-        y_scale: Tensor,
-        x_mean: Tensor | None = None,
-        x_scale: Tensor | None = None,
-    ) -> None:
-        super().__init__(flow.base)
-        if (x_mean is None) != (x_scale is None):
-            raise ValueError("Give both x_mean and x_scale, or neither.")
-        self.flow = flow
-        dim = flow.base.dim
-        self.register_buffer("y_mean", _finite_vector(y_mean, "y_mean", dim))
-        self.register_buffer("y_scale", _finite_vector(y_scale, "y_scale", dim, positive=True))
-        self.register_buffer("x_mean", None if x_mean is None else _finite_vector(x_mean, "x_mean"))
-        self.register_buffer(
-            "x_scale",
-            None if x_scale is None else _finite_vector(x_scale, "x_scale", len(x_mean), positive=True),  # type: ignore[arg-type]
-        )
-
-    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        z, log_abs_det = self.flow.encode(self._inner_y(y), self._inner_x(x))
-        return z, log_abs_det.to(self.y_scale.dtype) - torch.log(self.y_scale).sum()
-
-    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return self.flow.latent(self._inner_y(y), self._inner_x(x))
-
-    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        y = self.flow.decode(self._cast(z), self._inner_x(x))
-        return y * self.y_scale + self.y_mean
-
-    def _inner_y(self, y: Tensor) -> Tensor:
-        return self._cast((y - self.y_mean) / self.y_scale)
-
-    def _inner_x(self, x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        if self.x_mean is not None and self.x_scale is not None:
-            x = (x - self.x_mean) / self.x_scale
-        return self._cast(x) if x.is_floating_point() else x
-
-    def _cast(self, values: Tensor) -> Tensor:
-        return values.to(dtype=tensor_options(self.flow)[0])
-
-
 def tensor_options(flow: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
     """Dtype and device of a flow's maps, not of its base law; None where they hold no tensors."""
     for tensor in _map_tensors(flow):
@@ -396,12 +327,12 @@ def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 @contextmanager
-def evaluation_mode(flow: nn.Module) -> Iterator[None]:
-    """Every module of the flow in evaluation mode inside the block, each back in its own mode afterwards.
+def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
+    """Every module of the flows in evaluation mode inside the block, each back in its own mode afterwards.
 
     Threads may use a flow at the same time: the last one to leave gives its modules their modes back.
     """
-    modules = list(flow.modules())
+    modules = list(nn.ModuleList(flows).modules())[1:]
     with _MODES_LOCK:
         for module in modules:
             if module in _MODES:
@@ -441,17 +372,3 @@ def as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
         return None
     dtype, device = tensor_options(flow)
     return x.to(dtype=dtype, device=device) if x.is_floating_point() else x.to(device=device)
-
-
-def _finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
-    values = as_floating(as_tensor(values, name))
-    if values.dim() != 1 or (size is not None and values.shape[0] != size):
-        raise ValueError(f"{name} must have shape ({size or 'p'},), got {tuple(values.shape)}.")
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError(f"{name} must be finite.")
-    if positive and not bool((values > 0).all()):
-        which = (values <= 0).nonzero().reshape(-1).tolist()
-        raise ValueError(
-            f"{name} must be positive, it is not at {which[:10]}. A constant column needs scale 1."
-        )
-    return values

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from ._internal.chunks import MEMORY, rows_at_a_time
 from .base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
 from .flow import FlowDistribution
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
@@ -23,7 +24,7 @@ _SHARE, _ROOTS, _MOST = 0.05, 3.0, 0.2  # the tail: 5 % of s values, at least 3 
 _FEWEST = 100  # values beyond the threshold
 _PRIOR, _GRID = 3.0, 30
 RANDOMIZATIONS = 32
-_CHUNK = 1 << 21  # numbers of y held at a time
+_HELD = MEMORY // 2  # numbers of y at a time; draws depend on it
 _PANEL = 8  # Gauss points of one panel
 _MOST_PANELS = {1: 64, 2: 16, 3: 4, 4: 2}
 _TOLERANCE = 1e-6
@@ -96,7 +97,7 @@ def by_sampling(
         draws = draw(model(part), (samples,), generator)
         values = torch.stack([f(draws, part).to(torch.float64) for f in integrands])
         columns.append((values.mean(1), values.std(1) / math.sqrt(samples)))
-    return _joined(columns)
+    return _join(columns)
 
 
 def by_quasi_monte_carlo(
@@ -124,11 +125,11 @@ def by_quasi_monte_carlo(
         points = radial_transport(source, pred.base)(points)
     columns = []
     for part in _rows(x, RANDOMIZATIONS * each * pred.base.dim):
-        y = _decoded(model(part), points, None if common else source)
+        y = _decode_points(model(part), points, None if common else source)
         values = torch.stack([f(y, part).to(torch.float64) for f in integrands])
         means = values.unflatten(1, (RANDOMIZATIONS, each)).mean(2)
         columns.append((means.mean(1), means.std(1) / math.sqrt(RANDOMIZATIONS)))
-    return _joined(columns)
+    return _join(columns)
 
 
 def box_quadrature(
@@ -205,7 +206,7 @@ def _product_points(
     raise TypeError(f"No product law is known that is radial in {norm}. Use method='sampling'.")
 
 
-def _decoded(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
+def _decode_points(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
     """y at latent points (m, d), (m, *batch, d); ``source`` where the radius law depends on x."""
     batch = tuple(pred.batch_shape)
     z = z.reshape(len(z), *(1 for _ in batch), z.shape[-1]).expand(-1, *batch, -1)
@@ -236,7 +237,7 @@ def _integrate(
 
 def _log_prob(pred: Distribution, y: Tensor) -> Tensor:
     """Log density at y (m, *batch, d) in pieces along m."""
-    size = max(1, _CHUNK // max(1, math.prod(y.shape[1:])))
+    size = rows_at_a_time(math.prod(y.shape[1:]), _HELD)
     return torch.cat([pred.log_prob(part) for part in y.split(size)])
 
 
@@ -285,10 +286,10 @@ def _rows(x: Tensor | None, numbers: int) -> Iterator[Tensor | None]:
     """Rows of x in pieces whose y, ``numbers`` a row, fit into bounded memory."""
     if x is None:
         return iter([None])
-    return iter(x.split(max(1, _CHUNK // numbers)))
+    return iter(x.split(rows_at_a_time(numbers, _HELD)))
 
 
-def _joined(columns: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _join(columns: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     value, error = (
         torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
         for parts in zip(*columns, strict=True)

@@ -18,11 +18,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from ._internal.model_folder import ModelFileError
+from ._internal.names import CLASSES, FUNCTIONS, find
 from .base import RadialBase
-from .class_names import CLASSES, EXTENDED, FUNCTIONS, SAVED, allows, features_of, hints_of, parameters_of
 from .fingerprint import Fingerprint
 from .flow import ConditionalFlow
-from .model_folder import ModelFileError
+from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, parameters_of
 from .recalibration import Recalibration
 
 DEEPEST = 50  # levels of objects inside each other
@@ -43,7 +44,7 @@ class Reader:
         self, tensors: dict[str, Tensor], flow: ConditionalFlow | None, classes: Iterable[type] = ()
     ) -> None:
         self._tensors, self._flow = tensors, flow
-        self._classes = {**CLASSES, **_own_classes(classes)}
+        self._classes = _own_classes(classes)
         self._made: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._used: set[str] = set()
@@ -67,7 +68,7 @@ class Reader:
         if depth > DEEPEST:
             raise ModelFileError(f"{where} lies deeper than {DEEPEST} levels.")
         if not self._fits(node, hint):
-            raise ModelFileError(f"{where} must be {_describe(hint)}, got {_shortened(node)}.")
+            raise ModelFileError(f"{where} must be {_describe(hint)}, got {_shorten(node)}.")
         if isinstance(node, list):
             for i, item in enumerate(node):
                 self._check(item, _item_hint(hint, i), f"{where}[{i}]", depth + 1)
@@ -79,7 +80,7 @@ class Reader:
 
     def _check_object(self, node: dict[str, Any], where: str, depth: int) -> None:
         if type(node["id"]) is not int or node["id"] in self._kinds:
-            raise ModelFileError(f"{where} has the number {_shortened(node['id'])}, which is not its own.")
+            raise ModelFileError(f"{where} has the number {_shorten(node['id'])}, which is not its own.")
         kind = self._kind_of(node)
         assert kind is not None  # what a table names was looked up before
         expected = {"id", "foreign"} if "foreign" in node else {"id", "class", "args"}
@@ -90,14 +91,14 @@ class Reader:
                 expected.add("state")
         if set(node) != expected:
             raise ModelFileError(
-                f"{where} has the entries {_shortened(sorted(node))}, expected {sorted(expected)}."
+                f"{where} has the entries {_shorten(sorted(node))}, expected {sorted(expected)}."
             )
         if is_flow:
             self._check(node["base"], RadialBase, f"{where}.base", depth + 1)
             self._check(node["recalibration"], Recalibration | None, f"{where}.recalibration", depth + 1)
         for part in ("args", "state"):
             if part in node and not isinstance(node[part], dict):
-                raise ModelFileError(f"{where}.{part} must be a table, got {_shortened(node[part])}.")
+                raise ModelFileError(f"{where}.{part} must be a table, got {_shorten(node[part])}.")
         if "args" in node:
             self._check_arguments(kind, node["args"], where, depth)
         for name, item in node.get("state", {}).items():
@@ -112,7 +113,7 @@ class Reader:
         needed = {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
         if not needed <= set(arguments) <= set(parameters):
             raise ModelFileError(
-                f"{where} is a {kind.__name__} with the arguments {_shortened(sorted(arguments))}, expected "
+                f"{where} is a {kind.__name__} with the arguments {_shorten(sorted(arguments))}, expected "
                 f"{sorted(parameters)}."
             )
         hints = hints_of(kind)
@@ -207,7 +208,7 @@ class Reader:
     def _is_known(self, node: dict[str, Any]) -> bool:
         """Whether a table is a node of some kind, and what it names is there."""
         if "id" in node:
-            if isinstance(name := node.get("class"), str) and name not in self._classes:
+            if isinstance(name := node.get("class"), str) and self._class(name) is None:
                 raise ModelFileError(
                     f"the file needs the class {name[:100]!r}, which is not known here. If it is yours, pass "
                     "it: load(path, classes=[...])."
@@ -228,7 +229,10 @@ class Reader:
         if "foreign" in node:
             return ConditionalFlow if isinstance(node["foreign"], str) else None
         name = node.get("class")
-        return self._classes.get(name) if isinstance(name, str) else None
+        return self._class(name) if isinstance(name, str) else None
+
+    def _class(self, name: str) -> type | None:
+        return find(CLASSES[name]) if name in CLASSES else self._classes.get(name)
 
     def _value(self, node: Any) -> Any:
         """The object of a node that was checked."""
@@ -241,14 +245,15 @@ class Reader:
         if "tensor" in node:
             return self._tensors[node["tensor"]]
         if "function" in node:
-            return FUNCTIONS[node["function"]]
+            return find(FUNCTIONS[node["function"]])
         if "same" in node:
             return self._made[node["same"]]
         made = self._made[node["id"]] = self._flow_of(node) if "base" in node else self._object(node)
         return made
 
     def _object(self, node: dict[str, Any]) -> Any:
-        kind = self._classes[node["class"]]
+        kind = self._class(node["class"])
+        assert kind is not None  # what a table names was looked up before
         arguments = {
             name: self._value(node["args"][name]) for name in parameters_of(kind) if name in node["args"]
         }
@@ -327,6 +332,6 @@ def _describe(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint)).replace("NoneType", "None")
 
 
-def _shortened(node: Any) -> str:
+def _shorten(node: Any) -> str:
     text = repr(node)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from ._internal.chunks import rows_at_a_time
 from ._internal.numerics import to_tensor
 from ._internal.validate import as_floating, as_whole, check_finite
-from .data.toy import drawing_from
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
+from .toy import drawing_from
 
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
-_CHUNK = 1 << 22  # numbers drawn at a time
 
 
 def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def prerank_pit(
             values = prerank_values(prerank, pred, draws, x, (len(draws), *pred.batch_shape))
             below += (values < value).sum(0)
             equal += (values == value).sum(0)
-    return _randomised(below, equal, samples, generator) if randomize else (below + equal) / samples
+    return randomize_ranks(below, equal, samples, generator) if randomize else (below + equal) / samples
 
 
 def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
@@ -158,7 +158,7 @@ def marginal_pit(
         draws = draws.to(y.device)
         below += (draws < y).sum(0)
         equal += (draws == y).sum(0)
-    return _randomised(below, equal, samples, generator)
+    return randomize_ranks(below, equal, samples, generator)
 
 
 def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -174,7 +174,7 @@ def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator 
 def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
     """Samples (c, ..., d) in chunks of bounded memory, ``samples`` in total."""
     samples = as_whole(samples, "samples")
-    size = max(1, _CHUNK // max(1, math.prod(pred.batch_shape + pred.event_shape)))
+    size = rows_at_a_time(math.prod(pred.batch_shape + pred.event_shape))
     for done in range(0, samples, size):
         draws = draw(pred, (min(size, samples - done),), generator)
         if bool(torch.isnan(draws).any()):
@@ -203,7 +203,8 @@ def prerank_values(
     return values
 
 
-def _randomised(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+def randomize_ranks(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Ranks (...) in [0, 1] from the numbers (...) of samples that lie below and that are equal."""
     device = below.device if generator is None else generator.device
     v = torch.rand(below.shape, dtype=torch.float64, generator=generator, device=device).to(below.device)
     return (below + v * (1 + equal)) / (samples + 1)

@@ -14,7 +14,7 @@ import latentcal as lc
 from latentcal import metrics
 from latentcal.flows import LinearGaussianFlow
 
-from . import diagnose
+from . import false_alarms
 from .audit_line import Line, fewest, mean_and_noise, most, seeded
 
 LEVEL = 0.05
@@ -89,10 +89,10 @@ def _conditional(repetitions: int) -> Line:
 
 def _diagnose(repetitions: int, faulty: int) -> Line:
     # Seeds that the published page has not used.
-    alarms = sum(diagnose.run(("calibrated", 10_000 + s))["faults"] != "none" for s in range(repetitions))
-    kinds = list(diagnose.FAULTS)
+    alarms = sum(false_alarms.run(("calibrated", 10_000 + s))["faults"] != "none" for s in range(repetitions))
+    kinds = list(false_alarms.FAULTS)
     named = sum(
-        str(diagnose.run((kind, 10_000 + s))["faults"]).split("+")[0] == kind
+        str(false_alarms.run((kind, 10_000 + s))["faults"]).split("+")[0] == kind
         for kind in kinds
         for s in range(faulty)
     )

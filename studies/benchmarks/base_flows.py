@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 
 import latentcal as lc
-from latentcal.data import Split
 from latentcal.flows import (
     AutoregressiveFlow,
     ConvexPotentialFlow,
@@ -28,6 +27,7 @@ from latentcal.flows import (
     mean_nll,
     train_flow,
 )
+from latentcal.splits import Split
 
 from ..tabular import load
 from .resumable import read, run_all
@@ -62,7 +62,7 @@ def trained(
     """A flow trained on one split of a data set, the split, and the losses."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    parts = lc.data.split(load(dataset), seed)
+    parts = lc.splits.split(load(dataset), seed)
     flow = FLOWS[name](parts.train.y.shape[1], parts.train.x.shape[1]).to(parts.train.y.dtype)
     log = train_flow(
         flow,

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from latentcal.data import toy
+from latentcal import toy
 from latentcal.metrics import energy_score
 
 RESULTS = Path(__file__).parent / "results"

@@ -29,8 +29,8 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 
 import latentcal as lc
 from latentcal import recalibrate_prerank
-from latentcal.data.toy import Toy, bimodal, heteroscedastic_linear
 from latentcal.flows import ConvexPotentialFlow, LinearGaussianFlow, train_flow
+from latentcal.toy import Toy, bimodal, heteroscedastic_linear
 
 from ..tabular import load
 from .resumable import append, read
@@ -78,7 +78,7 @@ def run(name: str, seed: int) -> dict[str, object]:
         model, toy = TOYS[name]
         calibration, (x, y) = toy.sample(TOY_ROWS, source), toy.sample(TOY_ROWS, source)
     else:
-        parts = lc.data.split(load(name), seed)
+        parts = lc.splits.split(load(name), seed)
         model = ConvexPotentialFlow(parts.train.y.shape[1], parts.train.x.shape[1], hidden=40, layers=2)
         train_flow(
             model,

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from latentcal.data.toy import HOUSEHOLD_TARGETS as TARGETS
-from latentcal.data.toy import household_table
+from latentcal.toy import HOUSEHOLD_TARGETS as TARGETS
+from latentcal.toy import household_table
 
 RESULTS = Path(__file__).parent / "results" / "large_table.json"
 SIZES = (100_000, 1_000_000)

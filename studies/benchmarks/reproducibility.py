@@ -34,7 +34,7 @@ SETTINGS = {
 def cases() -> dict[str, torch.Tensor]:
     """What is compared."""
     source = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(3000, source)
+    x, y = lc.toy.heteroscedastic_linear().sample(3000, source)
     x, y = x.double(), y.double()
     r = torch.linspace(0, 8, 500, dtype=torch.float64)
     found: dict[str, torch.Tensor] = {}

@@ -34,7 +34,7 @@ import latentcal as lc
 from latentcal.flows import TarFlow
 
 from ..benchmarks.resumable import RESULTS, read
-from ..storage import cache_folder
+from ..study_files import cache_folder
 from .encoded import encode_images
 from .image_scores import denoise, image_records, paired_samples, recalibrate_encoded
 from .pixels import Compose, GaussianNoise, ImageFolder, RandomFlip, image_grid, load_images, write_png

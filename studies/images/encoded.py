@@ -18,7 +18,7 @@ from tqdm import tqdm
 from latentcal import ConditionalFlow
 from latentcal.flows import TarFlow
 
-from ..storage import cache_folder, write_entry
+from ..study_files import cache_folder, write_entry
 from .pixels import ImageTransform
 from .source import ImageSource, evaluation_mode, generator_for, tensor_options
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from ..storage import data_folder
+from ..study_files import data_folder
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from ..storage import RemoteFile
+from ..study_files import RemoteFile
 
 MAX_ROWS = 50_000  # that one run uses; the sizes of the entries count no more
 

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from latentcal.data import Dataset
+from latentcal.tables import Dataset
 
-from ..storage import FOLDER_VARIABLE, data_folder, fetch
+from ..study_files import FOLDER_VARIABLE, data_folder, fetch
 from .catalogue import ENTRIES, MAX_ROWS, DatasetEntry
 
 _FEWEST_ROWS = 100  # of a data set

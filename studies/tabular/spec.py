@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from latentcal import ConditionalFlow, flows
 
-from ..storage import FOLDER_VARIABLE
+from ..study_files import FOLDER_VARIABLE
 from .datasets import find, list_datasets
 
 Weights = Literal["best", "last"]

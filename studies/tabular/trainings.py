@@ -23,10 +23,11 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from latentcal import ConditionalFlow, __version__
-from latentcal.data import Dataset, Split, split
 from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
+from latentcal.splits import Split, split
+from latentcal.tables import Dataset
 
-from ..storage import cache_folder, write_entry
+from ..study_files import cache_folder, write_entry
 from .datasets import load
 from .spec import FLOWS, PUBLISHED_PATIENCE, WEIGHTS, RunSpec
 

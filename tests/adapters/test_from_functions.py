@@ -96,7 +96,11 @@ def names_a_global(x):
 
 
 def calls_one_that_does(x):
-    return names_a_global(x) + x.bias  # the attribute is not the global of that name
+    return names_a_global(x)
+
+
+def reads_an_attribute(x):
+    return GLOBAL(x) + x.bias  # the attribute is not the global of that name
 
 
 class Model:
@@ -117,6 +121,12 @@ def test_networks_are_found_where_a_function_names_them():
     assert networks_in(torch.exp) == []
 
 
+def test_networks_that_are_named_are_the_only_ones():
+    assert GLOBAL in networks_in(reads_an_attribute)  # and, before some Python version, bias as well
+    flow = from_functions(reads_an_attribute, lambda z: z, 1, networks=GLOBAL)
+    assert list(flow.networks) == [GLOBAL]
+
+
 def test_functions_that_return_something_else_are_refused():
     y = torch.zeros(4, 2)
     for options, words in (
@@ -130,3 +140,15 @@ def test_functions_that_return_something_else_are_refused():
             flow.encode(y)
     with pytest.raises(TypeError, match="decode must be a function, got NoneType"):
         from_functions(lambda y: y, None, 2)
+
+
+def test_networks_are_found_although_a_variable_of_the_function_is_not_there_yet():
+    network = nn.Linear(1, 1)
+
+    def encode(y):
+        return network(y) + later
+
+    found = networks_in(encode)
+    later = 1.0
+    assert found == [network]
+    assert encode(torch.zeros(1, 1)).shape == (1, 1)

@@ -133,7 +133,7 @@ def test_a_distribution_without_features_does_not_look_at_x_and_one_with_them_wa
     assert flow().sample((4,)).shape == (4, DIM)
     assert len(list(flow.parameters())) > 0
     lc.check_flow(flow, None, y).require()
-    with pytest.raises(ValueError, match="function of x; x is None"):
+    with pytest.raises(ValueError, match="looks at x, which is None"):
         from_pyro(distribution_of(), torch.zeros(1, FEATURES))().log_prob(y)
 
 

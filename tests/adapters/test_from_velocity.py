@@ -197,5 +197,5 @@ def test_settings_without_sense_are_refused():
         from_velocity(gaussian_path, 2, data_at=1, noise_at=1)
     with pytest.raises(ValueError, match="tolerance must be positive"):
         from_velocity(gaussian_path, 2, data_at=1, tolerance=0.0)
-    with pytest.raises(ValueError, match=r"points \(5, 2\) must be of that shape, got \(5, 1\)"):
+    with pytest.raises(ValueError, match=r"velocity must be a tensor of shape \(5, 2\), got \(5, 1\)"):
         from_velocity(lambda t, q: q[:, :1], 2, data_at=1).latent(torch.zeros(5, 2))

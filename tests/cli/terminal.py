@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from latentcal.cli import main
-from latentcal.data.toy import household_table
+from latentcal.toy import household_table
 
 TARGETS = "food,housing,energy"
 

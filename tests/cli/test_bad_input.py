@@ -278,6 +278,21 @@ def test_a_damaged_model_is_refused(tmp_path, model, new, case):
     refused(latentcal("info", folder), says)
 
 
+def test_regions_of_a_model_without_calibration_name_the_option(tmp_path, fitted, new):
+    words = (
+        *FIT[:-1],
+        "linear_gaussian",
+        "--recalibration",
+        "none",
+        "--test-share",
+        0,
+        "--out",
+        tmp_path / "m",
+    )
+    assert latentcal("fit", fitted[0] / "households.csv", *words).code == 0
+    refused(latentcal("regions", tmp_path / "m", new), "or fit it with --recalibration stacked.")
+
+
 def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     old = contents(model)
     data = fitted[0] / "households.csv"
@@ -300,6 +315,12 @@ def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
         (["probability", "MODEL", "NEW"], "Missing option '--where'"),
         (["probability", "MODEL", "NEW", "--where", "rent > 1"], "'rent' in 'rent > 1' is no target"),
         (["fit", "NEW", "--targets", "a", "--out", "m", "--flow", "rnn"], "'rnn' is not one of"),
+        (
+            ["fit", "NEW", "--targets", "a", "--out", "m", "--flow", "linear_gausian"],
+            "did you mean 'linear-gaussian'?",
+        ),
+        (["recalibrate", "MODEL", "NEW", "--recalibration", "staked"], "did you mean 'stacked'?"),
+        (["recalibrate", "MODEL", "NEW", "--recalibration", "none"], "'none' is not one of"),
         (["fit", "NEW", "--targets", ",", "--out", "m"], "--targets names at least one column"),
         (
             ["fit", "NEW", "--targets", "a", "--out", "m", "--flow-option", "hidden"],

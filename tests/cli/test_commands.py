@@ -24,14 +24,10 @@ from terminal import contents, fitted, households, latentcal, model, new, write_
 
 import same
 from latentcal.cli import main
-from latentcal.cli.extent import quick_bounds
 from latentcal.cli.model import load_model
 from latentcal.cli.reading import Source, chunks, random_rows
-from latentcal.conformal import LatentScore, Region
-from latentcal.data import load_csv
 from latentcal.estimator import FlowRegressor
-from latentcal.flows import LinearGaussianFlow
-from toys import SinhFlow, moved_by
+from latentcal.tables import load_csv
 
 COMMANDS = ["fit", "diagnose", "recalibrate", "predict", "sample", "regions", "probability", "info", "demo"]
 
@@ -216,33 +212,6 @@ def test_regions_hold_what_they_promise(model, tmp_path):
     assert (numbers(without.rows(), "food_high") < numbers(rows, "food_high")).all()
 
 
-def _region(flow):
-    """The ball of radius 2 in the latent space."""
-    return Region(flow, LatentScore(), torch.full((99,), 2.0, dtype=torch.float64), 0.9)
-
-
-def test_quick_bounds_are_exact_where_the_flow_is_linear(generator):
-    weight, factor, x = (
-        torch.randn(shape, generator=generator).double() for shape in ((5, 2), (5, 5), (7, 2))
-    )
-    factor = factor.tril(-1) + 2 * torch.eye(5).double()
-    lower, upper = quick_bounds(_region(LinearGaussianFlow(weight, torch.zeros(5).double(), factor)), x)
-    torch.testing.assert_close(upper, x @ weight.T + 2 * factor.norm(dim=1))
-    torch.testing.assert_close(lower, x @ weight.T - 2 * factor.norm(dim=1))
-
-
-def test_quick_bounds_are_close_to_the_ends_of_a_curved_region(generator):
-    flow = moved_by(SinhFlow(3), 0.3)
-    x = torch.randn(7, 3, generator=generator).double()
-    lower, upper = quick_bounds(_region(flow), x)
-    ends = torch.stack([torch.zeros(3), *2 * torch.eye(3), *-2 * torch.eye(3)]).double()
-    y = flow.decode(ends[:, None].expand(-1, 7, -1), x)
-    width = y.amax(0) - y.amin(0)
-    assert bool(((upper - y.amax(0)).abs() < 1e-2 * width).all())
-    assert bool(((lower - y.amin(0)).abs() < 1e-2 * width).all())
-    assert bool((upper <= y.amax(0) + 1e-9).all())  # from within
-
-
 def test_probabilities_are_the_shares_of_draws(model, new):
     where = "food > 4000 and housing + energy < 14000"
     rows = latentcal("probability", model, new, "--where", where, "--keep", "household").rows()
@@ -405,7 +374,7 @@ def test_a_pipe_gets_plain_lines_and_pure_csv(model, new):
 
 
 def test_long_work_shows_plain_lines_in_a_pipe(model, new, monkeypatch):
-    monkeypatch.setattr("latentcal.cli.progress._SECONDS", 0.0)
+    monkeypatch.setattr("latentcal.cli.messages._SECONDS", 0.0)
     err = latentcal("predict", model, new).err
     assert re.fullmatch(r"predicting: 6 rows, \d+ s\n", err)
 
@@ -414,7 +383,7 @@ def test_an_interrupt_has_code_130(model, new, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("latentcal.cli.answers.chunks", interrupted)
+    monkeypatch.setattr("latentcal.cli.reading.chunks", interrupted)
     answer = latentcal("predict", model, new)
     assert (answer.code, answer.err.lstrip()) == (130, "Error: interrupted; nothing half-written is left.\n")
 

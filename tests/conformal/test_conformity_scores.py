@@ -18,8 +18,8 @@ from latentcal.conformal import (
     Score,
     conformal_region,
 )
+from latentcal.conformal.conformity_scores import interpolated_rank
 from latentcal.conformal.evaluation import as_points, common_draws, evaluate, random_seed
-from latentcal.conformal.sample_scores import interpolated_rank
 from latentcal.radius import Chi
 from toys import NormalCDFFlow, ScaleFromX, scaled_gaussian
 

@@ -3,7 +3,7 @@
 import pytest
 
 from latentcal.diagnostics.charts import Chart, round_ticks
-from latentcal.diagnostics.report import shortened
+from latentcal.diagnostics.report import shorten
 from latentcal.diagnostics.report_page import clean
 
 
@@ -70,4 +70,4 @@ def test_ticks_are_round_and_told_apart(low, high, labels):
 
 def test_text_holds_what_a_page_may_hold():
     assert clean('<b> & "c"\n d\x00\x1b\ud800') == '<b> & "c" d\ufffd\ufffd\ufffd'
-    assert shortened("a" * 50, 10) == "aaaaaaaaa…"
+    assert shorten("a" * 50, 10) == "aaaaaaaaa…"

@@ -65,7 +65,7 @@ def rejections(kind, generator, *, n, runs, **options):
 @pytest.fixture
 def _no_slabs(monkeypatch):
     """Slabs take half of the time and belong to no test."""
-    monkeypatch.setattr("latentcal.diagnostics.conditional_findings._FEWEST_SLAB_ROWS", 10**9)
+    monkeypatch.setattr("latentcal.diagnostics.conditional_report._FEWEST_SLAB_ROWS", 10**9)
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from scipy.stats import binom
 import latentcal as lc
 from alike import alike
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.advice import named_faults
-from latentcal.diagnostics.findings import Finding, judged
-from latentcal.diagnostics.latents import trained_flow
+from latentcal.diagnostics.advice import name_faults
+from latentcal.diagnostics.findings import Finding, adjust
+from latentcal.diagnostics.latents import find_trained_flow
 from latentcal.diagnostics.measures import mean_of
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
@@ -141,10 +141,10 @@ def test_what_a_flow_was_before_is_found_under_alignments_and_recalibrations(gen
         lc.recalibrate(lc.align(recalibrated, *parts[1]), *parts[2]),
     ]
     for model in chains:
-        first = trained_flow(model)
+        first = find_trained_flow(model)
         torch.testing.assert_close(first(x).log_prob(y), FLOW(x).log_prob(y))
         assert (model(x).log_prob(y) - FLOW(x).log_prob(y)).abs().max() > 0.01  # control
-    assert trained_flow(FLOW) is None
+    assert find_trained_flow(FLOW) is None
 
 
 def test_rows_that_served_for_calibration_are_warned_of(generator):
@@ -228,9 +228,10 @@ def test_large_data_are_sampled_in_part_and_the_report_says_so(generator, monkey
 def test_batches_change_nothing_but_the_random_numbers(generator, monkeypatch):
     x, y = draw(generator, 200)
     whole = diagnose(FLOW, x, y, permutations=399)
+    # Seven rows at a time, one where samples are drawn.
     monkeypatch.setattr(
-        "latentcal.diagnostics.measures._CHUNK", 7 * 5
-    )  # seven rows at a time, one where samples are drawn
+        "latentcal.diagnostics.latents.rows_at_a_time", lambda numbers: max(1, 7 * 5 // numbers)
+    )
     parts = diagnose(FLOW, x, y, permutations=399)
     assert parts.measured["NLL"].value == pytest.approx(whole.measured["NLL"].value, rel=1e-6)
     assert parts.measured["energy score"].value == pytest.approx(
@@ -265,13 +266,13 @@ def test_the_text_has_every_number_every_test_and_what_to_do(generator):
 def test_special_faults_come_before_scale_only_on_stronger_evidence():
     def faults(scale, features):
         parts = [Finding("uniform PIT", 0.0, scale, "", ""), Finding("PIT and x", 0.0, features, "", "")]
-        return named_faults(judged(parts, 0.05), 0.05)
+        return name_faults(adjust(parts, 0.05), 0.05)
 
     assert faults(1e-9, 0.001) == ("x-dependence", "scale")
     assert faults(1e-9, 0.04) == ("scale", "x-dependence")
     assert faults(0.5, 0.02) == ("x-dependence",)
     assert faults(0.5, 0.5) == ()
-    assert named_faults(judged([Finding("latents and base", 0.0, 0.001, "", "")], 0.05), 0.05) == ("shape",)
+    assert name_faults(adjust([Finding("latents and base", 0.0, 0.001, "", "")], 0.05), 0.05) == ("shape",)
 
 
 @pytest.mark.parametrize(

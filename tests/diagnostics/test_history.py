@@ -5,9 +5,8 @@ import torch
 
 import latentcal as lc
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.latents import recalibration_of, trained_flow
-from latentcal.flow import Standardized
-from latentcal.flows import LinearGaussianFlow
+from latentcal.diagnostics.latents import find_trained_flow, last_recalibration
+from latentcal.flows import LinearGaussianFlow, Standardized
 
 FLOW = LinearGaussianFlow(torch.eye(2), torch.zeros(2), torch.eye(2)).double()
 UNITS = {
@@ -49,24 +48,24 @@ def test_before_is_the_flow_as_it_was_trained_in_the_units_of_the_user(kind, gen
     inner, user = drawn(generator, 300)
     model = wrapped(kind, inner, user)
     x, y = user
-    first = trained_flow(model)
+    first = find_trained_flow(model)
     torch.testing.assert_close(first(x).log_prob(y), Standardized(FLOW, **UNITS)(x).log_prob(y))
     assert (model(x).log_prob(y) - first(x).log_prob(y)).abs().max() > 0.1  # control
-    assert trained_flow(first) is None
+    assert find_trained_flow(first) is None
 
 
 def test_a_flow_as_it_was_trained_has_no_before():
-    assert trained_flow(FLOW) is None
-    assert trained_flow(Standardized(FLOW, **UNITS)) is None
-    assert recalibration_of(FLOW, None, torch.zeros(3, 2)) == (None, 0.0)
+    assert find_trained_flow(FLOW) is None
+    assert find_trained_flow(Standardized(FLOW, **UNITS)) is None
+    assert last_recalibration(FLOW, None, torch.zeros(3, 2)) == (None, 0.0)
 
 
 def test_rows_that_served_inside_a_wrapper_are_recognised(generator):
     inner, user = drawn(generator, 400)
     model = Standardized(lc.recalibrate(FLOW, *(part[:200] for part in inner)), **UNITS)
-    record, reused = recalibration_of(model, *user)
+    record, reused = last_recalibration(model, *user)
     assert record.n == 200
     assert reused > 0.95  # a row may differ by rounding
-    assert recalibration_of(model, *(part[200:] for part in user)).reused == 0
+    assert last_recalibration(model, *(part[200:] for part in user)).reused == 0
     with pytest.warns(lc.CalibrationReuseWarning):
         assert diagnose(model, *user, samples=10, permutations=399).points.n == 200

@@ -8,9 +8,9 @@ from scipy.stats import binom
 
 import latentcal as lc
 from latentcal.diagnostics import CalibrationPoints, diagnose
-from latentcal.diagnostics.advice import explained_by_noise, noise_limit
+from latentcal.diagnostics.advice import is_noise
 from latentcal.diagnostics.findings import Finding
-from latentcal.diagnostics.groups import error_limit
+from latentcal.diagnostics.limits import error_limit, noise_limit
 from latentcal.diagnostics.measures import CALIBRATED, INTERVAL, Measure
 from latentcal.flows import LinearGaussianFlow
 from latentcal.metrics import calibration_error
@@ -76,7 +76,7 @@ def test_noise_excuses_the_law_of_the_norm_and_nothing_else():
     def explained(*names, error=0.01):
         findings = [Finding(name, 0.0, 0.0, "", "", found=True) for name in names]
         numbers = (Measure("NLL", 3.0, 2.0, 4.0, INTERVAL), Measure("L-ECE", error, 0.0, 0.1, CALIBRATED))
-        return explained_by_noise(findings, SimpleNamespace(numbers=numbers), 0.02)
+        return is_noise(findings, SimpleNamespace(numbers=numbers), 0.02)
 
     assert explained("uniform PIT")
     assert explained("uniform HDR-PIT", "marginal PITs", "latents and base")

@@ -11,7 +11,7 @@ import torch
 
 import latentcal as lc
 from latentcal.diagnostics import diagnose
-from latentcal.diagnostics.report import measure_text
+from latentcal.diagnostics.report import format_measure
 from latentcal.flows import LinearGaussianFlow
 from toys import SamplerOnly, scaled_gaussian
 
@@ -155,7 +155,7 @@ def test_before_and_after_are_both_there_with_all_their_numbers(repaired, tmp_pa
     assert repaired.verdict in page.text
     for side in (repaired.before, repaired.measured):
         for measure in side.numbers:
-            assert measure_text(measure) in page.text
+            assert format_measure(measure) in page.text
     for finding in repaired.findings:
         assert finding.name.lower() in page.text.lower()
         assert (finding.verdict in page.text) == finding.found

@@ -21,9 +21,9 @@ from sklearn.utils.estimator_checks import check_regressors_train, parametrize_w
 
 import latentcal as lc
 import same
+from latentcal._internal.model_folder import _document_hash
 from latentcal.estimator import FlowRegressor
-from latentcal.estimator.arrays import latent_points
-from latentcal.model_folder import _document_hash
+from latentcal.estimator.summaries import latent_points
 from toys import RADIAL_PAIRS, ScaleFromX
 from uniformity import distance_to_uniform, uniform_limit
 
@@ -401,6 +401,25 @@ def test_a_function_among_the_parameters_is_not_saved(tmp_path):
         quick().save(tmp_path / "model")
 
 
+@pytest.mark.parametrize("recalibration", ["stacked", "auto"])
+def test_calibration_rows_are_encoded_once(monkeypatch, recalibration):
+    calls = []
+    encode = lc.flows.LinearGaussianFlow.encode
+
+    def counted(self, y, x=None):
+        calls.append(len(y))
+        return encode(self, y, x)
+
+    monkeypatch.setattr(lc.flows.LinearGaussianFlow, "encode", counted)
+    calibration = linear_data(61, seed=1)
+    est = quick(recalibration=recalibration).fit(*linear_data(300), calibration=calibration)
+    assert calls.count(61) == 1
+    est.recalibrate(*linear_data(62, seed=2))
+    assert calls.count(62) == 1
+    expected = lc.latent_norms(est.base_model_, *map(torch.tensor, linear_data(62, seed=2))).sort().values
+    torch.testing.assert_close(est._norms, expected, rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("law", ["stacked", "gamma_kde", "spline", "scaled"])
 def test_every_law_can_be_named(law):
     X, Y = linear_data(100)
@@ -468,9 +487,11 @@ def test_a_constant_feature_is_harmless_and_a_constant_output_an_error():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"flow": "convex"}, "flow must be one of"),
-        ({"recalibration": "kde"}, "recalibration must be one of"),
-        ({"recalibration": 3}, "recalibration must be one of"),
+        ({"flow": "convex"}, "got 'convex'; choose from 'convex_potential', 'autoregressive'"),
+        ({"flow": "linear_gausian"}, "flow must be a name .* did you mean 'linear_gaussian'"),
+        ({"recalibration": "kde"}, "got 'kde'; choose from 'auto', 'stacked', 'gamma_kde'"),
+        ({"recalibration": "staked"}, "did you mean 'stacked'"),
+        ({"recalibration": 3}, "recalibration must be a name or a function, got 3"),
         ({"validation_fraction": 0.0}, "fractions"),
         ({"validation_fraction": 0.5, "calibration_fraction": 0.5}, "leave at least 2"),
         ({"max_epochs": 0, "flow": "convex_potential"}, "max_epochs"),

@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def data():
     generator = torch.Generator().manual_seed(0)
-    x, y = lc.data.toy.heteroscedastic_linear().sample(1500, generator, torch.float64)
+    x, y = lc.toy.heteroscedastic_linear().sample(1500, generator, torch.float64)
     return [(x[rows].numpy(), y[rows].numpy()) for rows in (slice(600), slice(600, 1000), slice(1000, None))]
 
 

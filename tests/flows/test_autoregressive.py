@@ -30,7 +30,7 @@ def test_the_flow_keeps_its_promises(dim, features, transform, dtype, generator)
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 1e-4), (torch.float64, 1e-8)])
 @pytest.mark.parametrize("transform", ["spline", "affine"])
 def test_a_trained_flow_decodes_far_into_the_tails(transform, dtype, least, generator):
-    toy = lc.data.toy.heteroscedastic_linear()
+    toy = lc.toy.heteroscedastic_linear()
     x, y = toy.sample(1000, generator, dtype=dtype)
     flow = fresh(2, x.shape[1], dtype, transform=transform)
     log = train_flow(flow, x, y, validation=(x, y), max_epochs=6, batch_size=250, learning_rate=5e-3)

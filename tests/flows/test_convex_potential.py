@@ -19,7 +19,7 @@ def fresh(dim: int, features: int, dtype: torch.dtype, **options) -> ConvexPoten
 def trained() -> tuple[ConvexPotentialFlow, torch.Tensor]:
     """A flow trained on the heteroscedastic arc until it is curved, and features to ask it about."""
     generator = torch.Generator().manual_seed(1)
-    toy = lc.data.toy.heteroscedastic_arc()
+    toy = lc.toy.heteroscedastic_arc()
     x, y = toy.sample(2000, generator)
     flow = fresh(2, x.shape[1], torch.float32, hidden=20)
     train_flow(flow, x, y, validation=toy.sample(500, generator), learning_rate=5e-3, max_epochs=60)
@@ -146,7 +146,7 @@ def test_decoding_in_pieces_changes_nothing(trained, generator, monkeypatch):
     z = torch.randn(3, 1000, 2, generator=generator)
     with torch.no_grad():
         whole = flow.decode(z, x)
-        monkeypatch.setattr(convex_potential, "_CHUNK", 2 * flow.hidden * 700)
+        monkeypatch.setattr(convex_potential, "_HELD", 2 * flow.hidden * 700)
         torch.testing.assert_close(flow.decode(z, x), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -185,7 +185,7 @@ def test_samples_carry_gradients_to_the_weights(generator):
 
 def test_training_learns_a_curved_density(trained, generator):
     flow, _ = trained
-    toy = lc.data.toy.heteroscedastic_arc()
+    toy = lc.toy.heteroscedastic_arc()
     x, y = toy.sample(1000, generator)
     truth = -float(toy.conditional(x).log_prob(y).mean())
     linear = lc.flows.LinearGaussianFlow.fit(x, y)  # control: what a straight model can do at best

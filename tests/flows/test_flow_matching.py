@@ -16,7 +16,7 @@ def fresh(dim: int, features: int, dtype: torch.dtype = torch.float32, **options
 @pytest.fixture(scope="module")
 def trained() -> tuple[FlowMatching, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    toy = lc.data.toy.heteroscedastic_linear()
+    toy = lc.toy.heteroscedastic_linear()
     x, y = toy.sample(2000, generator)
     flow = fresh(2, x.shape[1], hidden=32)
     options = {"learning_rate": 5e-3, "max_epochs": 60, "batch_size": 250}
@@ -61,7 +61,7 @@ def test_fewer_steps_are_faster_and_say_what_they_cost(trained):
 
 def test_training_without_solving_learns_the_density(trained):
     flow, x, y = trained
-    toy = lc.data.toy.heteroscedastic_linear()
+    toy = lc.toy.heteroscedastic_linear()
     truth = -float(toy.conditional(x).log_prob(y).mean())
     with torch.no_grad():
         nll, before = (-float(model(x).log_prob(y).mean()) for model in (flow, fresh(2, x.shape[1])))

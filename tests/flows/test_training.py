@@ -10,7 +10,7 @@ from latentcal.flows.training import TrainingWarning, mean_nll
 
 
 def data(n: int = 400, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    return lc.data.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
+    return lc.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
 
 
 def small_flow(seed: int = 0) -> ConvexPotentialFlow:

@@ -25,7 +25,7 @@ GRID = {"hidden": [2, 4], "learning_rate": [1e-2, 1e-4]}
 
 
 def data(n: int = 200, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    return lc.data.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
+    return lc.toy.heteroscedastic_linear().sample(n, torch.Generator().manual_seed(seed))
 
 
 VALIDATION = data(100, seed=1)
@@ -255,6 +255,18 @@ def test_flow_matching_is_chosen_by_its_nll_and_not_by_its_loss():
         tune(quick, grid={"hidden": [8, 16]}, max_epochs=20, batch_size=50, pruner=pruner)
 
 
+class Unsolvable(FlowMatching):
+    """Trains, but its equation cannot be solved."""
+
+    def encode(self, y, x=None):
+        raise ArithmeticError("no step is small enough")
+
+
+def test_an_equation_that_cannot_be_solved_is_no_flow_to_choose():
+    with pytest.raises(RuntimeError, match="None of the 2 combinations was trained to the end"):
+        tune(Unsolvable, grid={"hidden": [2, 4]}, max_epochs=2)
+
+
 def test_a_flow_without_features_is_tuned():
     tuned = tune_flow(
         ConvexPotentialFlow,
@@ -271,7 +283,11 @@ def test_a_flow_without_features_is_tuned():
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"make_flow": Turns(), "grid": None}, ValueError, "no grid for Turns, only for ConvexPotentialFlow"),
+        (
+            {"make_flow": Turns(), "grid": None},
+            ValueError,
+            r"no grid for .*Turns, only for ConvexPotentialFlow",
+        ),
         ({"epochs": 3}, TypeError, r"\['epochs'\] are not arguments of train_flow"),
         ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are in the grid and given as well"),
         ({"grid": {"hidden": []}}, ValueError, "grid's hidden must be a list"),
@@ -291,24 +307,37 @@ def test_a_missing_optuna_is_named(monkeypatch):
         tune()
 
 
+SMALL = {"hidden": [2], "learning_rate": [1e-2]}
+
+
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("first", "second", "names"),
     [
         (
             functools.partial(ConvexPotentialFlow, base=lc.standard_normal(2)),
             functools.partial(ConvexPotentialFlow, base=lc.student_t(2, 3.0)),
+            (None, None),
         ),
         (
             lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=1, **sizes),
             lambda dim, features, **sizes: ConvexPotentialFlow(dim, features, layers=2, **sizes),
+            ("one layer", "two layers"),
         ),
-        (with_layers(1), with_layers(2)),
+        (with_layers(1), with_layers(2), ("one layer", "two layers")),
     ],
     ids=["partial", "lambda", "closure"],
 )
-def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second, tmp_path):
-    small = {"hidden": [2], "learning_rate": [1e-2]}
-    before = tune(first, grid=small, storage=tmp_path)
-    assert tune(first, grid=small, storage=tmp_path).log.best_loss == before.log.best_loss
+def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second, names, tmp_path):
+    before = tune(first, grid=SMALL, storage=tmp_path, name=names[0])
+    again = tune(first, grid=SMALL, storage=tmp_path, name=names[0])
+    assert again.log.best_loss == before.log.best_loss
     with pytest.raises(ValueError, match="flow"):
-        tune(second, grid=small, storage=tmp_path)
+        tune(second, grid=SMALL, storage=tmp_path, name=names[1])
+
+
+def test_a_function_without_a_name_of_its_own_needs_one_where_trials_are_kept(tmp_path):
+    for function in (with_layers(1), functools.partial(with_layers(1), base=None)):
+        with pytest.raises(ValueError, match=r"with_layers.*<lambda> has no name of its own.*name="):
+            tune(function, grid=SMALL, storage=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    assert tune(with_layers(1), grid=SMALL).finished  # nothing is kept, so nothing is to be told apart

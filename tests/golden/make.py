@@ -14,7 +14,7 @@ import torch
 GOLDEN = Path(__file__).resolve().parent
 sys.path.insert(0, str(GOLDEN.parent))
 
-from latentcal.model_folder import SCHEMA  # noqa: E402
+from latentcal._internal.model_folder import SCHEMA  # noqa: E402
 from model_kinds import answer_of, model_kinds, other_kinds, read_any  # noqa: E402
 
 

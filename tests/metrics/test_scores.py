@@ -79,7 +79,7 @@ def test_chunks_do_not_change_a_score(budget, generator, monkeypatch):
     samples, y = draws(13, 17, 4, generator=generator), draws(17, 4, generator=generator)
     other = draws(8, 17, 4, generator=generator)
     whole = energy_score(samples, y), energy_score(samples, y, other), variogram_score(samples, y)
-    monkeypatch.setattr(scores, "_CHUNK_BUDGET", budget)
+    monkeypatch.setattr(scores, "MEMORY", budget)
     parts = energy_score(samples, y), energy_score(samples, y, other), variogram_score(samples, y)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
 
@@ -93,7 +93,7 @@ def test_no_intermediate_result_of_the_energy_score_exceeds_the_budget(generator
 
     cdist = torch.cdist
     monkeypatch.setattr(torch, "cdist", watched)
-    monkeypatch.setattr(scores, "_CHUNK_BUDGET", 5_000)
+    monkeypatch.setattr(scores, "MEMORY", 5_000)
     energy_score(draws(60, 40, 3, generator=generator), draws(40, 3, generator=generator))
     assert max(held) <= 5_000
     held.clear()  # a single observation with more pairs than the budget is split by rows

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from latentcal.radius import Chi, ScaledRadius, StudentRadius
-from latentcal.radius.calibration_sample import check_radii
+from latentcal.radius import CalibrationSample, Chi, ScaledRadius, StudentRadius
 from latentcal.radius.law import RadiusLaw
 
 
 def test_weights_are_compared_with_the_largest_and_not_with_one():
     radii = torch.tensor([1.0, 2.0, 3.0])
     for unit in (1e-8, 1.0, 1e8):
-        kept, weights = check_radii(radii, unit * torch.tensor([1.0, 1e-11, 1e-13], dtype=torch.float64))
-        assert kept.tolist() == [1.0, 2.0]
-        assert float(weights.mean()) == pytest.approx(1)
+        weights = unit * torch.tensor([1.0, 1e-11, 1e-13], dtype=torch.float64)
+        sample = CalibrationSample(radii, weights=weights)
+        assert sample.radii.tolist() == [1.0, 2.0]
+        assert float(sample.weights.mean()) == pytest.approx(1)
 
 
 def test_the_range_of_wrong_probabilities_is_said_of_tensors_with_a_gradient_as_well():

@@ -10,13 +10,13 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 from torch.utils.data import DataLoader, TensorDataset
 
 import same
-from latentcal.data.toy import bimodal, heteroscedastic_linear
 from latentcal.fingerprint import CalibrationReuseWarning
 from latentcal.flows import LinearGaussianFlow
 from latentcal.metrics import calibration_error
 from latentcal.pit import hdr_pit, negative_log_density, prerank_pit
 from latentcal.recalibration import recalibrate
 from latentcal.recalibration.prerank import recalibrate_prerank as recalibrate_by_any_method
+from latentcal.toy import bimodal, heteroscedastic_linear
 from toys import SinhFlow, scaled_gaussian
 from uniformity import uniform_limit
 

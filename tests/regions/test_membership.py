@@ -62,5 +62,5 @@ def test_a_conformal_region_combines_with_others_and_several_levels_are_refused(
     inside = region.contains(Y) & right.contains(Y)
     assert same.decided((region & right).contains(Y), inside)
     assert same.decided((right & region).contains(Y), inside)
-    with pytest.raises(ValueError, match=r"several levels is several regions: take one, region\.at\(0\.9\)"):
+    with pytest.raises(ValueError, match=r"several levels is several events: take one, region\.at\(0\.9\)"):
         probability(flow, None, region.at([0.5, 0.8]))

@@ -135,7 +135,7 @@ def test_the_result_does_not_depend_on_how_x_is_cut_into_pieces(generator, monke
         return probability(flow, x, Box(-1, 1), method=method, generator=seeded).value
 
     whole = [values(method) for method in METHODS]
-    monkeypatch.setattr("latentcal.integration._CHUNK", 2**16)
+    monkeypatch.setattr("latentcal.integration._HELD", 2**16)
     for method, value in zip(METHODS, whole, strict=True):
         pieces = values(method)
         if method == "sampling":  # the draws are others
@@ -207,17 +207,17 @@ def test_the_default_method_follows_region_and_model(generator):
 def test_a_probability_says_what_is_wrong():
     flow = gaussian(torch.eye(2).double())
     for expected, error, arguments in (
-        ("finite sides", ValueError, {"region": Box(0, math.inf), "method": "quadrature"}),
-        ("for a Box; for HalfSpace", ValueError, {"region": HalfSpace([1, 0], 0), "method": "quadrature"}),
-        ("method must be", ValueError, {"region": Box(0, 1), "method": "magic"}),
+        ("finite sides", ValueError, {"event": Box(0, math.inf), "method": "quadrature"}),
+        ("for a Box; for HalfSpace", ValueError, {"event": HalfSpace([1, 0], 0), "method": "quadrature"}),
+        ("method must be", ValueError, {"event": Box(0, 1), "method": "magic"}),
         (
             "power of 2 for Sobol points, got 1000; try 512",
             ValueError,
-            {"region": Box(0, 1), "method": "qmc", "samples": 1000},
+            {"event": Box(0, 1), "method": "qmc", "samples": 1000},
         ),
-        ("samples must be at least 2", ValueError, {"region": Box(0, 1), "samples": 1}),
-        ("Say how many points", ValueError, {"region": Box(0, 1), "rule": "trapezoid"}),
-        ("at least 2 points a side", ValueError, {"region": Box(0, 1), "points": 1}),
+        ("samples must be at least 2", ValueError, {"event": Box(0, 1), "samples": 1}),
+        ("Say how many points", ValueError, {"event": Box(0, 1), "rule": "trapezoid"}),
+        ("at least 2 points a side", ValueError, {"event": Box(0, 1), "points": 1}),
     ):
         with pytest.raises(error, match=expected):
             probability(flow, None, **arguments)

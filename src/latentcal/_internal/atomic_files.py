@@ -50,7 +50,7 @@ def new_file(path: Path, content: bytes) -> Iterator[None]:
 
 def remove_abandoned(path: Path, is_needed: Callable[[], bool]) -> None:
     """Remove a file that nobody is writing any more, unless it is needed, which is asked last."""
-    with _abandoned(path) as nobody:
+    with _lock_if_abandoned(path) as nobody:
         if nobody and not is_needed():
             path.unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ def _claim(folder: Path) -> tuple[Path, int | None]:
 
 
 @contextmanager
-def _abandoned(path: Path) -> Iterator[bool]:
+def _lock_if_abandoned(path: Path) -> Iterator[bool]:
     """Whether the process that wrote a file is done with it or dead, which stays so inside the block."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -62,10 +62,14 @@ class AdditiveFeatures(Float64Module):
         check_indices("kind", kind, len(place), 3)
         if not bool((low <= high).all()) or not bool((scale > 0).all()):
             raise ValueError("low must not be above high, and scale must be positive.")
-        for name, value in (("low", low), ("high", high), ("place", place), ("mean", mean), ("scale", scale)):
+        tensors = {"low": low, "high": high, "place": place, "mean": mean, "scale": scale}
+        for name, value in {**tensors, "column": column, "kind": kind}.items():
             self.register_buffer(name, value)
-        self.register_buffer("column", column)
-        self.register_buffer("kind", kind)
+
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return len(self.low)
 
     @classmethod
     def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS) -> AdditiveFeatures:
@@ -149,6 +153,11 @@ class ProductFeatures(Float64Module):
         self.additive = additive
         for name, value in (("first", first), ("second", second), ("mean", mean), ("scale", scale)):
             self.register_buffer(name, value)
+
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return self.additive.features
 
     def __len__(self) -> int:
         return len(self.additive) + len(self.mean)

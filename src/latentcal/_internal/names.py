@@ -1,6 +1,7 @@
-"""What users, files and commands may name: flows and recalibrations, each under one spelling.
+"""What users, commands and files may name: flows, laws, classes and functions, each under one spelling.
 
-The tables hold where a thing is defined, not the thing: a command can list the names without importing torch.
+The tables hold where a thing is defined, not the thing: a command can list the names without importing torch,
+and the file of a model imports what it names.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 FLOWS: Mapping[str, str] = {
@@ -30,6 +32,39 @@ AUTO = "auto"
 """The name of :func:`autocalibrate` where a law is asked for."""
 
 
+_OTHERS = (
+    *("flows.tarflow:TarFlow", "flows.standardized:Standardized"),
+    *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
+    *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
+    *("radius:EmpiricalRadius", "radius:TightenedRadius"),
+    *("radius:GroupedRadius", "radius:SmoothRadius", "radius:StreamingRadius"),
+    *("recalibration:BetaMixture", "recalibration:ProbitMixture"),
+    *("base:RadialBase", "norms:Euclidean", "norms:FirstCoordinate", "norms:L1", "norms:MaxNorm"),
+    *("conformal:Region", "conformal:DCPScore", "conformal:DensityScore", "conformal:HPDScore"),
+    *("conformal:LatentScore", "conformal:PCPScore"),
+    *("recalibration.maps:AffineMap", "recalibration.maps:Chain"),
+    *("recalibration.maps:CoordinateMap", "recalibration.maps:FeatureAffineMap"),
+    "recalibration.dependence:CorrelationMap",
+    *("_internal.features:AdditiveFeatures", "_internal.features:ProductFeatures"),
+    "_internal.smoothers:NeighbourSmoother",
+    *("_internal.smoothers:RidgeSmoother", "fingerprint:Fingerprint"),
+    *("recalibration:Recalibration", "recalibration:Alignment", "recalibration:AutoRecalibration"),
+    *("recalibration:Ladder", "recalibration:PrerankRecalibration"),
+)
+
+CLASSES: Mapping[str, str] = {
+    place.partition(":")[2]: place
+    for place in (*FLOWS.values(), *(law.removesuffix(".fit") for law in LAWS.values()), *_OTHERS)
+}
+"""Classes that the file of a model may name: the flows and laws above, and the rest.
+
+A file holds the name of a class, not its place: modules may move. A class that is renamed keeps its old name.
+"""
+
+FUNCTIONS: Mapping[str, str] = {"negative_log_density": "pit:negative_log_density"}
+"""Functions that the file of a model may name."""
+
+
 def spell(name: str) -> str:
     """The one spelling of a name: ``convex-potential`` on a command line is ``convex_potential``.
 
@@ -40,6 +75,7 @@ def spell(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
+@cache
 def find(place: str) -> Any:
     """What stands at a place ``module:name`` of the package.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from .chunks import rows_at_a_time
 from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes
 
@@ -15,7 +16,6 @@ _Own = TypeVar("_Own", bound="Smoother")
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
 _MOST_POINTS = 2000
 _FEWEST = 10  # neighbours
-_CHUNK = 1 << 22  # distances held at a time
 
 
 class Smoother(Float64Module):
@@ -286,10 +286,14 @@ class NeighbourSmoother(Smoother):
         check_indices("count", count - 1, values.shape[1], 1 << 31)
         if not bool((scale > 0).all()) or not bool((weights >= 0).all()) or not bool((weights > 0).any()):
             raise ValueError("scale must be positive, weights not negative and not all 0.")
-        for name, value in (("mean", mean), ("scale", scale), ("points", points), ("values", values)):
+        tensors = {"mean": mean, "scale": scale, "points": points, "values": values}
+        for name, value in {**tensors, "weights": weights, "count": count}.items():
             self.register_buffer(name, value)
-        self.register_buffer("weights", weights)
-        self.register_buffer("count", count)
+
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return len(self.mean)
 
     @property
     def answers(self) -> int:
@@ -308,16 +312,16 @@ class NeighbourSmoother(Smoother):
         for f in range(int(fold.max()) + 1):
             rows, seen = fold == f, kept[fold[kept] != f]
             sizes = torch.tensor([min(n, len(seen)) for n in counts], device=x.device)
-            values = targets[seen] if level else _centred(targets[seen], weights[seen])
+            values = targets[seen] if level else _center(targets[seen], weights[seen])
             guesses[:, rows] = _local_means(points[rows], points[seen], values, weights[seen], sizes)
-        aim = targets if level else _centred(targets, weights)
+        aim = targets if level else _center(targets, weights)
         errors = (weights[:, None] * (aim - guesses) ** 2).sum(1)
         best = errors.argmin(0)
         smoother = cls(
             mean,
             scale,
             points[kept],
-            targets[kept] if level else _centred(targets[kept], weights[kept]),
+            targets[kept] if level else _center(targets[kept], weights[kept]),
             weights[kept],
             torch.tensor(counts, device=x.device)[best],
         )
@@ -334,14 +338,14 @@ class NeighbourSmoother(Smoother):
         return chosen.T.reshape(*x.shape[:-1], len(which))
 
 
-def _centred(targets: Tensor, weights: Tensor) -> Tensor:
+def _center(targets: Tensor, weights: Tensor) -> Tensor:
     return targets - weights @ targets / weights.sum()
 
 
 def _local_means(x: Tensor, points: Tensor, values: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Weighted means around x (m, p) for several numbers of neighbours (c,): (c, m, k)."""
     parts = []
-    for rows in x.split(max(1, _CHUNK // len(points))):
+    for rows in x.split(rows_at_a_time(len(points))):
         distance, order = torch.cdist(rows, points).sort(-1)
         answers = []
         for count in counts.tolist():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,14 @@ def as_rows(
         if values is not None:
             check_finite(values, f"{name}{where}")
     return x, y
+
+
+def check_features(x: Tensor | None, features: int) -> Tensor:
+    """x (..., p) with the number of features p that a flow looks at."""
+    if x is None or x.shape[-1] != features:
+        shape = None if x is None else tuple(x.shape)
+        raise ValueError(f"This flow looks at {features} features; x is {shape}, not (..., {features}).")
+    return x
 
 
 def check_finite(values: Tensor, name: str) -> Tensor:
@@ -160,3 +171,35 @@ def as_shape(shape: Any, name: str = "The shape of draws") -> torch.Size:
 def as_floating(values: Tensor) -> Tensor:
     """The values; whole numbers and booleans in torch's default dtype."""
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+def as_names(names: Any, name: str) -> tuple[str, ...]:
+    """Names of columns, of which one may be given without a list."""
+    listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else (None,)
+    if wrong := [type(entry).__name__ for entry in listed if not isinstance(entry, str)]:
+        came = type(names).__name__ if listed == (None,) else wrong[0]
+        raise TypeError(f"{name} must be names of columns, which are texts; got {came}.")
+    return listed
+
+
+def as_path(path: Any) -> Path:
+    """The path of a file, with ~ for the home folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a file, got {type(path).__name__}.")
+    return Path(path).expanduser()
+
+
+def as_row_index(rows: Any, count: int) -> np.ndarray:
+    """Indices or a mask of some of ``count`` rows."""
+    index = np.asarray(rows)
+    if index.size == 0:
+        index = index.astype(np.int64)
+    if index.ndim != 1 or index.dtype.kind not in "biu":
+        raise TypeError(
+            f"rows must be indices or a mask of the rows, got {index.dtype} of shape {index.shape}."
+        )
+    if index.dtype.kind == "b" and len(index) != count:
+        raise ValueError(f"rows is a mask of {len(index)} rows, but there are {count}.")
+    if index.dtype.kind != "b" and index.size and not (-count <= index.min() and index.max() < count):
+        raise ValueError(f"rows must lie between 0 and {count - 1}, got {index.min()} to {index.max()}.")
+    return index

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,28 +26,41 @@ class AdaptedFlow(ConditionalFlow):
     Args:
         base: law of the standardised latent.
         networks: modules that the model uses; they move and train with the flow.
+        conditional: whether the model must be given features.
         like: a tensor whose dtype and device data are to have where the networks hold none.
     """
 
     def __init__(
-        self, base: RadialBase, networks: Iterable[nn.Module] = (), like: Tensor | None = None
+        self,
+        base: RadialBase,
+        networks: Iterable[nn.Module] = (),
+        *,
+        conditional: bool = False,
+        like: Tensor | None = None,
     ) -> None:
         super().__init__(base)
+        self.conditional = conditional
         self.networks = nn.ModuleList(networks)
         if like is not None and tensor_options(self)[0] is None:
             self.register_buffer("_like", like.detach().new_empty(0), persistent=False)
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         with evaluation_mode(self):
-            return self._encode(_expanded(y, x), x)
+            return self._encode(_expand(y, x), x)
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         with evaluation_mode(self):
-            return self._latent(_expanded(y, x), x)
+            return self._latent(_expand(y, x), x)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         with evaluation_mode(self):
-            return self._decode(_expanded(z, x), x)
+            return self._decode(_expand(z, x), x)
+
+    def features_for(self, x: Tensor | None) -> Tensor | None:
+        """What a model that looks at x is given, x itself, and one that does not: None."""
+        if self.conditional and x is None:
+            raise ValueError("This flow is conditional: it looks at x, which is None and not (..., p).")
+        return x if self.conditional else None
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -59,11 +72,11 @@ class AdaptedFlow(ConditionalFlow):
         return self._encode(y, x)[0]
 
 
-def _expanded(points: Tensor, x: Tensor | None) -> Tensor:
+def _expand(points: Tensor, x: Tensor | None) -> Tensor:
     return points if x is None else broadcast_leading(x, points)[1]
 
 
-def as_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def flatten_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Points (n, d) and features (n, p) of all leading dims in one, as functions of batches expect them."""
     if x is not None:
         x, points = broadcast_leading(x, points)
@@ -76,16 +89,12 @@ def call_with(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*(arguments[:-1] if arguments[-1] is None else arguments))
 
 
-def own_mode(networks: list[nn.Module]) -> Any:
-    """Evaluation mode for networks that have no flow around them yet."""
-    return evaluation_mode(nn.ModuleList(networks))
-
-
 def networks_in(*things: Any) -> list[nn.Module]:
     """Modules among things, and those that functions among them use, as far as that can be seen.
 
     A function is followed into its closure, its defaults, the functions of its own file, what it is partial
-    of, and the attributes of the object that it is a method of.
+    of, and the attributes of the object that it is a method of. (A module in a global variable whose name is
+    that of an attribute in the function may count as used; ``networks=`` says which are.)
     """
     found: dict[int, nn.Module] = {}
     seen: set[int] = set()
@@ -104,7 +113,7 @@ def networks_in(*things: Any) -> list[nn.Module]:
             pending += [owner, thing.__func__]
             pending += () if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}).values()
         elif inspect.isfunction(thing):
-            pending += _named_by(thing)
+            pending += _used_by(thing)
         elif isinstance(thing, (list, tuple)):
             pending += thing
         elif isinstance(thing, dict):
@@ -114,21 +123,18 @@ def networks_in(*things: Any) -> list[nn.Module]:
     return list(found.values())
 
 
-def _named_by(function: Any) -> Iterator[Any]:
+def _used_by(function: Any) -> Iterator[Any]:
+    """What a function holds, and the modules and functions of its own file that it names."""
     for cell in function.__closure__ or ():
-        try:
+        with suppress(ValueError):  # not filled yet
             yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    # Not co_names: it also holds names of attributes, which may be those of unrelated globals.
-    names = dict.fromkeys(i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL")
-    for name in names:
-        value = function.__globals__.get(name)
-        same_file = inspect.isfunction(value) and value.__globals__ is function.__globals__
-        if same_file or isinstance(value, nn.Module):
-            yield value
+    with suppress(ValueError):
+        for value in inspect.getclosurevars(function).globals.values():
+            same_file = inspect.isfunction(value) and value.__globals__ is function.__globals__
+            if same_file or isinstance(value, nn.Module):
+                yield value
 
 
 def check_networks(networks: Any) -> list[nn.Module]:
@@ -147,6 +153,11 @@ def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
     x = to_tensor(x, "x")
     dtype, device = tensor_options(nn.ModuleList(networks))
     return x.to(dtype=dtype if x.is_floating_point() else None, device=device)
+
+
+def missing_features(adapter: str, what: str) -> TypeError:
+    """The error for a model whose base law cannot be read without x."""
+    return TypeError(f"{what} depends on x. Give some features: {adapter}(flow, x).")
 
 
 def vector_length(shape: Any) -> int:

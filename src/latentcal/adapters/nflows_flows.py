@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flow import ConditionalFlow, tensor_options
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from .bases import AffineBase, BaseKind, read_base, refusal
-from .frame import AdaptedFlow, as_rows, features_of, not_of, own_mode, vector_length
+from .frame import AdaptedFlow, features_of, flatten_rows, missing_features, not_of, vector_length
 
 
 class NflowsFlow(AdaptedFlow):
@@ -23,8 +23,8 @@ class NflowsFlow(AdaptedFlow):
     """
 
     def __init__(self, network: Any, embedding: nn.Module, kind: BaseKind, conditional: bool) -> None:
-        super().__init__(kind.radial(), [network, embedding])
-        self.kind, self.conditional = kind, conditional
+        super().__init__(kind.radial(), [network, embedding], conditional=conditional)
+        self.kind = kind
 
     @property
     def _transform(self) -> Any:
@@ -32,11 +32,10 @@ class NflowsFlow(AdaptedFlow):
 
     def _parts(self, points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None, AffineBase]:
         """Rows of points, their contexts, and the base law at these."""
-        if self.conditional and x is None:
-            raise ValueError("This nflows flow was made with a context; x is None, not (..., p).")
         network, embedding = self.networks
-        context = _embedded(embedding, x) if self.conditional and x is not None else None
-        rows, context = as_rows(points, context)
+        features = self.features_for(x)
+        context = None if features is None else _embed(embedding, features)
+        rows, context = flatten_rows(points, context)
         return rows, context, _read(network._distribution, context).require(self.kind)
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -76,16 +75,16 @@ def from_nflows(flow: Any, x: Any = None, *, conditional: bool | None = None) ->
 def adapt(flow: Any, embedding: nn.Module, x: Any, conditional: bool | None) -> ConditionalFlow:
     """The adapter around an nflows flow that sees x through the given embedding."""
     networks = [flow, embedding]
-    with torch.no_grad(), own_mode(networks):
+    with torch.no_grad(), evaluation_mode(*networks):
         features = features_of(x, networks)
-        context = None if features is None else _embedded(embedding, features)
+        context = None if features is None else _embed(embedding, features)
         kind = _read(flow._distribution, context).kind
         if conditional is None:
             conditional = _looks_at_x(flow, kind.dim)
         return NflowsFlow(flow, embedding, kind, conditional)
 
 
-def _embedded(embedding: nn.Module, x: Tensor) -> Tensor:
+def _embed(embedding: nn.Module, x: Tensor) -> Tensor:
     """What the transforms see of x, (..., p) -> (..., e); an embedding takes rows, one leading dim."""
     rows: Tensor = embedding(x.reshape(-1, x.shape[-1])).flatten(1)
     return rows.reshape(*x.shape[:-1], rows.shape[-1])
@@ -105,10 +104,7 @@ def _read(base: Any, context: Tensor | None) -> AffineBase:
     if isinstance(base, laws.ConditionalDiagonalNormal):
         vector_length(base._shape)
         if context is None:
-            raise TypeError(
-                "The base law ConditionalDiagonalNormal depends on x. Give some features: "
-                "from_nflows(flow, x)."
-            )
+            raise missing_features("from_nflows", "The base law ConditionalDiagonalNormal")
         mean, log_std = base._compute_params(context)
         return AffineBase.normal(mean, torch.exp(log_std))
     raise refusal(base)

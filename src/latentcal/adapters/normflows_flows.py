@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flow import ConditionalFlow
+from ..flow import ConditionalFlow, evaluation_mode
 from .bases import PRERANK_ROUTE, AffineBase, BaseKind, NoLatentError, refusal
-from .frame import AdaptedFlow, as_rows, features_of, not_of, own_mode, vector_length
+from .frame import AdaptedFlow, features_of, flatten_rows, missing_features, not_of, vector_length
 
 
 class NormflowsFlow(AdaptedFlow):
@@ -23,8 +23,8 @@ class NormflowsFlow(AdaptedFlow):
     """
 
     def __init__(self, network: nn.Module, kind: BaseKind, conditional: bool) -> None:
-        super().__init__(kind.radial(), [network])
-        self.kind, self.conditional = kind, conditional
+        super().__init__(kind.radial(), [network], conditional=conditional)
+        self.kind = kind
 
     @property
     def _layers(self) -> list[Any]:
@@ -33,9 +33,7 @@ class NormflowsFlow(AdaptedFlow):
 
     def _parts(self, points: Tensor, x: Tensor | None) -> tuple[Tensor, dict[str, Any], AffineBase]:
         """Rows of points, what to call the layers with, and the base law there."""
-        if self.conditional and x is None:
-            raise ValueError("This normflows flow is a conditional one; x is None, not (..., p).")
-        rows, context = as_rows(points, x if self.conditional else None)
+        rows, context = flatten_rows(points, self.features_for(x))
         base = _read(self.networks[0].q0, context).require(self.kind)
         return rows, ({"context": context} if self.conditional else {}), base
 
@@ -77,7 +75,7 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
     for layer in flow.flows:
         _check_layer(type(layer).__name__)
     conditional = isinstance(flow, library.ConditionalNormalizingFlow)
-    with torch.no_grad(), own_mode([flow]):
+    with torch.no_grad(), evaluation_mode(flow):
         context = features_of(x, [flow]) if conditional else None
         return NormflowsFlow(flow, _read(flow.q0, context).kind, conditional)
 
@@ -103,10 +101,7 @@ def _read(base: Any, context: Tensor | None) -> AffineBase:
     if isinstance(base, laws.ConditionalDiagGaussian):
         dim = vector_length(base.shape)
         if context is None:
-            raise TypeError(
-                "The base law ConditionalDiagGaussian depends on x. Give some features: "
-                "from_normflows(flow, x)."
-            )
+            raise missing_features("from_normflows", "The base law ConditionalDiagGaussian")
         parameters = base.context_encoder(context)
         return AffineBase.normal(parameters[..., :dim], torch.exp(parameters[..., dim:]))
     if isinstance(base, laws.Uniform):

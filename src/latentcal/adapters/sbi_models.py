@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, constraints
 
-from ..flow import ConditionalFlow, Standardized, evaluation_mode, tensor_options
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
+from ..flows.standardized import Standardized
 from .bases import NoLatentError, no_latent, read_base
-from .frame import not_of, own_mode, vector_length
+from .frame import not_of, vector_length
+from .functions import from_velocity
 from .nflows_flows import adapt
-from .velocity import from_velocity
 from .zuko_flows import ZukoFlow
 
 
@@ -48,7 +49,7 @@ class SbiDistribution(Distribution):
         leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
         # Dims in front of those of x are samples; where x has one row for several values, it is repeated.
         shared = leading[len(leading) - len(self.batch_shape) :]
-        condition = shaped(self.x.expand(*shared, -1), self.estimator.condition_shape)
+        condition = as_observations(self.x.expand(*shared, -1), self.estimator.condition_shape)
         rows = value.expand(*leading, *self.event_shape).reshape(-1, len(condition), *self.event_shape)
         with evaluation_mode(self.estimator):
             log_density: Tensor = self.estimator.log_prob(rows, condition)
@@ -57,7 +58,7 @@ class SbiDistribution(Distribution):
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
         """Draws, (*sample_shape, ..., d)."""
         count = torch.Size(sample_shape).numel()
-        condition = shaped(self.x, self.estimator.condition_shape)
+        condition = as_observations(self.x, self.estimator.condition_shape)
         with torch.no_grad(), evaluation_mode(self.estimator):
             draws: Tensor = self.estimator.sample(torch.Size([count]), condition)
         return draws.reshape(self._extended_shape(torch.Size(sample_shape)))
@@ -112,7 +113,7 @@ def _finite(name: str, values: Tensor, estimator: nn.Module) -> Tensor:
     return values.to(dtype=dtype, device=device)
 
 
-def shaped(x: Tensor, shape: Any) -> Tensor:
+def as_observations(x: Tensor, shape: Any) -> Tensor:
     """Observations of a given shape from flat ones, (..., p) -> (n, *shape)."""
     if x.shape[-1] != math.prod(shape):
         raise ValueError(
@@ -136,7 +137,7 @@ class ConditionEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., p) -> (..., e), with p the number of entries of an observation."""
-        embedded: Tensor = self.network(shaped(x, self.shape)).flatten(1)
+        embedded: Tensor = self.network(as_observations(x, self.shape)).flatten(1)
         return embedded.reshape(*x.shape[:-1], embedded.shape[-1])
 
 
@@ -149,7 +150,7 @@ class VectorField(nn.Module):
 
     def forward(self, t: Tensor, q: Tensor, x: Tensor) -> Tensor:
         """(n,), (n, d), (n, p) -> (n, d)."""
-        velocity: Tensor = self.estimator.ode_fn(q, shaped(x, self.estimator.condition_shape), t)
+        velocity: Tensor = self.estimator.ode_fn(q, as_observations(x, self.estimator.condition_shape), t)
         return velocity
 
 
@@ -195,7 +196,7 @@ def _flow_of(estimator: Any, tolerance: float, steps: int | None) -> Conditional
     example = torch.zeros(1, math.prod(estimator.condition_shape), dtype=dtype, device=device)
     if isinstance(estimator, kinds.NFlowsFlow):
         return adapt(estimator.net, embedding, example, conditional=True)
-    with torch.no_grad(), own_mode([estimator]):
+    with torch.no_grad(), evaluation_mode(estimator):
         kind = read_base(estimator.net(embedding(example)).base).kind
     return ZukoFlow(estimator.net, kind, conditional=True, embedding=embedding)
 

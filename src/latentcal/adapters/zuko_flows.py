@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..flow import ConditionalFlow, tensor_options
+from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from .bases import AffineBase, BaseKind, no_latent, read_base
-from .frame import AdaptedFlow, features_of, not_of, own_mode
+from .frame import AdaptedFlow, features_of, not_of
 
 
 class ZukoFlow(AdaptedFlow):
@@ -23,13 +23,12 @@ class ZukoFlow(AdaptedFlow):
     def __init__(
         self, network: nn.Module, kind: BaseKind, conditional: bool, embedding: nn.Module | None = None
     ) -> None:
-        super().__init__(kind.radial(), [network] if embedding is None else [network, embedding])
-        self.kind, self.conditional = kind, conditional
+        networks = [network] if embedding is None else [network, embedding]
+        super().__init__(kind.radial(), networks, conditional=conditional)
+        self.kind = kind
 
     def _parts(self, x: Tensor | None) -> tuple[Any, AffineBase, int]:
-        if self.conditional and x is None:
-            raise ValueError("This zuko flow was made with a context; x is None, not (..., p).")
-        context = x if self.conditional else None
+        context = self.features_for(x)
         for embedding in self.networks[1:]:
             context = embedding(context)
         flow = self.networks[0](context)
@@ -80,7 +79,7 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
             "nothing. Recalibrate by a pre-rank, recalibrate_prerank(model, x, y), or take the circle "
             "as a box: from_zuko(flow, circular=True)."
         )
-    with torch.no_grad(), own_mode([flow]):
+    with torch.no_grad(), evaluation_mode(flow):
         base = read_base(_example(flow, features_of(x, [flow])))
         return ZukoFlow(flow, base.kind, _looks_at_x(flow, base.kind.dim))
 

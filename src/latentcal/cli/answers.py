@@ -1,72 +1,281 @@
-"""Answers for the rows of a file, streamed from it to a table."""
+"""Commands that answer for the rows of a file: ``predict``, ``sample``, ``regions``, ``probability``."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
-from ..data import Preprocessing
-from ..data.names import list_names
+from .._internal.chunks import CACHE, rows_at_a_time
 from . import options
-from .output import json_text, table_writer
-from .progress import counting, say
-from .reading import CHUNK, Chunk, Source, chunks
+from .messages import say, show_progress
+
+if TYPE_CHECKING:
+    from .model import Model
+    from .reading import Chunk, Source
+
+_ROWS = 2000  # at a time, at most: few, so that progress is seen
+_DRAWN = 400_000  # numbers drawn at a time; the draws depend on it
+_VOLUME = 256  # points behind each volume
 
 
-def stream(
-    what: str,
-    source: Source,
-    rules: Preprocessing,
-    answer: Callable[[Chunk], dict[str, Any]],
-    names: Sequence[str],
-    *,
-    keep: Sequence[str],
-    raw: bool,
-    out: Path | None,
-    as_json: bool,
-    targets: bool = False,
-    repeat: int = 1,
-    size: int = CHUNK,
-) -> None:
-    """Write the answers beside the numbers of the rows and the columns to keep.
+@dataclass(frozen=True)
+class Request:
+    """Rows of a file for which a model is asked, and where the answers go.
 
     Args:
-        what: is being done.
+        folder: of the model.
         source: the file.
-        rules: of the model.
-        answer: columns of answers for some rows, ``repeat`` lines each.
-        names: of these columns.
         keep: columns of the file to copy.
         raw: whether their text is copied as it is; see ``table_writer``.
         out: file to write; the standard output if None.
         as_json: JSON lines on the standard output; with a file, what was written.
-        targets: whether targets are read, too.
-        repeat: lines a row.
-        size: rows at a time.
     """
-    options.check_keep(source, keep, ["row", *names])
-    if twice := sorted(name for name, count in Counter(["row", *names]).items() if count > 1):
-        raise click.ClickException(
-            f"{list_names(twice)} are names of targets and of other answers; fit with new names."
+
+    folder: Path
+    source: Source
+    keep: Sequence[str]
+    raw: bool
+    out: Path | None
+    as_json: bool
+
+    @cached_property
+    def model(self) -> Model:
+        """The model."""
+        from .model import load_model
+
+        return load_model(self.folder)
+
+    def stream(
+        self,
+        what: str,
+        answer: Callable[[Chunk], dict[str, Any]],
+        names: Sequence[str],
+        *,
+        targets: bool = False,
+        repeat: int = 1,
+        size: int = _ROWS,
+    ) -> None:
+        """Write the answers beside the numbers of the rows and the columns to keep.
+
+        Args:
+            what: is being done.
+            answer: columns of answers for some rows, ``repeat`` lines each.
+            names: of these columns.
+            targets: whether targets are read, too.
+            repeat: lines a row.
+            size: rows at a time.
+        """
+        import numpy as np
+
+        from .output import json_text, table_writer
+        from .reading import chunks
+
+        self._check_names(["row", *names])
+        done = 0
+        with (
+            table_writer(self.out, as_json=self.as_json, raw=self.raw) as write,
+            show_progress(what, printing=self.out is None) as advance,
+        ):
+            for rows in chunks(self.source, self.model.rules, targets=targets, keep=self.keep, size=size):
+                if not len(rows.x):
+                    continue
+                head = {name: np.repeat(column, repeat) for name, column in rows.head.items()}
+                write({**head, **answer(rows)})
+                done += len(rows.x)
+                advance(len(rows.x))
+        if self.out is not None and self.as_json:
+            click.echo(json_text({"out": self.out, "rows": done, "columns": ["row", *self.keep, *names]}))
+        elif self.out is not None:
+            say(f"{self.out} is written, {done:,} rows.")
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raise where a column to keep is missing, or two columns of the answers would have one name."""
+        from .._internal.wording import check_names, list_names
+        from ..tables import column_names
+
+        if self.keep:
+            try:
+                check_names(self.keep, column_names(self.source.path, **self.source.form))
+            except ValueError as error:
+                raise click.ClickException(f"--keep: {error}") from error
+        if both := sorted({*self.keep} & {*names}):
+            raise click.ClickException(
+                f"--keep: {list_names(both)} are names of answers; rename these columns in the file."
+            )
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+            raise click.ClickException(
+                f"{list_names(twice)} are names of targets and of other answers; fit with new names."
+            )
+
+
+@click.command()
+@click.option(
+    "--quantiles", type=options.Levels(), default="0.05,0.5,0.95", show_default=True, help="Of each target."
+)
+@options.count("--draws", 128, "Points of each prediction; more are finer and slower.", least=2)
+@options.answers
+def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
+    """Predict the mean and quantiles of each target, in the units of the data.
+
+    One line a row: its number in the file (counted from 0), the columns of --keep, and for each target
+    NAME_mean and NAME_q0.05 and so on. The file needs the features only, in any order.
+
+    \b
+    Examples:
+        latentcal predict model/ new.csv > predictions.csv
+        latentcal predict model/ new.csv --keep id --quantiles 0.1,0.5,0.9 --out predictions.parquet
+        latentcal predict model/ new.csv --json | head -3
+    """
+    import numpy as np
+
+    from .._internal.hints import ArgumentError
+    from ..estimator import check_levels
+
+    try:
+        check_levels(quantiles, draws)
+    except ArgumentError as error:
+        raise click.UsageError(error.as_options()) from error
+    predictor, targets = request.model.estimator, request.model.targets
+    predictor.draws = draws
+    names = [f"{name}_{what}" for name in targets for what in ("mean", *(f"q{q:g}" for q in quantiles))]
+
+    def answer(rows: Chunk) -> dict[str, Any]:
+        mean, levels = predictor.predict_with_quantiles(rows.x, quantiles)
+        values = np.concatenate([np.asarray(mean)[None], levels])  # (1 + k, n, d)
+        return dict(zip(names, values.transpose(2, 0, 1).reshape(len(names), -1), strict=True))
+
+    request.stream("predicting", answer, names)
+
+
+@click.command()
+@options.count("--draws", 100, "Of each row.")
+@options.seed
+@options.answers
+def sample(request: Request, draws: int, seed: int) -> None:
+    """Draw from the predictive distribution of each row.
+
+    One line a draw: the number of the row in the file, the columns of --keep, the number of the draw, and the
+    targets, which belong together.
+
+    \b
+    Examples:
+        latentcal sample model/ new.csv --draws 1000 --out draws.parquet
+        latentcal sample model/ new.csv --draws 1 --seed 7
+    """
+    import numpy as np
+
+    model = request.model
+    d = len(model.targets)
+
+    def answer(rows: Chunk) -> dict[str, Any]:
+        state = int(np.random.SeedSequence([seed, int(rows.head["row"][0])]).generate_state(1)[0])
+        values = model.estimator.sample(rows.x, draws, random_state=state)  # (s, n, d)
+        columns = dict(zip(model.targets, values.transpose(1, 0, 2).reshape(-1, d).T, strict=True))
+        return {"draw": np.tile(np.arange(draws), len(rows.x)), **columns}
+
+    size = min(_ROWS, rows_at_a_time(draws * d, _DRAWN))
+    request.stream("drawing", answer, ["draw", *model.targets], repeat=draws, size=size)
+
+
+@click.command()
+@click.option(
+    "--coverage", type=click.FloatRange(0, 1, True, True), default=0.9, show_default=True, help="Probability."
+)
+@click.option(
+    "--inside/--no-inside", default=None, help="Whether targets are inside; by default if they are there."
+)
+@click.option("--volume", is_flag=True, help="Also the logarithm of each region's volume.")
+@click.option("--exact", is_flag=True, help="Search longer for the ends of the region (a hundred times).")
+@options.answers
+def regions(request: Request, coverage: float, inside: bool | None, volume: bool, exact: bool) -> None:
+    """Give a region for each row that holds the targets together with a guaranteed probability.
+
+    One line a row: NAME_low and NAME_high of each target, the ends of the region, found from within (--exact
+    comes closer); and, where the file has the targets, whether they lie inside the region. The coverage
+    is that of the region, and guaranteed on average over rows like those that calibrated the model.
+
+    \b
+    Examples:
+        latentcal regions model/ new.csv --coverage 0.9 > regions.csv
+        latentcal regions model/ test.csv --keep id --volume --out regions.parquet
+    """
+    import numpy as np
+    import torch
+
+    model = request.model
+    check = request.source.has(model.targets) if inside is None else inside
+    found = np.zeros(2, dtype=np.int64)  # rows, and those inside
+    names = [f"{name}_{end}" for name in model.targets for end in ("low", "high")]
+    names += ["inside"] * check + ["log_volume"] * volume
+
+    def answer(rows: Chunk) -> dict[str, Any]:
+        predicted = model.estimator.predict_region(rows.x, coverage)
+        ends = np.stack(predicted.bounds(quick=not exact), -1)
+        values = list(ends.reshape(len(ends), -1).T)
+        if check:
+            values.append(predicted.contains(rows.y))
+            found[:] += len(values[-1]), values[-1].sum()
+        if volume:
+            generator = torch.Generator().manual_seed(0)
+            volumes = predicted.region.volume(predicted.x, samples=_VOLUME, generator=generator)
+            values.append(volumes.log_value.numpy())
+        return dict(zip(names, values, strict=True))
+
+    request.stream("regions", answer, names, targets=check, size=500)
+    if check:
+        share = 100 * found[1] / found[0]
+        say(
+            f"{found[1]:,} of {found[0]:,} rows ({share:.1f} %) lie inside their {100 * coverage:g} % region."
         )
-    done = 0
-    with (
-        table_writer(out, as_json=as_json, raw=raw) as write,
-        counting(what, printing=out is None) as advance,
-    ):
-        for rows in chunks(source, rules, targets=targets, keep=keep, size=size):
-            if not len(rows.x):
-                continue
-            head = {name: np.repeat(column, repeat) for name, column in rows.head.items()}
-            write({**head, **answer(rows)})
-            done += len(rows.x)
-            advance(len(rows.x))
-    if out is not None and as_json:
-        click.echo(json_text({"out": out, "rows": done, "columns": ["row", *keep, *names]}))
-    elif out is not None:
-        say(f"{out} is written, {done:,} rows.")
+
+
+@click.command()
+@click.option("--where", required=True, help="Condition on the targets; see above.")
+@click.option(
+    "--samples",
+    type=click.Choice([str(32 << k) for k in range(3, 14)]),
+    default="4096",
+    show_default=True,
+    help="Points behind each probability.",
+)
+@options.answers
+def probability(request: Request, where: str, samples: str) -> None:
+    """Give the probability of a condition on the targets, for each row.
+
+    Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
+    parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". A name that is no plain word stands in
+    quotes, as in the last example. One line a row: probability, and the standard error of its computation.
+
+    \b
+    Examples:
+        latentcal probability model/ new.csv --where "rent > 1000 and heating < 80"
+        latentcal probability model/ new.csv --where "rent + heating > 1500" --keep id --out risk.csv
+        latentcal probability model/ new.csv --where "'net rent' > 1000"
+    """
+    import numpy as np
+
+    from .where import WhereError, parse_where
+
+    model = request.model
+    try:
+        region = parse_where(where, model.targets)
+    except WhereError as error:
+        raise click.UsageError(f"--where: {error}") from error
+    points = int(samples)
+    together = rows_at_a_time(points, 4 * CACHE)
+
+    def answer(rows: Chunk) -> dict[str, Any]:
+        parts = [
+            model.estimator.probability(x, region, return_error=True, samples=points)
+            for x in rows.x.split(together)
+        ]
+        value, error = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return {"probability": value, "error": error}
+
+    request.stream("probabilities", answer, ["probability", "error"], size=min(_ROWS, 16 * together))

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import get_completion_class
 
+from .._internal.hints import ArgumentError
 from .._version import __version__
-from . import commands
-from .progress import printable
+from .messages import one_line, translate_reader_message
 
 _DEBUG = "--debug"
+_MODULES = {
+    "completion": "app",
+    "demo": "fit",
+    "diagnose": "calibration",
+    "fit": "fit",
+    "info": "calibration",
+    "predict": "answers",
+    "probability": "answers",
+    "recalibrate": "calibration",
+    "regions": "answers",
+    "sample": "answers",
+}
+"""Where each command is defined."""
 
 
 class Commands(click.Group):
-    """Commands that are files of the folder ``commands``, each with a ``command``; loaded when needed."""
+    """Commands that are loaded when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(commands.__path__))
+        return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in _MODULES:
             return None
-        module = importlib.import_module(f"{commands.__name__}.{cmd_name.replace('-', '_')}")
-        return module.command
+        return getattr(importlib.import_module(f".{_MODULES[cmd_name]}", __package__), cmd_name)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,6 +58,21 @@ def app(debug: bool) -> None:
     Every command has examples in its --help. It ends with code 0, 1 after an error, 2 where it was called
     wrongly, 130 where it was interrupted. `latentcal completion bash` makes the shell complete names.
     """
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which a shell completes commands and options.
+
+    \b
+    Examples:
+        eval "$(latentcal completion bash)"          # in ~/.bashrc
+        latentcal completion fish > ~/.config/fish/completions/latentcal.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(app, {}, "latentcal", "_LATENTCAL_COMPLETE").source())
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -75,14 +101,16 @@ def run(arguments: Sequence[str]) -> None:
         _fail(f"{error.filename}: {error.strerror}." if error.filename else str(error), 1, debug)
     except MemoryError:
         _fail("out of memory. Take a smaller file, or fewer rows or columns at a time.", 1, debug)
+    except ArgumentError as error:
+        _fail(error.as_options(), 1, debug)
     except Exception as error:
-        _fail(str(error) or type(error).__name__, 1, debug)
+        _fail(translate_reader_message(str(error)) or type(error).__name__, 1, debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
     """A warning as one line, without the place in the code."""
-    click.echo(f"Warning: {_one_line(str(message))}", err=True)
+    click.echo(f"Warning: {translate_reader_message(one_line(str(message)))}", err=True)
 
 
 def _fail(message: str, code: int, debug: bool) -> None:
@@ -90,15 +118,5 @@ def _fail(message: str, code: int, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    click.echo(f"Error: {_one_line(message)}", err=True)
+    click.echo(f"Error: {one_line(message)}", err=True)
     sys.exit(code)
-
-
-def _one_line(message: str) -> str:
-    """The message on one line, with options where the library speaks of arguments."""
-    line = re.sub(
-        r"\b(missing|delimiter|encoding|drop)=(?:'([^']*)')?",
-        lambda found: f"--{found[1]} {found[2] or ''}".rstrip(),
-        printable(" ".join(line.strip() for line in message.splitlines() if line.strip())),
-    )
-    return line.replace("set min_rows", "set --min-rows")

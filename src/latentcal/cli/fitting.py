@@ -12,19 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Preprocessing, TableDataset, load_csv
-from ..data.columns import Column, is_number
-from ..data.names import join_some, list_names, quote
+from .._internal.names import spell
+from .._internal.optional import require
+from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
-from .model import Model, fewest_rows, frame, quality, report_on
-from .progress import say
+from ..tables import Column, Preprocessing, TableDataset, is_number, load_csv
+from .messages import say
+from .model import FEWEST_ROWS, Model, quality, report_on
+from .options import FLOW_NAMES, RECALIBRATION_NAMES
 from .reading import Source, random_rows
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..estimator import FlowRegressor
 
-FLOWS = ("convex-potential", "autoregressive", "flow-matching", "linear-gaussian")
-RECALIBRATIONS = ("stacked", "auto", "gamma-kde", "spline", "scaled", "none")
 _SHARE = 0.15  # of validation, and of calibration where it has no rows of its own
 
 
@@ -43,8 +45,8 @@ class Settings:
         seed: of all random choices.
     """
 
-    flow: str = FLOWS[0]
-    recalibration: str = RECALIBRATIONS[0]
+    flow: str = FLOW_NAMES[0]
+    recalibration: str = RECALIBRATION_NAMES[0]
     flow_options: dict[str, Any] = field(default_factory=dict)
     max_rows: int = 100_000
     min_rows: int = 100
@@ -75,8 +77,8 @@ def fit_table(
     x, complete, rules = data.learned_on(rest)
     test, rest = (rows[torch.from_numpy(complete)[rows]] for rows in (test, rest))
     _check_targets(data, rest)
-    _tell(data, rules)
-    estimator, parts = _trained(source, data, (x[rest], data.y[rest]), rules, settings)
+    _describe(data, rules)
+    estimator, parts = _train(source, data, (x[rest], data.y[rest]), rules, settings)
     parts = {**parts, "test": len(test)}
     say(f"Training: {estimator.training_log_}.")
     facts: dict[str, Any] = {
@@ -86,15 +88,15 @@ def fit_table(
         "rows": parts,
     }
     model, report = Model(estimator, rules, facts), None
-    if len(test) < fewest_rows():
-        say(f"No report: it takes {fewest_rows()} rows that are set aside, there are {len(test)}.")
+    if len(test) < FEWEST_ROWS:
+        say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test)}.")
     else:
         report = report_on(model, x[test], data.y[test], seed=settings.seed)
         model = Model(estimator, rules, facts | {"quality": quality(report)})
     return model, report
 
 
-def _trained(
+def _train(
     source: Source, data: TableDataset, pair: tuple[Tensor, Tensor], rules: Preprocessing, settings: Settings
 ) -> tuple[FlowRegressor, dict[str, int]]:
     """A fitted estimator, and the number of rows of each part."""
@@ -102,16 +104,16 @@ def _trained(
 
     repair = settings.recalibration != "none"
     estimator = FlowRegressor(
-        settings.flow.replace("-", "_"),
+        spell(settings.flow),
         flow_options=settings.flow_options or None,
-        recalibration=settings.recalibration.replace("-", "_") if repair else None,
+        recalibration=spell(settings.recalibration) if repair else None,
         validation_fraction=_SHARE,
         calibration_fraction=_SHARE,
         random_state=settings.seed,
         verbose=sys.stderr.isatty(),
         **settings.training,
     )
-    x, y = frame(pair[0], rules.feature_names), frame(pair[1], rules.targets)
+    x, y = _as_frame(pair[0], rules.feature_names), _as_frame(pair[1], rules.targets)
     calibration, n = None, len(x)
     parts = {"train": n, "validation": max(2, round(_SHARE * n))}
     others = data.file_rows - settings.max_rows
@@ -120,7 +122,7 @@ def _trained(
     if repair and others >= _SHARE * n:
         # What is too much for training calibrates.
         left = random_rows(source, rules, settings.max_rows, settings.seed, without=data.rows)
-        calibration = frame(left.x, rules.feature_names), frame(left.y, rules.targets)
+        calibration = _as_frame(left.x, rules.feature_names), _as_frame(left.y, rules.targets)
         parts["calibration"] = len(left.x)
         say(f"Of the {left.total:,} others {len(left.x):,} calibrate.")
     elif repair:
@@ -131,17 +133,23 @@ def _trained(
     return estimator.set_params(verbose=False), parts
 
 
+def _as_frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
+    """Values (n, k) as a float64 table with named columns."""
+    pandas = require("pandas", "cli", "The command line needs")
+    return pandas.DataFrame(values.double().numpy(), columns=list(names))
+
+
 def _check_columns(data: TableDataset) -> None:
     """Raise where a stray text has made a column of numbers one that is no feature."""
     for column in data.columns:
-        if column.name in data.preprocessing.dropped and (stray := _stray(column)):
+        if column.name in data.preprocessing.dropped and (stray := _find_stray(column)):
             raise click.ClickException(
                 f"{data.source}: the column {quote(column.name)} holds {quote(stray)} among numbers. "
                 f"Correct it, or leave the column out with --drop {quote(column.name)}."
             )
 
 
-def _stray(column: Column) -> str:
+def _find_stray(column: Column) -> str:
     """A text in a column that holds mostly numbers; "" where there is none."""
     if column.kind != "text":
         return ""
@@ -157,7 +165,7 @@ def _check_targets(data: TableDataset, rows: Tensor) -> None:
         )
 
 
-def _tell(data: TableDataset, rules: Preprocessing) -> None:
+def _describe(data: TableDataset, rules: Preprocessing) -> None:
     p, d = len(rules.feature_names), len(rules.targets)
     size = f"{data.file_rows:,} rows, {p} features, {d} target{'s' * (d > 1)}"
     say(f"{data.source}: {size}. {data.note}".rstrip())

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.optional import require
-from ..data import Preprocessing
+from .._internal.model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
 from ..diagnostics import CalibrationReport, Measure
-from ..model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
+from ..estimator import TablePredictor
 from ..plots import reliability_diagram
+from ..tables import Preprocessing
+from .messages import say
 from .output import json_text, whole_file
-from .progress import say
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
-    from ..estimator import FlowRegressor
-
 _TECHNICAL = ("schema", "version", "written", "preprocessing", "bytes")
-_FEWEST = 20
+FEWEST_ROWS = 20
+"""Rows that a report takes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Model:
         facts: what else is on the card: data, parts, calibration, quality.
     """
 
-    estimator: FlowRegressor
+    estimator: TablePredictor
     rules: Preprocessing
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,16 +48,6 @@ class Model:
     def targets(self) -> tuple[str, ...]:
         """Names of the outputs."""
         return self.rules.targets
-
-    def features(self, x: Tensor) -> pd.DataFrame:
-        """x (n, p) with the names that the estimator knows."""
-        return frame(x, self.rules.feature_names)
-
-
-def frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
-    """Values (n, k) as a float64 table with named columns."""
-    pandas = require("pandas", "cli", "The command line needs")
-    return pandas.DataFrame(values.numpy().astype(np.float64), columns=list(names))
 
 
 def check_overwriting(folder: Path, overwrite: bool) -> None:
@@ -76,14 +64,12 @@ def check_overwriting(folder: Path, overwrite: bool) -> None:
 
 def write_model(model: Model, folder: Path) -> None:
     """Write a model to a folder, in place of the one that is there."""
-    from ..estimator.storage import write
-
     card = {
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **model.facts,
         "preprocessing": model.rules.to_dict(),
     }
-    write(model.estimator, folder, json.loads(json_text(card)))
+    model.estimator.save(folder, table=json.loads(json_text(card)))
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -92,12 +78,12 @@ def read_card(folder: Path) -> dict[str, Any]:
         document, numbers = read_numbers(folder)
     except ModelFileError as error:
         raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
-    card = _checked(document.get("table"), folder)
+    card = _check_card(document.get("table"), folder)
     size = len(numbers) + (folder / MANIFEST).stat().st_size
     return {"schema": document["schema"], "version": document["version"], "bytes": size, **card}
 
 
-def _checked(card: Any, folder: Path) -> dict[str, Any]:
+def _check_card(card: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(card, dict) or "preprocessing" not in card or "written" not in card:
         raise click.ClickException(
             f"{folder} holds a model without the columns of a table. `latentcal fit` makes models with them."
@@ -107,15 +93,12 @@ def _checked(card: Any, folder: Path) -> dict[str, Any]:
 
 def load_model(folder: Path) -> Model:
     """The model in a folder; nothing in there is executed, weights are numbers only (safetensors)."""
-    from ..estimator import FlowRegressor
-    from ..estimator.storage import read
-
     try:
-        estimator, card = read(FlowRegressor, folder)
+        estimator, card = TablePredictor.load_with_table(folder)
     except ModelFileError as error:
         raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
     try:
-        rules = Preprocessing.from_dict(_checked(card, folder)["preprocessing"])
+        rules = Preprocessing.from_dict(_check_card(card, folder)["preprocessing"])
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if (estimator.n_features_in_, estimator.n_outputs_) != (len(rules.feature_names), len(rules.targets)):
@@ -129,17 +112,10 @@ def load_model(folder: Path) -> Model:
     return Model(estimator, rules, {key: value for key, value in card.items() if key not in _TECHNICAL})
 
 
-def fewest_rows() -> int:
-    """Rows that a report takes."""
-    return _FEWEST
-
-
 def report_on(model: Model, x: Tensor, y: Tensor, *, seed: int = 0, **options: Any) -> CalibrationReport:
     """Report on rows (n, p), (n, d)."""
     generator = torch.Generator().manual_seed(seed)
-    return model.estimator.diagnose(
-        model.features(x), frame(y, model.targets), generator=generator, **options
-    )
+    return model.estimator.diagnose(x, y, generator=generator, **options)
 
 
 def summary(report: CalibrationReport) -> str:
@@ -149,12 +125,12 @@ def summary(report: CalibrationReport) -> str:
     if before is None:
         lines[-1] = f"{f'{report.n:,} rows set aside':<24}{'':>12}{'value':>12}"
     for measure in after.numbers:
-        sides = ("" if before is None else _shown(before[measure.name]), _shown(measure))
+        sides = ("" if before is None else _show(before[measure.name]), _show(measure))
         lines.append(f"{measure.name:<24}{sides[0]:>12}{sides[1]:>12}")
     return "\n".join(lines)
 
 
-def _shown(measure: Measure) -> str:
+def _show(measure: Measure) -> str:
     coverage = measure.name.startswith("coverage")
     return f"{100 * measure.value:.1f} %" if coverage else f"{measure.value:.4g}"
 
@@ -189,7 +165,18 @@ def write_page(report: CalibrationReport, path: Path) -> None:
     say(f"{path} is written.")
 
 
-def before_and_after(report: CalibrationReport) -> Figure:
+def write_picture(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a figure, on machines without a screen, too; where matplotlib is missing, drawing says so."""
+    with suppress(ImportError):
+        import matplotlib
+
+        matplotlib.use("Agg")
+    with whole_file(path) as fresh:
+        draw().savefig(fresh, dpi=150)
+    say(f"{path} is written.")
+
+
+def plot_before_and_after(report: CalibrationReport) -> Figure:
     """Latent and HDR reliability before and after recalibration, side by side."""
     import matplotlib.pyplot as plt
 

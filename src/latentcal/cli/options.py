@@ -1,21 +1,33 @@
-"""Options that the commands share."""
+"""Types of options, and the options that several commands share; nothing heavy is imported here."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..data.chunks import column_names
-from ..data.names import check_names, list_names
-from .reading import Source
+from .._internal.names import AUTO, FLOWS, LAWS, spell, suggest
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+FLOW_NAMES = tuple(name.replace("_", "-") for name in FLOWS)
+_LAW_NAMES = tuple(name.replace("_", "-") for name in LAWS)
+RECALIBRATION_NAMES = (_LAW_NAMES[0], AUTO, *_LAW_NAMES[1:])
+
+
+class OneName(click.Choice):
+    """One of some names, with underscores or hyphens; for another one the most similar name is shown."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = spell(value).replace("_", "-")
+        if name not in self.choices:
+            self.fail(f"{value!r} is not one of the names; {suggest(name, self.choices)}", param, ctx)
+        return name
 
 
 class Names(click.ParamType):
@@ -50,26 +62,60 @@ class Levels(click.ParamType):
         return tuple(dict.fromkeys(levels))
 
 
+class Setting(click.ParamType):
+    """NAME=VALUE, with a number as the value."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name, _, text = value.partition("=")
+        try:
+            return name.strip(), float(text) if not text.strip().lstrip("-").isdigit() else int(text)
+        except ValueError:
+            self.fail(f"{value!r}: write for example hidden=64.", param, ctx)
+
+
+def combine(*decorators: Decorator) -> Decorator:
+    """Several decorators as one, in the order in which they would stand above a function."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
 model = click.argument("folder", metavar="MODEL", type=click.Path(path_type=Path))
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random choices."
 )
-keep = click.option("--keep", type=Names(), default="", help="Columns to copy from the file, such as an id.")
-raw = click.option(
-    "--raw", is_flag=True, help="Copy text as it is, also where a spreadsheet would take it for a formula."
-)
-out = click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="File to write: .csv, .jsonl or .parquet; by default csv is printed.",
-)
 html = click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one web page.")
 
 
-def rows(command: Callable[..., Any]) -> Callable[..., Any]:
+def count(name: str, default: int, help: str | None = None, *, least: int = 1) -> Decorator:
+    """An option that is a whole number."""
+    return click.option(name, type=click.IntRange(min=least), default=default, show_default=True, help=help)
+
+
+def rows(command: Command) -> Command:
     """The file of rows and how to read it, as one argument ``source``."""
-    parts: list[Decorator] = [
+
+    @wraps(command)
+    def with_source(data: Path, missing: Any, delimiter: str, encoding: str, **others: Any) -> Any:
+        from .reading import Source
+
+        delimiter = "\t" if delimiter == "\\t" else delimiter
+        if len(delimiter) != 1:
+            raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
+        for name in {"out", "html", "plot"} & {*others}:
+            path = others[name]
+            if path is not None and data.is_file() and path.exists() and path.samefile(data):
+                raise click.ClickException(f"--{name} {path} is the file that is read; choose another one.")
+        return command(source=Source(data, missing, delimiter, encoding), **others)
+
+    return combine(
         click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
         click.option(
             "--missing",
@@ -80,42 +126,52 @@ def rows(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--delimiter", default=",", show_default=True, help="Of a csv file; \\t for a tab."),
         click.option("--encoding", default="utf-8", show_default=True, help="Of a csv file."),
-    ]
+    )(with_source)
+
+
+def random_part(most: int) -> Decorator:
+    """A model, and a random part of a file of rows with targets."""
+    return combine(
+        model,
+        count("--max-rows", most, "Of a larger file take so many random rows.", least=20),
+        seed,
+        as_json,
+        rows,
+    )
+
+
+def answers(command: Command) -> Command:
+    """A model, a file of rows, and where the answers for them go, as one argument ``request``."""
 
     @wraps(command)
-    def gathered(data: Path, missing: Any, delimiter: str, encoding: str, **others: Any) -> Any:
-        delimiter = "\t" if delimiter == "\\t" else delimiter
-        if len(delimiter) != 1:
-            raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
-        for name in {"out", "html", "plot"} & {*others}:
-            path = others[name]
-            if path is not None and data.is_file() and path.exists() and path.samefile(data):
-                raise click.ClickException(f"--{name} {path} is the file that is read; choose another one.")
-        return command(source=Source(data, missing, delimiter, encoding), **others)
+    def with_request(
+        folder: Path,
+        source: Any,
+        keep: Sequence[str],
+        raw: bool,
+        out: Path | None,
+        as_json: bool,
+        **others: Any,
+    ) -> Any:
+        from .answers import Request
 
-    result: Callable[..., Any] = gathered
-    for part in reversed(parts):
-        result = part(result)
-    return result
+        return command(request=Request(folder, source, keep, raw, out, as_json), **others)
 
-
-def check_keep(source: Source, keep: Sequence[str], taken: Sequence[str]) -> None:
-    """Raise where a column to keep is missing, or would have the name of an answer."""
-    if not keep:
-        return
-    try:
-        check_names(keep, column_names(source.path, **source.form))
-    except ValueError as error:
-        raise click.ClickException(f"--keep: {error}") from error
-    if both := sorted({*keep} & {*taken}):
-        raise click.ClickException(
-            f"--keep: {list_names(both)} are names of answers; rename these columns in the file."
-        )
-
-
-def draw_without_windows() -> None:
-    """Make figures on machines without a screen; where matplotlib is missing, drawing says so itself."""
-    with suppress(ImportError):
-        import matplotlib
-
-        matplotlib.use("Agg")
+    return combine(
+        model,
+        click.option(
+            "--keep", type=Names(), default="", help="Columns to copy from the file, such as an id."
+        ),
+        click.option(
+            "--raw",
+            is_flag=True,
+            help="Copy text as it is, also where a spreadsheet would take it for a formula.",
+        ),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            help="File to write: .csv, .jsonl or .parquet; by default csv is printed.",
+        ),
+        as_json,
+        rows,
+    )(with_request)

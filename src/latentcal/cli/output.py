@@ -39,13 +39,13 @@ def whole_file(target: Path) -> Iterator[Path]:
     if target.is_dir():
         raise click.ClickException(f"Cannot write {target}: it is a folder.")
     if target.exists() and not target.is_file():
-        with _write_errors(target):
+        with _name_target(target):
             yield target
         return
-    with _beside(target) as folder:
+    with _make_folder_beside(target) as folder:
         # The name keeps its ending, by which formats are told.
         fresh = folder / target.name
-        with _write_errors(target):
+        with _name_target(target):
             yield fresh
             if not fresh.exists():
                 return
@@ -61,13 +61,13 @@ def writable_folder(target: Path) -> Iterator[None]:
     try:
         check_writable(real)
     except OSError as error:
-        raise _failure(target, error) from error
-    with _write_errors(target), _terminable():
+        raise _write_failure(target, error) from error
+    with _name_target(target), _terminable():
         yield
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _make_folder_beside(target: Path) -> Iterator[Path]:
     """A folder on the same disk for what is not complete; folders made for it go where the block fails."""
     new = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
@@ -78,7 +78,7 @@ def _beside(target: Path) -> Iterator[Path]:
             target.absolute().parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
         except OSError as error:
-            raise _failure(target, error) from error
+            raise _write_failure(target, error) from error
         try:
             with _terminable():
                 yield folder
@@ -109,7 +109,7 @@ def _terminable() -> Iterator[None]:
 
 
 @contextmanager
-def _write_errors(target: Path) -> Iterator[None]:
+def _name_target(target: Path) -> Iterator[None]:
     """Failures to write, which name no file or a temporary one, name the target."""
     try:
         yield
@@ -118,10 +118,10 @@ def _write_errors(target: Path) -> Iterator[None]:
         own = not name or f".{target.name}-" in name or Path(name).is_relative_to(target.resolve())
         if isinstance(error, (BrokenPipeError, FileExistsError)) or not own:
             raise  # of another file, or with a reason of its own
-        raise _failure(target, error) from error
+        raise _write_failure(target, error) from error
 
 
-def _failure(target: Path, error: OSError) -> click.ClickException:
+def _write_failure(target: Path, error: OSError) -> click.ClickException:
     return click.ClickException(
         f"Cannot write {target}: {error.strerror or error}. Nothing was changed there."
     )
@@ -129,7 +129,7 @@ def _failure(target: Path, error: OSError) -> click.ClickException:
 
 def json_text(value: Any, indent: int | None = 1) -> str:
     """The value as JSON; numbers that are not finite, which JSON does not have, are null."""
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_as_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 @contextmanager
@@ -165,13 +165,13 @@ def table_writer(out: Path | None, *, as_json: bool = False, raw: bool = False) 
 class _Csv:
     def __init__(self, file: TextIO, raw: bool) -> None:
         self._rows, self._named = csv.writer(file, lineterminator="\n"), False
-        self._text = str if raw else _harmless
+        self._text = str if raw else _make_harmless
 
     def __call__(self, table: Table) -> None:
         if not self._named:
             self._rows.writerow(map(self._text, table))
             self._named = True
-        columns = (_texts(column, self._text) for column in table.values())
+        columns = (_as_texts(column, self._text) for column in table.values())
         self._rows.writerows(zip(*columns, strict=True))
 
 
@@ -180,7 +180,7 @@ class _JsonLines:
         self._file = file
 
     def __call__(self, table: Table) -> None:
-        columns = [_plain(_rounded(np.asarray(column))) for column in table.values()]
+        columns = [_as_plain(_round(np.asarray(column))) for column in table.values()]
         for row in zip(*columns, strict=True):
             self._file.write(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n")
 
@@ -213,7 +213,7 @@ class _Parquet:
             self._writer.close()
 
 
-def _harmless(text: str) -> str:
+def _make_harmless(text: str) -> str:
     """Text that no spreadsheet executes; numbers are none, whatever they begin with."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
@@ -224,7 +224,7 @@ def _harmless(text: str) -> str:
     return text
 
 
-def _texts(column: Any, text: Callable[[str], str]) -> list[str]:
+def _as_texts(column: Any, text: Callable[[str], str]) -> list[str]:
     values = np.asarray(column)
     if values.dtype.kind == "f":
         return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
@@ -232,18 +232,18 @@ def _texts(column: Any, text: Callable[[str], str]) -> list[str]:
     return ["" if value is None or value != value else text(str(value)) for value in values.tolist()]
 
 
-def _rounded(values: np.ndarray) -> np.ndarray | list[float]:
+def _round(values: np.ndarray) -> np.ndarray | list[float]:
     return [float(f"{value:.7g}") for value in values.tolist()] if values.dtype.kind == "f" else values
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """In types of JSON."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _as_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_as_plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
-        return _plain(value.tolist())
+        return _as_plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):

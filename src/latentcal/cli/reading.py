@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Encoded, Preprocessing
-from ..data.chunks import column_names, file_chunks
-from ..data.reservoir import Reservoir
+from ..tables import Encoded, Preprocessing, Reservoir, column_names
 
 CHUNK = 2000  # rows at a time: few, so that progress is seen
 
@@ -44,10 +42,13 @@ class Source:
         """Whether all these columns are there."""
         return {*names} <= {*column_names(self.path, **self.form)}
 
-    def encoded(self, rules: Preprocessing, *, targets: bool = False, size: int = CHUNK) -> Iterator[Encoded]:
+    def read(
+        self, rules: Preprocessing, *, targets: bool = False, keep: Sequence[str] = (), size: int = CHUNK
+    ) -> Iterator[Encoded]:
         """Features, and targets where asked for, ``size`` rows at a time; no rows at all are an error."""
         empty = True
-        for part in rules.chunks(self.path, size, targets=targets, missing=self.missing, **self.form):
+        how = {"targets": targets, "missing": self.missing, "keep": keep, **self.form}
+        for part in rules.chunks(self.path, size, **how):
             empty = empty and len(part.rows) == 0
             yield part
         if empty:
@@ -72,18 +73,8 @@ def chunks(
     size: int = CHUNK,
 ) -> Iterator[Chunk]:
     """Rows with the columns ``keep`` of the file."""
-    parts = source.encoded(rules, targets=targets, size=size)
-    # The columns to keep are read a second time: the rules do not know them.
-    others = file_chunks(source.path, keep, size, **source.form) if keep else None
-    start = 0
-    for part in parts:
-        head = {"row": part.rows.numpy()}
-        if others is not None:
-            cells = next(others)
-            own = part.rows.numpy() - start
-            head |= {name: np.asarray(cells[name], dtype=object)[own] for name in keep}
-            start += len(cells[keep[0]])
-        yield Chunk(part.x, part.y, head)
+    for part in source.read(rules, targets=targets, keep=keep, size=size):
+        yield Chunk(part.x, part.y, {"row": part.rows.numpy(), **part.kept})
 
 
 class RandomRows(NamedTuple):
@@ -109,22 +100,18 @@ def random_rows(
         without: numbers of rows that are not taken.
     """
     reservoir = Reservoir(most, (seed, 1))  # others than ``load_csv`` with this seed takes of the same file
-    kept: list[Tensor] | None = None
-    for part in source.encoded(rules, targets=True, size=10_000):
+    kept: list[Tensor] = []
+    for part in source.read(rules, targets=True, size=10_000):
         assert part.y is not None
+        columns = [part.x, part.y, part.rows]
         if without is not None:
-            part = Encoded(
-                *(column[~torch.isin(part.rows, without)] for column in part if column is not None)
-            )
-        items, places = (torch.from_numpy(index) for index in reservoir.offer(len(part.rows)))
-        if kept is None:
-            kept = [column[:0] for column in part if column is not None]
+            columns = [column[~torch.isin(part.rows, without)] for column in columns]
+        items, places = map(torch.from_numpy, reservoir.offer(len(columns[2])))
+        kept = kept or [column[:0] for column in columns]
         new = places >= len(kept[2])
-        for i, column in enumerate(part):
-            assert column is not None
+        for i, column in enumerate(columns):
             kept[i][places[~new]] = column[items[~new]]
             kept[i] = torch.cat([kept[i], column[items[new]]])
-    assert kept is not None
     order = kept[2].argsort()
     x, y, rows = (column[order] for column in kept)
     return RandomRows(x, y, rows, reservoir.seen)

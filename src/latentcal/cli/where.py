@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.names import join_some, quote
+from .._internal.wording import join_some, quote
 from ..events import Box, HalfSpace, Membership
 
 _PARTS = re.compile(

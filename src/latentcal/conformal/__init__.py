@@ -1,11 +1,10 @@
 """Conformal prediction: regions and p-values with a guarantee, whatever the model's errors."""
 
 from .conformalize import anomaly_pvalue, conformal_region
-from .geometry import Bounds, Volume
+from .conformity_scores import DCPScore, DensityScore, HPDScore, PCPScore, Score
+from .geometry import Bounds, SublevelSet, Volume
 from .latent_score import LatentScore
 from .region import InfiniteRegionWarning, Region
-from .sample_scores import DCPScore, DensityScore, HPDScore, PCPScore
-from .score import Score
 
 __all__ = [
     "Bounds",
@@ -17,6 +16,7 @@ __all__ = [
     "PCPScore",
     "Region",
     "Score",
+    "SublevelSet",
     "Volume",
     "anomaly_pvalue",
     "conformal_region",

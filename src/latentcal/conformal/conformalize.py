@@ -12,16 +12,15 @@ from .._internal.validate import as_rows
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..radius import ConditionalRadius
 from ..recalibration import Aligned, Recalibration
-from .evaluation import evaluate, frozen, random_seed
+from .conformity_scores import DCPScore, DensityScore, DrawingScore, FunctionScore, HPDScore, PCPScore, Score
+from .evaluation import evaluate, inference, random_seed
 from .latent_score import LatentScore
 from .region import Region, as_levels
-from .sample_scores import DCPScore, DensityScore, HPDScore, PCPScore
-from .score import FunctionScore, Score
 
 Scorer = str | Score | Callable[[Any, "Tensor | None", Tensor], Tensor]
 """What can be given as a score: a name, a score, or a function of (model, x, y)."""
 
-VOID = "The guarantee presumes scores that are fixed before their rows are seen, so it does not hold."
+_VOID = "The guarantee presumes scores that are fixed before their rows are seen, so it does not hold."
 _SCORES: dict[str, type[Score]] = {
     "latent": LatentScore,
     "density": DensityScore,
@@ -32,12 +31,11 @@ _SCORES: dict[str, type[Score]] = {
 
 
 class Calibration(NamedTuple):
-    """A score, its sorted values (n,) on the calibration rows, a sketch of them, and how many are reused."""
+    """A score, its sorted values (n,) on the calibration rows, and a sketch of these."""
 
     score: Score
     scores: Tensor
     fingerprint: Fingerprint
-    reused: float
 
 
 def conformal_region(
@@ -87,12 +85,11 @@ def conformal_region(
         tensor([ True, False])
     """
     levels = as_levels(coverage)
-    made = calibrate(model, x, y, score, batch_size=batch_size, generator=generator)
-    warn_of_reuse(made.reused, VOID)
+    made = _calibrate(model, x, y, score, batch_size=batch_size, generator=generator)
     return Region(model, made.score, made.scores, levels, made.fingerprint)
 
 
-def calibrate(
+def _calibrate(
     model: Any,
     x: Any,
     y: Any,
@@ -104,7 +101,7 @@ def calibrate(
     """Ascending scores of the calibration rows x (n, p), or None, and y (n, d), on the CPU."""
     made = as_score(score, generator)
     x, y = as_rows(x, y)
-    with frozen(model):
+    with inference(model):
         outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
     if tuple(outputs) != tuple(y.shape[1:]):
         raise ValueError(
@@ -113,7 +110,9 @@ def calibrate(
             "Independent(distribution, 1)."
         )
     scores = evaluate(made, model, x, y, batch_size=batch_size).cpu().sort().values
-    return Calibration(made, scores, Fingerprint.of(x, y), _reused(model, made, x, y))
+    reused = _harmful_reuse(model, made, x, y)
+    warn_of_reuse(reused, _VOID, stacklevel=4)
+    return Calibration(made, scores, Fingerprint.of(x, y))
 
 
 def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
@@ -126,14 +125,14 @@ def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
                 f"score must be one of {', '.join(_SCORES)}, a score or a function; got {score!r}."
             )
         kind = _SCORES[score]
-        return kind(seed=random_seed(generator)) if hasattr(kind, "seed") else kind()  # type: ignore[call-arg]
+        return kind(seed=random_seed(generator)) if issubclass(kind, DrawingScore) else kind()  # type: ignore[call-arg]
     if isinstance(score, type) or not callable(score):
         name = score.__name__ if isinstance(score, type) else type(score).__name__
         raise TypeError(f"score must be a name, a score such as HPDScore(), or a function; got {name}.")
     return FunctionScore(score)
 
 
-def _reused(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
+def _harmful_reuse(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
     """Share of the rows of the model's recalibration that are used again, where that voids the guarantee."""
     record = getattr(model, "recalibration", None)
     # Recalibration by one law keeps the maps: the norms, and with them their regions, are those of before.
@@ -192,8 +191,7 @@ def anomaly_pvalue(
         >>> anomaly_pvalue(flow, None, torch.tensor([[0.0, 0.1], [4.0, 4.0]]), calibration=(None, y))
         tensor([0.9950, 0.0050], dtype=torch.float64)
     """
-    made = calibrate(model, *calibration, score, batch_size=batch_size, generator=generator)
-    warn_of_reuse(made.reused, VOID)
+    made = _calibrate(model, *calibration, score, batch_size=batch_size, generator=generator)
     values = evaluate(made.score, model, x, y, batch_size=batch_size)
     scores, n = made.scores.to(values.device), len(made.scores)
     if not randomize:

@@ -11,15 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole, check_finite
-from ..flow import FlowDistribution, evaluation_mode, full_precision, tensor_options
+from ..flow import FlowDistribution, evaluation_mode
 from ..pit import draw
-
-Inside = Callable[[Tensor], Tensor]
-"""Membership at given rows x (n, p): y (m, n, d) -> (m, n) bool."""
-
-_CHUNK = 1 << 22  # numbers held at a time
 
 
 def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None = None) -> Tensor:
@@ -39,13 +35,13 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     if y is None:
         raise ValueError("y is missing; it must be (..., d), with the outputs last.")
     batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
-    rows, points, shape = _as_rows(x, y)
+    rows, points, shape = _pair_rows(x, y)
     m, n, dim = points.shape
-    most = batch_size or max(1, _CHUNK // max(dim, score.samples))
+    most = batch_size or rows_at_a_time(max(dim, score.samples))
     # Rows at a time: few enough for the draws that each of them needs.
-    width = max(1, min(n, most // max(1, min(m, 128)), _CHUNK // (dim * score.samples)))
+    width = max(1, min(n, most // max(1, min(m, 128)), rows_at_a_time(dim * score.samples)))
     values = torch.empty(m, n, dtype=torch.float64, device=y.device)
-    with frozen(model):
+    with inference(model):
         for i in range(0, n, width):
             part = None if rows is None else rows[i : i + width]
             values[:, i : i + width] = scores_at(score, model, part, most)(points[:, i : i + width])
@@ -63,8 +59,8 @@ def scores_at(
 
     def scores(y: Tensor) -> Tensor:
         m, n, dim = y.shape
-        size = max(1, (most or _CHUNK // max(dim, score.samples)) // max(1, n))
-        parts = [_checked(score_of(part), part) for part in y.split(size)]
+        size = max(1, (most or rows_at_a_time(max(dim, score.samples))) // max(1, n))
+        parts = [_check_scores(score_of(part), part) for part in y.split(size)]
         return torch.cat(parts) if m else y.new_empty(m, n, dtype=torch.float64)
 
     return scores
@@ -99,10 +95,7 @@ def model_draws(model: Any, x: Tensor | None, count: int, generator: torch.Gener
 
 def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
     """The y of latent points z (m, n, d) or (m, 1, d), (m, n, d) for the rows of the prediction."""
-    dtype, device = tensor_options(pred.flow)
-    z = z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1])
-    with full_precision(pred.flow):
-        return pred.flow.decode(z.to(dtype=dtype, device=device), pred._context)
+    return pred.decode(z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1]))
 
 
 def as_points(values: Any, name: str) -> Tensor | None:
@@ -136,7 +129,7 @@ def random_seed(generator: torch.Generator | None) -> int:
 
 
 @contextmanager
-def frozen(model: Any) -> Iterator[None]:
+def inference(model: Any) -> Iterator[None]:
     """No gradients, and a module in evaluation mode."""
     with torch.no_grad():
         if isinstance(model, nn.Module):
@@ -146,7 +139,7 @@ def frozen(model: Any) -> Iterator[None]:
             yield
 
 
-def _as_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[int, ...]]:
+def _pair_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[int, ...]]:
     """x as (n, p), y as (m, n, d), and the leading shape that the answer has."""
     dim = y.shape[-1]
     if x is None:
@@ -167,7 +160,8 @@ def _as_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[
     return x, y.reshape(math.prod(shape[:-1]), shape[-1], dim), tuple(shape)
 
 
-def _checked(values: Tensor, y: Tensor) -> Tensor:
+def _check_scores(values: Tensor, y: Tensor) -> Tensor:
+    """The scores in float64, one number a point and none NaN."""
     if values.shape != y.shape[:-1]:
         raise ValueError(
             f"A score must give one number a point: {tuple(y.shape[:-1])} for y {tuple(y.shape)}, "

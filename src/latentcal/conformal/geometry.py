@@ -1,4 +1,4 @@
-"""Extent, volume, outline of regions, and draws inside of them."""
+"""What a set {y : s(x, y) <= t} looks like: draws inside of it, extent, volume, outline."""
 
 from __future__ import annotations
 
@@ -11,16 +11,47 @@ from torch import Tensor
 
 from .._internal.optional import require
 from ..norms import Norm
-from .evaluation import Inside, model_draws
+from .evaluation import model_draws, scores_at
 
-START = 256
-TRIES = 1000
+Inside = Callable[[Tensor], Tensor]
+"""Membership at given rows x (n, p): y (m, n, d) -> (m, n) bool."""
+
+_START = 256
+_TRIES = 1000
 _ROUNDS = 60
-_PROPOSALS = 32
+PROPOSALS = 32
 _MARGIN = 0.15
 _ENLARGEMENTS = 8
 _PILOT = 256
 _FAR = 2.0**12
+
+
+class SublevelSet(NamedTuple):
+    """The y whose score is at most a finite threshold, at each of n rows x; what scores are asked about.
+
+    Draws, and estimates from draws, take their randomness from the generator.
+    """
+
+    score: Any
+    model: Any
+    x: Tensor | None
+    """(n, p) features, or None with n = 1."""
+    threshold: float
+    generator: torch.Generator | None = None
+
+    def membership(self) -> Inside:
+        """Whether y lies inside, as a function; what the score prepares for these x is made once."""
+        scores = scores_at(self.score, self.model, self.x)
+        return lambda y: scores(y) <= self.threshold
+
+    def draw(self, count: int) -> Tensor:
+        """Draws (s, n, d) of the model, inside or not."""
+        return model_draws(self.model, self.x, count, self.generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Float64 uniforms, on the device of the generator."""
+        device = "cpu" if self.generator is None else self.generator.device
+        return torch.rand(shape, dtype=torch.float64, generator=self.generator, device=device)
 
 
 class Bounds(NamedTuple):
@@ -30,18 +61,20 @@ class Bounds(NamedTuple):
     upper: Tensor
 
 
-def search_bounds(inside: Inside, start: Tensor, generator: torch.Generator | None) -> Bounds:
-    """Bounds (n, d) of any region: from points (m, n, d) inside of it, a random search outwards.
+def search_bounds(level_set: SublevelSet) -> Bounds:
+    """Bounds (n, d) of any set: from draws inside of it, a random search outwards.
 
-    The bounds are reached by points of the region, so they approach the true ones from within. A part of the
-    region without a starting point may be missed.
+    The bounds are reached by points of the set, so they approach the true ones from within. A part of the
+    set without a starting point may be missed.
     """
+    start = level_set.score.sample(level_set, _START, tries=_TRIES)
+    inside = level_set.membership()
     if not start.numel():
         return Bounds(start.new_empty(start.shape[1:]), start.new_empty(start.shape[1:]))
     spread = start.std(0)
 
     def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        points = best + step[..., None] * spread * proposal_noise(best, generator)
+        points = best + step[..., None] * spread * proposal_noise(best, level_set.generator)
         hits = inside(points.flatten(0, 1)).unflatten(0, points.shape[:2])
         return points, torch.where(hits[..., None], points, torch.nan)
 
@@ -49,7 +82,11 @@ def search_bounds(inside: Inside, start: Tensor, generator: torch.Generator | No
 
 
 def climb(
-    start: Tensor, outputs: Tensor, propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    start: Tensor,
+    outputs: Tensor,
+    propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    *,
+    rounds: int = _ROUNDS,
 ) -> Bounds:
     """Extremes of each output by random search, from the best of the starting points.
 
@@ -58,6 +95,7 @@ def climb(
         outputs: (m, n, d) their outputs.
         propose: from the best points so far, (2d, n, k), and the step of each, (2d, n), new points
             (c, 2d, n, k) and their outputs (c, 2d, n, d); NaN for a point that does not count.
+        rounds: of proposals.
     """
     dim = outputs.shape[-1]
     # Search j maximises output j, search d + j its negative.
@@ -75,7 +113,7 @@ def climb(
         start[every].expand(-1, 2 * dim, -1, -1), outputs[every].expand(-1, 2 * dim, -1, -1)
     )
     step = torch.ones_like(height)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         found, found_height = best_of(*propose(best, step))
         better = found_height > height
         best = torch.where(better[..., None], found, best)
@@ -84,10 +122,10 @@ def climb(
     return Bounds(-height[dim:].T, height[:dim].T)
 
 
-def proposal_noise(best: Tensor, generator: torch.Generator | None) -> Tensor:
+def proposal_noise(best: Tensor, generator: torch.Generator | None, count: int = PROPOSALS) -> Tensor:
     """Standard normal (c, *shape) for the proposals around the best points of that shape."""
     device = "cpu" if generator is None else generator.device
-    return torch.randn(_PROPOSALS, *best.shape, generator=generator, device=device).to(best)
+    return torch.randn(count, *best.shape, generator=generator, device=device).to(best)
 
 
 def contour(
@@ -185,10 +223,8 @@ def log_ball_volume(norm: Norm, dim: int, radius: Tensor) -> Tensor:
     return dim * torch.log(radius) + norm.log_surface(dim) - math.log(dim)
 
 
-def importance_volume(
-    inside: Inside, model: Any, x: Tensor | None, samples: int, generator: torch.Generator | None
-) -> Volume:
-    r"""Volume of any region, from draws of the model and of wider and narrower copies of it.
+def importance_volume(level_set: SublevelSet, samples: int) -> Volume:
+    r"""Volume of any set, from draws of the model and of wider and narrower copies of it.
 
     .. math:: V = E_{y \sim q}\left[\frac{1\{y \in R\}}{q(y)}\right], \qquad
               q(y) = \frac1K \sum_k a_k^{-d} f\big(c + (y - c) / a_k \mid x\big)
@@ -198,19 +234,17 @@ def importance_volume(
     region, where the weights 1 / f are largest: the volume would come out too small, and so would its error.)
 
     Args:
-        inside: membership at x.
-        model: predictor whose distributions have ``log_prob`` and ``sample``.
-        x: (n, p) features, or None.
+        level_set: of a model whose distributions have ``log_prob`` and ``sample``.
         samples: draws for each x, shared out among the scales.
-        generator: source of randomness.
     """
-    pilot = model_draws(model, x, _PILOT, generator)
+    inside = level_set.membership()
+    pilot = level_set.draw(_PILOT)
     centre = pilot.median(0).values
     scales = _scales(lambda a: inside(centre + a * (pilot - centre)).double().mean(0))
     each = math.ceil(samples / len(scales))
-    offsets = model_draws(model, x, each * len(scales), generator) - centre
+    offsets = level_set.draw(each * len(scales)) - centre
     offsets = torch.cat([a * part for a, part in zip(scales, offsets.split(each), strict=True)])
-    pred, dim = model(x), offsets.shape[-1]
+    pred, dim = level_set.model(level_set.x), offsets.shape[-1]
     log_densities = [
         pred.log_prob(centre + offsets / a).to(torch.float64) - dim * math.log(a) for a in scales
     ]
@@ -245,33 +279,24 @@ def _scales(share: Callable[[float], Tensor]) -> list[float]:
     return sorted({1.0, *(scales[i] for i in core), *(2 * scales[i] for i in core)})
 
 
-def sample_inside(
-    inside_at: Callable[[Tensor | None], Inside],
-    model: Any,
-    x: Tensor | None,
-    count: int,
-    tries: int,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """Draws (s, n, d) of the model at x (n, p), conditional on the region, by rejection.
+def sample_inside(level_set: SublevelSet, count: int, tries: int) -> Tensor:
+    """Draws (s, n, d) of the model, conditional on the set, by rejection.
 
     Args:
-        inside_at: membership at given rows of x.
-        model: predictor.
-        x: features, or None.
+        level_set: the set.
         count: draws s wanted at each x.
         tries: draws of the model for each wanted one, at most.
-        generator: source of randomness.
 
     Raises:
         RuntimeError: where some x has fewer than ``count`` draws inside after all tries.
     """
+    x = level_set.x
     n, size = 1 if x is None else len(x), 2 * count + 16
     rows, found = torch.arange(n), torch.zeros(n, dtype=torch.long)
-    part, inside = x, inside_at(x)
+    part, inside = level_set, level_set.membership()
     kept = torch.empty(0)
     for _ in range(0, tries * count, size):
-        draws = model_draws(model, part, size, generator)
+        draws = part.draw(size)
         if kept.numel() == 0:
             kept = draws.new_empty(count, n, draws.shape[-1])
         hits = inside(draws).cpu()
@@ -284,8 +309,8 @@ def sample_inside(
             return kept
         if x is not None and not bool(unfinished.all()):
             rows = rows[unfinished]
-            part = x[rows]
-            inside = inside_at(part)
+            part = level_set._replace(x=x[rows])
+            inside = part.membership()
     raise RuntimeError(
         f"At {len(rows)} of {n} rows (first: {rows[:5].tolist()}) fewer than {count} of {tries * count:,} "
         "draws of the model fell into the region: it is empty there, or the model finds it improbable. "

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from .. import plots
+from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole
 from ..fingerprint import Fingerprint
 from ..radius.empirical import EmpiricalRadius
 from ..radius.guarantee import Guarantee
-from .evaluation import as_points, evaluate, frozen, model_draws, outputs_of, random_seed
-from .geometry import Bounds, Volume
-from .score import Everything, Score
+from .conformity_scores import Everything, Score
+from .evaluation import as_points, evaluate, inference, model_draws, outputs_of, random_seed
+from .geometry import Bounds, SublevelSet, Volume
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_CHUNK = 1 << 21  # numbers drawn at a time
 _SIDE = 150  # grid of a density
 
 
@@ -134,15 +134,9 @@ class Region:
             tries: draws of the model for each wanted one, at most, where they are rejected until inside.
             generator: source of randomness.
         """
-
         n = as_whole(n, "n")
-        return self._answers(
-            lambda score, *at, source: (score.sample(self.model, *at, n, tries=tries, generator=source),),
-            x,
-            coverage,
-            generator,
-            draws=n,
-            dim=1,
+        return self._ask(
+            lambda s: (s.score.sample(s, n, tries=tries),), x, coverage, generator, draws=n, dim=1
         )[0]
 
     def volume(
@@ -161,34 +155,34 @@ class Region:
             samples: points at each x.
             generator: source of randomness.
         """
-
         samples = as_whole(samples, "samples", 4)
-        return Volume(
-            *self._answers(
-                lambda score, *at, source: score.volume(self.model, *at, samples=samples, generator=source),
-                x,
-                coverage,
-                generator,
-                draws=samples,
-            )
-        )
+        answers = self._ask(lambda s: s.score.volume(s, samples), x, coverage, generator, draws=samples)
+        return Volume(*answers)
 
     def bounds(
-        self, x: Any = None, *, coverage: Any = None, generator: torch.Generator | None = None
+        self,
+        x: Any = None,
+        *,
+        coverage: Any = None,
+        quick: bool = False,
+        generator: torch.Generator | None = None,
     ) -> Bounds:
         """Smallest and largest value of each output inside, (..., d) each.
 
         Where the score does not know them they come from a random search, which reaches them from within.
+
+        Args:
+            x: features.
+            coverage: in place of the region's own.
+            quick: search a hundredth as long where the score is the latent norm; exact for linear flows.
+            generator: source of randomness.
         """
-        return Bounds(
-            *self._answers(
-                lambda score, *at, source: score.bounds(self.model, *at, generator=source),
-                x,
-                coverage,
-                generator,
-                draws=4096,
-            )
-        )
+
+        def search(level_set: SublevelSet) -> Bounds:
+            score = level_set.score
+            return (score.quick_bounds if quick else score.bounds)(level_set)
+
+        return Bounds(*self._ask(search, x, coverage, generator, draws=4096))
 
     def boundary(
         self,
@@ -211,13 +205,11 @@ class Region:
         """
         region, rows, seed = self.at(coverage), _single_row(x), random_seed(generator)
         resolution = as_whole(resolution, "resolution", 3)
-        with frozen(self.model):
+        with inference(self.model):
             if (dim := outputs_of(self.model, rows)) != 2:
                 raise ValueError(f"A boundary is drawn for two outputs, the model has {dim}; see `bounds`.")
-            outlines = [
-                score.boundary(self.model, rows, threshold, resolution=resolution, generator=source)
-                for score, threshold, source in region._sets(seed)
-            ]
+            sets = region._level_sets(rows, seed)
+            outlines = [level_set.score.boundary(level_set, resolution) for level_set in sets]
         return outlines if isinstance(region.coverage, tuple) else outlines[0]
 
     def plot(
@@ -249,7 +241,7 @@ class Region:
         outlines = region.boundary(rows, resolution=resolution, generator=generator)
         outlines = outlines if isinstance(region.coverage, tuple) else [outlines]
         if density:
-            with frozen(self.model):
+            with inference(self.model):
                 draws = model_draws(self.model, rows, 256, generator)[:, 0]
                 corners = torch.cat([draws, *(line.to(draws) for lines in outlines for line in lines)])
                 low, high = corners.amin(0), corners.amax(0)
@@ -278,15 +270,15 @@ class Region:
     def _thresholds(self) -> list[float]:
         return order_statistics(self.scores, self._levels)
 
-    def _sets(self, seed: int) -> Iterator[tuple[Score, float, torch.Generator]]:
-        """What knows the set of each level, its threshold, and the same randomness for all."""
+    def _level_sets(self, x: Tensor | None, seed: int) -> Iterator[SublevelSet]:
+        """The set of each level at rows x (n, p), with the same randomness for all."""
         for threshold in self._thresholds:
             score = Everything() if math.isinf(threshold) else self.score
-            yield score, threshold, torch.Generator().manual_seed(seed)
+            yield SublevelSet(score, self.model, x, threshold, torch.Generator().manual_seed(seed))
 
-    def _answers(
+    def _ask(
         self,
-        answer: Callable[..., tuple[Tensor, ...]],
+        answer: Callable[[SublevelSet], tuple[Tensor, ...]],
         x: Any,
         coverage: Any,
         generator: torch.Generator | None,
@@ -294,20 +286,16 @@ class Region:
         draws: int,
         dim: int = 0,
     ) -> list[Tensor]:
-        """``answer(score, rows, threshold, source=...)`` for all levels, some rows at a time.
-
-        The rows are along ``dim`` of each answer.
-        """
+        """The answer about the sets of all levels, some rows at a time; these are along ``dim`` of it."""
         x, region, seed = as_points(x, "x"), self.at(coverage), random_seed(generator)
         leading = () if x is None else tuple(x.shape[:-1])
         rows = None if x is None else x.reshape(-1, x.shape[-1])
         levels = []
-        with frozen(self.model):
+        with inference(self.model):
             numbers = max(draws, self.score.samples) * outputs_of(self.model, rows)
-            size = max(1, _CHUNK // numbers)
-            pieces = [None] if rows is None else rows.split(size)
-            for score, threshold, source in region._sets(seed):
-                parts = [answer(score, piece, threshold, source=source) for piece in pieces]
+            pieces = [None] if rows is None else rows.split(rows_at_a_time(2 * numbers))
+            for level_set in region._level_sets(rows, seed):
+                parts = [answer(level_set._replace(x=piece)) for piece in pieces]
                 joined = [torch.cat(part, dim) for part in zip(*parts, strict=True)]
                 levels.append(
                     [part.unflatten(dim, leading) if leading else part.squeeze(dim) for part in joined]

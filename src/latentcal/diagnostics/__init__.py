@@ -1,11 +1,10 @@
 """Is a model calibrated, and where not? Tests with a stated level, and what to do about what they find."""
 
-from .conditional_findings import ConditionalCalibration, conditional_calibration
+from .conditional_report import ConditionalCalibration, conditional_calibration
 from .diagnosis import diagnose, diagnose_partitions
 from .findings import Finding, holm
-from .groups import GroupCalibration, group_calibration
+from .limits import CalibrationPoints, GroupCalibration, group_calibration
 from .measures import Measure, Measured
-from .points import CalibrationPoints
 from .report import CalibrationReport
 
 __all__ = [

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..metrics import pit_density, reliability_curve
+from .limits import CalibrationPoints, coverage_interval
 from .measures import Measured
-from .points import CalibrationPoints, coverage_interval
 from .report import CalibrationReport
 
 _ROWS_A_BIN = 50
@@ -166,7 +166,7 @@ def pit_histograms(sides: Sequence[Side], output: int) -> list[Chart]:
     return charts
 
 
-def norm_laws(sides: Sequence[Side]) -> list[Chart]:
+def norm_laws(sides: Sequence[Side]) -> list[tuple[Side, Chart]]:
     """Latent norms of the rows beside the law that each model assumes, on one scale; sides that have one."""
     laws = [(side, law) for side in sides if (law := side.measured.norms) is not None]
     if not laws:
@@ -194,7 +194,7 @@ def norm_laws(sides: Sequence[Side]) -> list[Chart]:
         lower, upper, assumed = (_each_twice(v / width) for v in (law.lower, law.upper, law.assumed))
         chart.band(corners, lower, upper)
         chart.line(corners, assumed, "nominal")
-        charts.append(chart)
+        charts.append((side, chart))
     return charts
 
 

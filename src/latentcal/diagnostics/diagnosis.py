@@ -12,18 +12,23 @@ from torch import Tensor
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole
 from ..flow import ConditionalFlow
-from ..norms import Euclidean
 from ..recalibration.discrete import atoms
 from ..recalibration.partitions import DelayedRows
-from .advice import advised, explained_by_noise, noise_limit, notes
-from .conditional_findings import examine
-from .findings import check_permutations, judged
-from .latents import as_numbers, feature_names_of, latents_of, output_names_of, recalibration_of, trained_flow
-from .measures import Measure, Measured, mean_of, measured, sampled_rows
-from .points import CalibrationPoints
-from .questions import HDR, atom_finding, base_finding, sample_findings
+from .advice import advise, is_noise, write_notes
+from .conditional_report import examine
+from .findings import adjust, check_permutations
+from .latents import (
+    as_numbers,
+    encode_rows,
+    find_trained_flow,
+    last_recalibration,
+    name_features,
+    name_outputs,
+)
+from .limits import CalibrationPoints, noise_limit
+from .measures import Measure, Measured, mean_of, measure, rows_to_sample
+from .questions import ABOUT_PREDICTIONS, Case, ask, repeated_values
 from .report import CalibrationReport
-from .tests import base_test
 
 
 def diagnose(
@@ -99,63 +104,54 @@ def diagnose(
         >>> report.verdict
         'Not calibrated: predictions are too narrow (7 tests, false-alarm rate 5 % together).'
     """
-    _check(levels, samples)
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise ValueError(f"levels must lie strictly between 0 and 1, got {list(levels)}.")
+    as_whole(samples, "samples", least=2)  # for the energy score
     check_permutations(permutations, level, tests=20)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    rows = latents_of(model, x, y)
+    rows = encode_rows(model, x, y)
     n, d = rows.z.shape
-    features = feature_names_of(x, feature_names, 0 if rows.x is None else rows.x.shape[1])
-    outputs = output_names_of(y, output_names, d)
+    features = name_features(x, feature_names, 0 if rows.x is None else rows.x.shape[1])
+    outputs = name_outputs(y, output_names, d)
     x, y = as_numbers(x, "x"), as_numbers(y, "y")
-    conditional = examine(
-        rows,
-        euclidean=isinstance(model.base.norm, Euclidean),
-        groups=groups,
-        coverage=coverage,
-        slab_share=0.1,
-        permutations=permutations,
-        level=level,
-        feature_names=features,
-        generator=generator,
-    )
-    part = sampled_rows(n, d, samples, generator)
-    seed = int(torch.randint(2**31, (), generator=generator))
+    case = Case(model, rows, features, permutations, generator, x=x)
+    conditional = examine(case, groups=groups, coverage=coverage, level=level)
     options: dict[str, Any] = {
         "names": outputs,
-        "part": part,
+        "part": rows_to_sample(n, d, samples, generator),
         "levels": levels,
         "samples": samples,
-        "seed": seed,
+        "seed": int(torch.randint(2**31, (), generator=generator)),
     }
-    after = measured(model, x, y, rows, **options)
-    first = trained_flow(model)
-    before = None if first is None else measured(first, x, y, latents_of(first, x, y), **options)
-    against_base = base_test(model, x, rows.z, permutations=permutations, generator=generator)
-    tests = [*conditional.findings, base_finding(against_base, permutations), *sample_findings(after)]
-    repeated = atoms(y)
-    past = recalibration_of(model, x, y)
+    after = case.measured = measure(model, x, y, rows, **options)
+    first = find_trained_flow(model)
+    before = None if first is None else measure(first, x, y, encode_rows(first, x, y), **options)
+    further, absent = ask(case, ABOUT_PREDICTIONS)
+    case.atoms = atoms(y)
+    repeated, _ = ask(case, [repeated_values])
+    findings = (*adjust([*conditional.findings, *further], level), *adjust(repeated, level))
+    past = last_recalibration(model, x, y)
     record = past.record
     noise = None if record is None else noise_limit(n, record)
-    findings = (*judged(tests, level), *atom_finding(repeated, outputs))
-    within_noise = noise is not None and explained_by_noise(findings, after, noise)
+    within_noise = noise is not None and is_noise(findings, after, noise)
     return CalibrationReport(
         n=n,
         dim=d,
         level=level,
-        findings=advised(findings, level, record, within_noise=within_noise),
-        absent=conditional.absent | ({HDR: "the model has no density"} if after.hdr_u is None else {}),
+        findings=advise(findings, level, record, within_noise=within_noise),
+        absent=conditional.absent | absent,
         measured=after,
         before=before,
         changes=() if before is None else _changes(before, after),
         conditional=conditional,
-        atoms=repeated,
+        atoms=case.atoms,
         points=CalibrationPoints.of(n, coverage=coverage)
         if record is None
         else CalibrationPoints.behind(record, coverage=coverage),
         noise=noise,
         within_noise=within_noise,
         reused=past.reused,
-        notes=notes(n, after, against_base.n, past),
+        notes=write_notes(n, after, case.against_base.n, past),
     )
 
 
@@ -166,12 +162,6 @@ def _changes(before: Measured, after: Measured) -> tuple[Measure, ...]:
         change = after.nll - before.nll
         changes.append(mean_of("NLL", torch.where(torch.isnan(change), 0.0, change)))  # inf - inf
     return (*changes, mean_of("energy score", after.energy - before.energy))
-
-
-def _check(levels: Sequence[float], samples: int) -> None:
-    if not levels or not all(0 < level < 1 for level in levels):
-        raise ValueError(f"levels must lie strictly between 0 and 1, got {list(levels)}.")
-    as_whole(samples, "samples", least=2)  # for the energy score
 
 
 def diagnose_partitions(
@@ -212,7 +202,7 @@ def diagnose_partitions(
     rows = DelayedRows.of(partitions, targets, features)
     how: dict[str, Any] = {"retries": retries, "progress": progress}
     sizes = rows.compute(_size_of, None, **how)
-    chosen = _chosen(sizes, max_rows, seed)
+    chosen = _choose_rows(sizes, max_rows, seed)
     parts = rows.compute(_rows_of, None, [(index,) for index in chosen], **how)
     kept = [part for part, index in zip(parts, chosen, strict=True) if len(index)]
     if not kept:
@@ -227,7 +217,7 @@ def diagnose_partitions(
     return replace(report, notes=(note, *report.notes))
 
 
-def _chosen(sizes: Sequence[int], count: int, seed: int) -> list[Tensor]:
+def _choose_rows(sizes: Sequence[int], count: int, seed: int) -> list[Tensor]:
     """Sorted numbers of the rows of each partition that belong to the random part of all rows."""
     total = sum(sizes)
     chance = torch.Generator().manual_seed(seed)

@@ -1,13 +1,19 @@
-"""Tests side by side: p-values adjusted for their number, and what each that was rejected means."""
+"""Findings side by side: answers to questions, with p-values adjusted for their number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from .. import plots
 from .._internal.validate import as_share, as_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judged(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
+def adjust(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
     """The findings with Holm's adjustment over all of them, and whether each is found at the level."""
     adjusted = holm([finding.p_value for finding in findings])
     return tuple(
@@ -73,20 +79,36 @@ def check_permutations(permutations: int, level: float, *, tests: int) -> None:
         )
 
 
-def finding_named(name: str, findings: Sequence[Finding], absent: dict[str, str]) -> Finding:
-    """The finding of that name, or an error that says why there is none."""
-    for finding in findings:
-        if finding.name == name:
-            return finding
-    if name in absent:
-        raise KeyError(f"{name!r} was not tested: {absent[name]}.")
-    raise KeyError(f"{name!r} is none of {[finding.name for finding in findings]}.")
+class Findings:
+    """What a report with findings and absent tests can say of them; reports inherit it."""
 
+    level: float
+    findings: tuple[Finding, ...]
+    absent: dict[str, str]
 
-def table_of_tests(findings: Sequence[Finding], absent: dict[str, str]) -> list[str]:
-    """A table of the tests and of what was not tested, for print."""
-    lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}"]
-    for finding in findings:
-        mark = "  <- found" if finding.found else ""
-        lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
-    return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in absent.items())]
+    def __getitem__(self, name: str) -> Finding:
+        """The finding of that name, or an error that says why there is none."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        if name in self.absent:
+            raise KeyError(f"{name!r} was not tested: {self.absent[name]}.")
+        raise KeyError(f"{name!r} is none of {[finding.name for finding in self.findings]}.")
+
+    def test_lines(self) -> list[str]:
+        """A table of the tests and of what was not tested, for print."""
+        lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}"]
+        for finding in self.findings:
+            mark = "  <- found" if finding.found else ""
+            lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
+        return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in self.absent.items())]
+
+    def advice_lines(self) -> list[str]:
+        """What was found and what to do about it, a line each."""
+        return [f"- {each.verdict} To do: {each.remedy}." for each in self.findings if each.found]
+
+    def draw_tests(self, ax: Axes) -> Axes:
+        """Adjusted p-values as bars."""
+        names = [finding.name for finding in self.findings]
+        adjusted = torch.tensor([finding.adjusted for finding in self.findings], dtype=torch.float64)
+        return plots.p_value_bars(names, adjusted, level=self.level, ax=ax)

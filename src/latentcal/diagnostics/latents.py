@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_rows
 from ..fingerprint import warn_of_reuse
-from ..flow import ConditionalFlow, Standardized, as_context, evaluation_mode, full_precision, tensor_options
+from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
+from ..flows.standardized import Standardized
 from ..recalibration import Aligned
 
-_CHUNK = 1 << 22  # numbers encoded at a time
 FEWEST_ROWS = 20
 
 
-class Recalibrated(NamedTuple):
+class LastRecalibration(NamedTuple):
     """The last recalibration of a model."""
 
     record: Any
@@ -28,13 +29,13 @@ class Recalibrated(NamedTuple):
     """Share of its rows that are among those asked about."""
 
 
-def trained_flow(model: ConditionalFlow) -> ConditionalFlow | None:
+def find_trained_flow(model: ConditionalFlow) -> ConditionalFlow | None:
     """The flow as it was trained, under all recalibrations and alignments; None where there are none."""
-    trained = _stripped(model)
+    trained = _strip(model)
     return None if trained is model else trained
 
 
-def recalibration_of(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Recalibrated:
+def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> LastRecalibration:
     """The last recalibration of a model, also of one that is wrapped in other units.
 
     Args:
@@ -46,20 +47,20 @@ def recalibration_of(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Rec
     reused = 0.0 if record is None else record.fingerprint.share_of(x, y)
     if isinstance(model, Standardized):
         device = tensor_options(model)[1]
-        inner = recalibration_of(
-            model.flow, model._inner_x(as_context(model, x)), model._inner_y(y.to(device))
+        inner = last_recalibration(
+            model.flow, model.inner_x(as_context(model, x)), model.inner_y(y.to(device))
         )
         record, reused = inner.record if record is None else record, max(reused, inner.reused)
-    return Recalibrated(record, reused)
+    return LastRecalibration(record, reused)
 
 
-def _stripped(model: ConditionalFlow) -> ConditionalFlow:
+def _strip(model: ConditionalFlow) -> ConditionalFlow:
     """The model without recalibrations and alignments; itself where there are none."""
     if isinstance(model, Aligned):
-        return _stripped(model.flow)
+        return _strip(model.flow)
     if model.recalibration is not None:
         model = model.with_base(model.recalibration.reference)
-    if isinstance(model, Standardized) and (inner := _stripped(model.flow)) is not model.flow:
+    if isinstance(model, Standardized) and (inner := _strip(model.flow)) is not model.flow:
         return Standardized(inner, model.y_mean, model.y_scale, model.x_mean, model.x_scale)
     return model
 
@@ -70,7 +71,7 @@ class Latents(NamedTuple):
     x: Tensor | None
     """(n, p) features."""
     z: Tensor
-    """(n, d) latents in the flow's own dtype."""
+    """(n, d) float64 latents."""
     norms: Tensor
     """(n,) float64 latent norms."""
     u: Tensor
@@ -92,7 +93,7 @@ def as_numbers(values: Any, name: str) -> Tensor | None:
         raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
 
 
-def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
+def encode_rows(model: ConditionalFlow, x: Any, y: Any) -> Latents:
     """Latents and PIT values of rows x (n, p), or None, and y (n, d), in evaluation mode.
 
     Raises:
@@ -109,14 +110,11 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
         )
     x, y = as_rows(as_numbers(x, "x"), as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
     parts = []
-    size = max(1, _CHUNK // (y.shape[1] + (0 if x is None else x.shape[1])))
     with torch.no_grad(), evaluation_mode(model):
-        for i in range(0, len(y), size):
-            pred = model(None if x is None else x[i : i + size])
-            points = pred._accept(y[i : i + size])
-            with full_precision(model):
-                z = model.latent(points, pred._context)
-            norms = pred._norm_of(z, points)
+        for part in batches(x, y):
+            pred = model(part.x)
+            z = pred.latent(part.y)
+            norms = pred.base.norm_of(z)
             below, above = pred.base.radius.log_tails(norms)
             parts.append([part.cpu() for part in (z, norms, below.exp(), below - above)])
     z, norms, u, logit = (torch.cat(values) for values in zip(*parts, strict=True))
@@ -125,21 +123,35 @@ def latents_of(model: ConditionalFlow, x: Any, y: Any) -> Latents:
             f"encode gave infinite latents in {int((~torch.isfinite(z)).any(1).sum())} of {len(z)} rows, "
             "although y is finite. Drop those rows, or run check_flow(model, x, y)."
         )
-    warn_of_reuse(recalibration_of(model, x, y).reused, "On them the model looks better than it is.")
+    warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
     return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit)
 
 
-def feature_names_of(x: Any, given: Sequence[str] | None, count: int) -> list[str]:
+class Batch(NamedTuple):
+    """Some rows at a time."""
+
+    x: Tensor | None
+    y: Tensor
+
+
+def batches(x: Tensor | None, y: Tensor, samples: int = 1) -> Iterator[Batch]:
+    """Rows of x (n, p), or None, and y (n, d) of which so many samples each are held in bounded memory."""
+    size = rows_at_a_time(samples * (y.shape[1] + (0 if x is None else x.shape[1])))
+    for i in range(0, len(y), size):
+        yield Batch(None if x is None else x[i : i + size], y[i : i + size])
+
+
+def name_features(x: Any, given: Sequence[str] | None, count: int) -> list[str]:
     """Names of p features: those given, the columns of a table, or ``x[0]``, ``x[1]``, ..."""
-    return _names(x, given, count, "x", "feature")
+    return _name_columns(x, given, count, "x", "feature")
 
 
-def output_names_of(y: Any, given: Sequence[str] | None, count: int) -> list[str]:
+def name_outputs(y: Any, given: Sequence[str] | None, count: int) -> list[str]:
     """Names of d outputs: those given, the columns of a table, or ``y[0]``, ``y[1]``, ..."""
-    return _names(y, given, count, "y", "output")
+    return _name_columns(y, given, count, "y", "output")
 
 
-def _names(values: Any, given: Sequence[str] | None, count: int, letter: str, what: str) -> list[str]:
+def _name_columns(values: Any, given: Sequence[str] | None, count: int, letter: str, what: str) -> list[str]:
     names = getattr(values, "columns", None) if given is None else given
     if names is None:
         return [f"{letter}[{j}]" for j in range(count)]

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from ..metrics import binomial_interval, calibration_error, energy_score, uniformity_test
-from ..pit import _randomised
-from .groups import error_limit
-from .latents import Latents
+from ..pit import randomize_ranks
+from .latents import Latents, batches
+from .limits import error_limit
+from .tests import random_part
 
 _BINS = 24
 _MOST_LAWS = 1000  # rows whose laws are averaged where the law depends on x
@@ -23,7 +24,6 @@ INTERVAL, CALIBRATED = "interval", "calibrated"
 _PAIRS = 5e7  # distances n s^2 that energy scores may cost
 _NUMBERS = 2e7  # drawn in all, n s d
 _FEWEST_ROWS = 200
-_CHUNK = 1 << 22  # numbers held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,13 +151,13 @@ class Measured:
         }
 
 
-def sampled_rows(n: int, dim: int, samples: int, generator: torch.Generator) -> Tensor:
+def rows_to_sample(n: int, dim: int, samples: int, generator: torch.Generator) -> Tensor:
     """Rows whose predictions are sampled: all, or a random part of bounded cost."""
     most = int(max(_FEWEST_ROWS, min(_PAIRS / samples**2, _NUMBERS / (samples * dim))))
-    return torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most].sort().values
+    return random_part(n, most, generator).sort().values
 
 
-def measured(
+def measure(
     model: ConditionalFlow,
     x: Tensor | None,
     y: Tensor,
@@ -184,7 +184,7 @@ def measured(
     """
     with torch.no_grad(), evaluation_mode(model):
         nll = _nll(model, x, y)
-        energy, marginal_u, hdr_u = _sampled(
+        energy, marginal_u, hdr_u = _score_samples(
             model, None if x is None else x[part], y[part], samples, seed, density=nll is not None
         )
         norms = norm_law(model, x, rows.norms)
@@ -224,35 +224,28 @@ def _coverage(u: Tensor, level: float) -> Measure:
 
 def _nll(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor | None:
     """(n,) float64 negative log densities in batches; None for a model without a density."""
-    size = max(1, _CHUNK // (y.shape[1] + (0 if x is None else x.shape[1])))
     try:
-        parts = [
-            -model(None if x is None else x[i : i + size]).log_prob(y[i : i + size]).cpu().to(torch.float64)
-            for i in range(0, len(y), size)
-        ]
+        parts = [-model(part.x).log_prob(part.y).cpu().to(torch.float64) for part in batches(x, y)]
     except NotImplementedError:
         return None
     return torch.cat(parts)
 
 
-def _sampled(
+def _score_samples(
     model: ConditionalFlow, x: Tensor | None, y: Tensor, samples: int, seed: int, *, density: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Energy scores (m,), marginal PIT (m, d) and HDR-PIT (m,) of rows, all from the same draws."""
     generator = torch.Generator().manual_seed(seed)
-    size = max(1, _CHUNK // (samples * (y.shape[1] + (0 if x is None else x.shape[1]))))
     scores, marginals, densities = [], [], []
-    for i in range(0, len(y), size):
-        here = y[i : i + size]
-        pred = model(None) if x is None else model(x[i : i + size])
-        pred = pred.expand((len(here),))
+    for part in batches(x, y, samples):
+        pred = model(part.x).expand((len(part.y),))
         draws = pred.sample((samples,), generator)
         if not bool(torch.isfinite(draws).all()):
             raise ValueError(
                 f"decode gave NaN or infinite samples in {int((~torch.isfinite(draws)).sum())} of "
                 f"{draws.numel()} numbers. Run check_flow(model, x, y)."
             )
-        here = here.to(draws.device)
+        here = part.y.to(draws.device)
         scores.append(energy_score(draws, here).cpu().to(torch.float64))
         marginals.append(_rank(draws, here, generator).cpu())
         if density:
@@ -263,4 +256,4 @@ def _sampled(
 def _rank(draws: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
     """Randomised rank of each value (...) among its draws (s, ...), exactly uniform if it is one of them."""
     below, equal = ((draws < value).sum(0), (draws == value).sum(0))
-    return _randomised(below.to(torch.float64), equal.to(torch.float64), len(draws), generator)
+    return randomize_ranks(below.to(torch.float64), equal.to(torch.float64), len(draws), generator)

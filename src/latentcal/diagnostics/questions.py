@@ -1,260 +1,349 @@
-"""The questions that are put to latents, features, outputs and samples, each answered by a finding."""
+"""The questions asked about a model: each looks at a case, makes one test and gives one finding.
+
+A new question is one function here, under ``@question`` with its name, remedy and fault, and its place in
+one of the tuples at the end. Its docstring is the question in words. It gives a test, what it means if the
+test rejects, and how the p-value was made. Tests themselves are in ``tests``; advice that looks at all
+findings together is in ``advice``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..metrics import calibration_error, uniformity_test
+from ..flow import ConditionalFlow
+from ..metrics import UniformityTest, calibration_error, uniformity_test
+from ..norms import Euclidean
 from ..recalibration.discrete import Atoms
 from .findings import Finding
-from .groups import GroupCalibration
 from .latents import Latents
+from .limits import GroupCalibration
 from .measures import Measured
 from .tests import (
-    EnergyTest,
+    Dependence,
+    Outcome,
     affordable_rows,
+    base_test,
     direction_columns,
     mean_direction_test,
     permutation_test,
+    random_part,
     rank_polynomials,
     second_moment_test,
     unit_directions,
     usable_rows,
 )
 
-UNIFORM, FEATURES, GROUPS = "uniform PIT", "PIT and x", "groups"
-MEAN, SPREAD = "mean direction", "spread of directions"
-PIT_DIRECTION, X_DIRECTION = "PIT and direction", "direction and x"
 _MOST_COORDINATES = 16
-LATENTS, HDR, MARGINALS, ATOMS = "latents and base", "uniform HDR-PIT", "marginal PITs", "atoms"
+_ALIGN = "align, then recalibrate; or autocalibrate"
 
 
-class Questions:
-    """The tests of one model on one data set; what cannot be tested is in ``absent`` with its reason."""
+@dataclass(eq=False)
+class Case:
+    """What questions look at: a model, what it makes of n rows, and how tests are made.
 
-    def __init__(
-        self, rows: Latents, names: Sequence[str], permutations: int, generator: torch.Generator
-    ) -> None:
-        self.rows, self.names = rows, names
-        self.permutations, self.generator = permutations, generator
-        self.absent: dict[str, str] = {}
-        self.no_features = ""
-        if rows.x is None:
-            self.no_features = "no x was given"
-        elif not bool((rows.x != rows.x[0]).any()):
-            self.no_features = "every feature is constant"
+    What several questions need is computed once, by the first that asks for it.
+    """
 
-    def features(self, findings: list[Finding]) -> int | None:
-        """Add the test of u against x to the findings; the feature on which u depends most."""
-        if self.no_features:
-            self.absent[FEATURES] = self.no_features
-            return None
-        x, logit = self.rows.x, self.rows.logit
+    model: ConditionalFlow
+    rows: Latents
+    names: Sequence[str]
+    """(p,) of the features."""
+    permutations: int
+    generator: torch.Generator
+    groups: tuple[GroupCalibration, ...] = ()
+    x: Tensor | None = None
+    """(n, p) features as the model takes them; for questions about predictions."""
+    measured: Measured | None = None
+    """What samples of the predictions say; for questions about predictions."""
+    atoms: Atoms | None = None
+    """Values that outputs repeat; for questions about predictions."""
+
+    @property
+    def predictions(self) -> Measured:
+        """What samples of the predictions say."""
+        assert self.measured is not None, "questions about predictions come after they are measured"
+        return self.measured
+
+    @cached_property
+    def no_features(self) -> str:
+        """Why nothing can depend on x; empty where something can."""
+        x = self.rows.x
+        if x is None:
+            return "no x was given"
+        return "" if bool((x != x[0]).any()) else "every feature is constant"
+
+    @cached_property
+    def no_directions(self) -> str:
+        """Why directions are not tested; empty where they are."""
+        euclidean = isinstance(self.model.base.norm, Euclidean)
+        return "" if euclidean else "directions are tested where the norm of the base is Euclidean"
+
+    @cached_property
+    def part(self) -> Tensor:
+        """(m,) rows whose directions are looked at."""
+        return random_part(len(self.rows.z), usable_rows(self.rows.z.shape[1]), self.generator)
+
+    @cached_property
+    def omega(self) -> Tensor:
+        """(m, d) directions of these rows."""
+        return unit_directions(self.rows.z[self.part], self.generator)
+
+    @cached_property
+    def by_feature(self) -> tuple[Dependence, float, int]:
+        """Test of u against x, the rank correlation with the feature that matters most, and the rows used."""
+        x = self.rows.x
         assert x is not None
-        part = self._part(affordable_rows(2 * x.shape[1], 2, self.permutations))
+        part = self.some_rows(len(x), 2 * x.shape[1], 2)
         columns, blocks = rank_polynomials(x[part])
-        scores, _ = rank_polynomials(logit[part, None])
-        outcome = permutation_test(columns, blocks, scores, **self._options(x.shape[1]))
-        suspect = int(outcome.strength.argmax())
-        trend = float((columns[:, blocks == suspect][:, 0] * scores[:, 0]).mean()) if scores.numel() else 0.0
-        name = self.names[suspect]
-        finding = Finding(
-            FEATURES,
-            float(outcome.strength.max()),
-            outcome.p_value,
-            f"The latent norm depends on x, most on {name} (rank correlation {trend:+.2f}): "
-            "predictions are too narrow at some x and too wide at others.",
-            "autocalibrate, or recalibrate with ConditionalRadius.fit",
-            detail=self._shuffles(len(part)),
-        )
-        findings.append(finding)
-        return suspect
+        scores, _ = rank_polynomials(self.rows.logit[part, None])
+        test = self.shuffle(columns, blocks, scores, x.shape[1])
+        if not scores.numel():
+            return test, 0.0, len(part)
+        trend = (columns[:, blocks == test.strongest][:, 0] * scores[:, 0]).mean()
+        return test, float(trend), len(part)
 
-    def directions(self, findings: list[Finding], *, euclidean: bool) -> Tensor | None:
-        """Add the tests of directions to the findings; the mean direction (d,), None where there is none."""
-        d = self.rows.z.shape[1]
-        if not euclidean:
-            reason = "directions are tested where the norm of the base is Euclidean"
-            self.absent |= dict.fromkeys((MEAN, SPREAD, PIT_DIRECTION, X_DIRECTION), reason)
-            return None
-        part = self._part(usable_rows(d))
-        omega = unit_directions(self.rows.z[part], self.generator)
-        findings.append(self._mean_direction(omega))
-        if d == 1:
-            self.absent[SPREAD] = "for d = 1 a direction is a sign"
-        else:
-            findings.append(self._spread(omega))
-        findings.append(self._pit_and_direction(omega, self.rows.logit[part]))
-        if self.no_features:
-            self.absent[X_DIRECTION] = self.no_features
-        else:
-            assert self.rows.x is not None
-            findings.append(self._direction_and_x(omega, self.rows.x[part]))
-        return omega.mean(0)
+    @property
+    def suspect(self) -> int | None:
+        """Index of the feature on which u depends most; None where there is none."""
+        return None if self.no_features else self.by_feature[0].strongest
 
-    def _mean_direction(self, omega: Tensor) -> Finding:
-        test = mean_direction_test(omega, permutations=self.permutations, generator=self.generator)
-        mean = omega.mean(0)
-        most = int(mean.abs().argmax())
-        return Finding(
-            MEAN,
-            test.statistic,
-            test.p_value,
-            f"Latents are not centred, most along coordinate {most} (mean of z/|z|: {mean[most]:+.3f}).",
-            "align, then recalibrate; or autocalibrate",
-            detail=f"{self.permutations:,} changes of sign of {test.n:,} rows",
+    @property
+    def mean_direction(self) -> Tensor | None:
+        """(d,) mean of z / |z|; None where directions are not tested."""
+        return None if self.no_directions else self.omega.mean(0)
+
+    @cached_property
+    def against_base(self) -> Outcome:
+        """Energy test of latents against draws of the base."""
+        return base_test(
+            self.model, self.x, self.rows.z, permutations=self.permutations, generator=self.generator
         )
 
-    def _spread(self, omega: Tensor) -> Finding:
-        test = second_moment_test(omega, simulations=self.permutations, generator=self.generator)
-        simulated = f"{self.permutations:,} simulations" if test.simulated else "chi-squared law"
-        return Finding(
-            SPREAD,
-            test.statistic,
-            test.p_value,
-            "Latents are stretched or correlated: some directions occur more often than others.",
-            "align, then recalibrate; or autocalibrate",
-            detail=f"{simulated}, {test.n:,} rows",
+    def some_rows(self, n: int, columns: int, scores: int) -> Tensor:
+        """Of n rows those on which a permutation test of so many columns and scores is affordable."""
+        return random_part(n, affordable_rows(columns, scores, self.permutations), self.generator)
+
+    def shuffle(self, columns: Tensor, blocks: Tensor, scores: Tensor, count: int) -> Dependence:
+        """Permutation test of columns in so many blocks against scores."""
+        return permutation_test(
+            columns, blocks, scores, count=count, permutations=self.permutations, generator=self.generator
         )
 
-    def _pit_and_direction(self, omega: Tensor, logit: Tensor) -> Finding:
-        columns, blocks, products = direction_columns(omega)
-        part = self._part(affordable_rows(columns.shape[1], 2, self.permutations), len(omega))
-        scores, _ = rank_polynomials(logit[part, None])
-        outcome = permutation_test(columns[part], blocks, scores, **self._options(1 + products))
-        left_out = "" if products or omega.shape[1] == 1 else "; first moments alone, d is large"
-        return Finding(
-            PIT_DIRECTION,
-            float(outcome.strength.max()),
-            outcome.p_value,
-            "The latent norm depends on the direction: predictions are too narrow on some sides and too wide "
-            "on others.",
-            "align, then recalibrate; or autocalibrate",
-            detail=self._shuffles(len(part)) + left_out,
-        )
-
-    def _direction_and_x(self, omega: Tensor, x: Tensor) -> Finding:
-        d = omega.shape[1]
-        kept = ""
-        if d > _MOST_COORDINATES:
-            random = torch.randn(d, _MOST_COORDINATES, dtype=torch.float64, generator=self.generator)
-            omega = omega @ torch.linalg.qr(random).Q
-            kept = f"; {_MOST_COORDINATES} random coordinates"
-        part = self._part(affordable_rows(2 * x.shape[1], omega.shape[1], self.permutations), len(x))
-        columns, blocks = rank_polynomials(x[part])
-        scores = math.sqrt(d) * (omega[part] - omega[part].mean(0))
-        outcome = permutation_test(columns, blocks, scores, **self._options(x.shape[1]))
-        return Finding(
-            X_DIRECTION,
-            float(outcome.strength.max()),
-            outcome.p_value,
-            "The direction of latents moves with x, most with "
-            f"{self.names[int(outcome.strength.argmax())]}: predictions are shifted differently at "
-            "different x.",
-            "autocalibrate, whose maps may depend on x; or train the flow longer",
-            detail=self._shuffles(len(part)) + kept,
-        )
-
-    def _options(self, count: int) -> dict[str, Any]:
-        return {"count": count, "permutations": self.permutations, "generator": self.generator}
-
-    def _part(self, most: int, n: int | None = None) -> Tensor:
-        """Indices of at most so many of the n rows, drawn at random where there are more."""
-        n = len(self.rows.u) if n is None else n
-        return torch.arange(n) if n <= most else torch.randperm(n, generator=self.generator)[:most]
-
-    def _shuffles(self, n: int) -> str:
+    def shuffles(self, n: int) -> str:
+        """How a permutation test of n rows was made."""
         return f"{self.permutations:,} shuffles of {n:,} rows"
 
 
-def uniform_finding(u: Tensor) -> Finding:
-    """Is the PIT uniform over all rows?"""
-    test = uniformity_test(u, "cvm")
-    return Finding(
-        UNIFORM,
-        test.statistic,
-        test.p_value,
-        f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f}).",
-        "recalibrate",
-        detail="Cramér-von Mises",
-    )
+Answer = tuple[Outcome | Dependence | UniformityTest, str, str] | str | None
+"""A test, what its rejection means, how it was made; why it cannot be made; None where nothing is asked."""
 
 
-def group_finding(parts: tuple[GroupCalibration, ...]) -> Finding:
-    """Is every group calibrated by itself?"""
-    worst = min(parts, key=lambda group: (group.p_value, -group.l_ece / group.limit))
-    return Finding(
-        GROUPS,
-        worst.l_ece,
-        min(1.0, len(parts) * worst.p_value),
-        f"Group {worst.label} is not calibrated (L-ECE {worst.l_ece:.3f}, limit {worst.limit:.3f}).",
-        "recalibrate with ConditionalRadius.fit by groups, or autocalibrate",
-        detail=f"{len(parts)} groups, Bonferroni",
-    )
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a model, and what a fault in this respect is called and takes."""
+
+    name: str
+    """Of the test, in few words."""
+    text: str
+    """The question as a sentence."""
+    remedy: str
+    """What to do where the test rejects."""
+    fault: str | None
+    """Name of the fault behind it; None where several faults show in it."""
+    answer: Callable[[Case], Answer]
+    """The test, made on a case."""
 
 
-def base_finding(test: EnergyTest, permutations: int) -> Finding:
-    """Are latents distributed like draws of the base?"""
-    return Finding(
-        LATENTS,
-        test.statistic,
-        test.p_value,
-        "Latents are not distributed like the base.",
-        "autocalibrate, which picks the map that this takes",
-        detail=f"{permutations:,} exchanges of {test.n:,} rows",
-    )
+def question(
+    name: str, *, remedy: str, fault: str | None = None
+) -> Callable[[Callable[[Case], Answer]], Question]:
+    """Decorator: the question that a function answers; its docstring is the sentence."""
+    return lambda answer: Question(name, answer.__doc__ or name, remedy, fault, answer)
 
 
-def sample_findings(side: Measured) -> list[Finding]:
-    """What the ranks among samples say about regions of highest density and each output."""
-    findings = []
-    detail = f"Cramér-von Mises, {side.rows:,} rows"
-    if side.hdr_u is not None:
-        test = uniformity_test(side.hdr_u, "cvm")
-        findings.append(
-            Finding(
-                HDR,
-                test.statistic,
-                test.p_value,
-                "Regions of highest density do not hold what they promise (HDR-ECE "
-                f"{side['HDR-ECE'].value:.3f}).",
-                "recalibrate; recalibrate_prerank where only these regions matter",
-                detail=detail,
+def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[str, str]]:
+    """Findings of the questions in their order, and for those that cannot be asked the reason."""
+    findings, absent = [], {}
+    for each in questions:
+        answer = each.answer(case)
+        if isinstance(answer, str):
+            absent[each.name] = answer
+        elif answer is not None:
+            test, verdict, detail = answer
+            findings.append(
+                Finding(each.name, test.statistic, test.p_value, verdict, each.remedy, detail=detail)
             )
-        )
-    worst = min(side.marginals, key=lambda m: (1.0 if m.p_value is None else m.p_value, -m.value))
-    assert worst.p_value is not None
-    findings.append(
-        Finding(
-            MARGINALS,
-            worst.value,
-            min(1.0, len(side.marginals) * worst.p_value),
-            f"The PIT of output {worst.name} is not uniform (ECE {worst.value:.3f}).",
-            "autocalibrate, or align with maps=('affine', 'marginals')",
-            detail=f"{detail}, Bonferroni over {len(side.marginals)} outputs",
-        )
-    )
-    return findings
+    return findings, absent
 
 
-def atom_finding(repeated: Atoms, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Do outputs repeat values? What a density never does has probability 0 and needs no adjustment."""
-    if repeated.output is None:
-        return ()
-    return (
-        Finding(
-            ATOMS,
-            repeated.share,
-            0.0,
-            f"{repeated.share:.0%} of the rows have the same value of output {names[repeated.output]}.",
-            "dequantise: Dequantizer.fit(y).jitter(y) for training, recalibration and this report alike",
-            adjusted=0.0,
-            found=True,
-            detail="equal values have probability 0 under a density",
-        ),
+@question("uniform PIT", remedy="recalibrate", fault="scale")
+def uniform_pit(case: Case) -> Answer:
+    """Do regions of every coverage hold what they promise, over all rows?"""
+    u = case.rows.u
+    verdict = f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f})."
+    return uniformity_test(u, "cvm"), verdict, "Cramér-von Mises"
+
+
+@question(
+    "PIT and x", remedy="autocalibrate, or recalibrate with ConditionalRadius.fit", fault="x-dependence"
+)
+def pit_and_x(case: Case) -> Answer:
+    """Is the latent norm independent of each feature?"""
+    if case.no_features:
+        return case.no_features
+    test, trend, n = case.by_feature
+    verdict = (
+        f"The latent norm depends on x, most on {case.names[test.strongest]} (rank correlation "
+        f"{trend:+.2f}): predictions are too narrow at some x and too wide at others."
     )
+    return test, verdict, case.shuffles(n)
+
+
+@question("mean direction", remedy=_ALIGN, fault="direction")
+def mean_direction(case: Case) -> Answer:
+    """Are latents centred?"""
+    if case.no_directions:
+        return case.no_directions
+    test = mean_direction_test(case.omega, permutations=case.permutations, generator=case.generator)
+    mean = case.omega.mean(0)
+    most = int(mean.abs().argmax())
+    verdict = f"Latents are not centred, most along coordinate {most} (mean of z/|z|: {mean[most]:+.3f})."
+    return test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows"
+
+
+@question("spread of directions", remedy=_ALIGN, fault="direction")
+def spread_of_directions(case: Case) -> Answer:
+    """Are latents equally spread in all directions?"""
+    if case.no_directions:
+        return case.no_directions
+    if case.omega.shape[1] == 1:
+        return "for d = 1 a direction is a sign"
+    test = second_moment_test(case.omega, simulations=case.permutations, generator=case.generator)
+    how = f"{case.permutations:,} simulations" if test.simulated else "chi-squared law"
+    verdict = "Latents are stretched or correlated: some directions occur more often than others."
+    return test, verdict, f"{how}, {test.n:,} rows"
+
+
+@question("PIT and direction", remedy=_ALIGN, fault="direction")
+def pit_and_direction(case: Case) -> Answer:
+    """Is the latent norm independent of the direction?"""
+    if case.no_directions:
+        return case.no_directions
+    columns, blocks, products = direction_columns(case.omega)
+    part = case.some_rows(len(columns), columns.shape[1], 2)
+    scores, _ = rank_polynomials(case.rows.logit[case.part][part, None])
+    test = case.shuffle(columns[part], blocks, scores, 1 + products)
+    left_out = "" if products or case.omega.shape[1] == 1 else "; first moments alone, d is large"
+    verdict = (
+        "The latent norm depends on the direction: predictions are too narrow on some sides and too wide "
+        "on others."
+    )
+    return test, verdict, case.shuffles(len(part)) + left_out
+
+
+@question(
+    "direction and x",
+    remedy="autocalibrate, whose maps may depend on x; or train the flow longer",
+    fault="x-dependence",
+)
+def direction_and_x(case: Case) -> Answer:
+    """Is the direction of latents independent of each feature?"""
+    if case.no_directions or case.rows.x is None or case.no_features:
+        return case.no_directions or case.no_features
+    omega, x, kept = case.omega, case.rows.x[case.part], ""
+    d = omega.shape[1]
+    if d > _MOST_COORDINATES:
+        random = torch.randn(d, _MOST_COORDINATES, dtype=torch.float64, generator=case.generator)
+        omega = omega @ torch.linalg.qr(random).Q
+        kept = f"; {_MOST_COORDINATES} random coordinates"
+    part = case.some_rows(len(x), 2 * x.shape[1], omega.shape[1])
+    columns, blocks = rank_polynomials(x[part])
+    scores = math.sqrt(d) * (omega[part] - omega[part].mean(0))
+    test = case.shuffle(columns, blocks, scores, x.shape[1])
+    verdict = (
+        f"The direction of latents moves with x, most with {case.names[test.strongest]}: predictions are "
+        "shifted differently at different x."
+    )
+    return test, verdict, case.shuffles(len(part)) + kept
+
+
+@question(
+    "groups",
+    remedy="recalibrate with ConditionalRadius.fit by groups, or autocalibrate",
+    fault="x-dependence",
+)
+def every_group(case: Case) -> Answer:
+    """Is every group calibrated by itself?"""
+    if not case.groups:
+        return None
+    worst = min(case.groups, key=lambda group: (group.p_value, -group.l_ece / group.limit))
+    count = len(case.groups)
+    test = Outcome(worst.l_ece, min(1.0, count * worst.p_value), worst.n)
+    verdict = f"Group {worst.label} is not calibrated (L-ECE {worst.l_ece:.3f}, limit {worst.limit:.3f})."
+    return test, verdict, f"{count} groups, Bonferroni"
+
+
+@question("latents and base", remedy="autocalibrate, which picks the map that this takes")
+def latents_and_base(case: Case) -> Answer:
+    """Are latents distributed like draws of the base?"""
+    test = case.against_base
+    detail = f"{case.permutations:,} exchanges of {test.n:,} rows"
+    return test, "Latents are not distributed like the base.", detail
+
+
+@question("uniform HDR-PIT", remedy="recalibrate; recalibrate_prerank where only these regions matter")
+def uniform_hdr_pit(case: Case) -> Answer:
+    """Do regions of highest density hold what they promise?"""
+    side = case.predictions
+    if side.hdr_u is None:
+        return "the model has no density"
+    error = side["HDR-ECE"].value
+    verdict = f"Regions of highest density do not hold what they promise (HDR-ECE {error:.3f})."
+    return uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
+
+
+@question("marginal PITs", remedy="autocalibrate, or align with maps=('affine', 'marginals')")
+def marginal_pits(case: Case) -> Answer:
+    """Is every output calibrated by itself?"""
+    side = case.predictions
+    outputs = side.marginals
+    worst = min(outputs, key=lambda m: (1.0 if m.p_value is None else m.p_value, -m.value))
+    test = Outcome(worst.value, min(1.0, len(outputs) * (worst.p_value or 0.0)), side.rows)
+    verdict = f"The PIT of output {worst.name} is not uniform (ECE {worst.value:.3f})."
+    detail = f"Cramér-von Mises, {side.rows:,} rows, Bonferroni over {len(outputs)} outputs"
+    return test, verdict, detail
+
+
+@question(
+    "atoms",
+    remedy="dequantise: Dequantizer.fit(y).jitter(y) for training, recalibration and this report alike",
+    fault="atoms",
+)
+def repeated_values(case: Case) -> Answer:
+    """Do outputs repeat values, which no density does?"""
+    side, found = case.predictions, case.atoms
+    if found is None or found.output is None:
+        return None
+    name = side.marginals[found.output].name
+    verdict = f"{found.share:.0%} of the rows have the same value of output {name}."
+    test = Outcome(found.share, 0.0, len(case.rows.u))
+    return test, verdict, "equal values have probability 0 under a density"
+
+
+ABOUT_LATENTS = (
+    *(uniform_pit, pit_and_x, mean_direction, spread_of_directions),
+    *(pit_and_direction, direction_and_x, every_group),
+)
+"""Questions of ``conditional_calibration``, and of ``diagnose``."""
+
+ABOUT_PREDICTIONS = (latents_and_base, uniform_hdr_pit, marginal_pits)
+"""Further questions of ``diagnose``."""
+
+QUESTIONS = (*ABOUT_LATENTS, *ABOUT_PREDICTIONS, repeated_values)
+"""All questions. The last has p = 0 wherever it finds anything, and is not counted in the adjustment."""

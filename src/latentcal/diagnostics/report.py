@@ -8,22 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import plots
 from ..recalibration.discrete import Atoms
-from .advice import named_faults
-from .conditional_findings import ConditionalCalibration
-from .findings import Finding, finding_named, table_of_tests
+from .advice import name_faults
+from .conditional_report import ConditionalCalibration
+from .findings import Finding, Findings
+from .limits import CalibrationPoints
 from .measures import INTERVAL, Measure, Measured
-from .points import CalibrationPoints
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_MARGINALS = 8
+_MOST_DRAWN = 5
 _LONGEST_NAME = 32
 
 
 @dataclass(frozen=True, eq=False)
-class CalibrationReport:
+class CalibrationReport(Findings):
     """Whether a model's probabilities are true, where not, and what to do; ``print`` it, or ``plot()``."""
 
     n: int
@@ -67,26 +70,53 @@ class CalibrationReport:
         """What is wrong, first things first: of ``"atoms"``, ``"x-dependence"``, ``"direction"``,
         ``"scale"``, ``"shape"``.
         """
-        return named_faults(self.findings, self.level)
-
-    def were(self, name: str) -> list[Measure]:
-        """The number of that name of the flow as it was trained; empty where there is none."""
-        numbers = () if self.before is None else self.before.numbers
-        return [measure for measure in numbers if measure.name == name]
+        return name_faults(self.findings, self.level)
 
     @property
     def verdict(self) -> str:
         """The answer in one sentence."""
-
-        return verdict(self)
-
-    def __getitem__(self, name: str) -> Finding:
-        """The finding of that name."""
-        return finding_named(name, self.findings, self.absent)
+        rate = f"{100 * self.level:g} %"
+        tests, l_ece = len(self.findings), self.measured["L-ECE"]
+        if self.calibrated:
+            return (
+                f"No fault found by {tests} tests with a false-alarm rate of {rate} together; an L-ECE "
+                f"above {l_ece.high:.3f} would be unusual for a calibrated model of {self.n:,} rows."
+            )
+        tail = f"({tests} tests, false-alarm rate {rate} together)"
+        if self.within_noise:
+            return (
+                f"Calibrated up to the noise of its calibration points: L-ECE {l_ece.value:.3f}, "
+                f"where that noise alone explains up to {self.noise:.3f} {tail}."
+            )
+        faults = "; ".join(_describe(fault, self.measured) for fault in self.faults)
+        return f"Not calibrated: {faults} {tail}."
 
     def __str__(self) -> str:
+        sections = [
+            f"Calibration report, {self.n:,} rows, d = {self.dim}",
+            self.verdict,
+            "",
+            *_number_lines(self),
+            "",
+            *self.test_lines(),
+            *(f"  {line}" for line in self.conditional.slab_lines()),
+        ]
+        if advice := self.advice_lines():
+            sections += ["", "What was found and what to do", *advice]
+        sections += ["", "How many calibration points do I need?", f"  {self.points}"]
+        if self.notes:
+            sections += ["", "Notes", *(f"- {note}" for note in self.notes)]
+        return "\n".join(sections)
 
-        return as_text(self)
+    def versions_of(self, name: str) -> list[Measure]:
+        """The number of that name: of the flow as it was trained, where it has one, then of the model."""
+        sides = [self.measured] if self.before is None else [self.before, self.measured]
+        return [measure for side in sides for measure in side.numbers if measure.name == name]
+
+    def worst_outputs(self, count: int) -> list[int]:
+        """The outputs with the largest calibration errors, at most so many, in their order."""
+        errors = [-output.value for output in self.measured.marginals]
+        return sorted(sorted(range(self.dim), key=errors.__getitem__)[:count])
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers and sentences as plain values, fit for JSON."""
@@ -136,56 +166,52 @@ class CalibrationReport:
 
     def plot(self) -> Figure:
         """A figure: latent, HDR and marginal reliability, PIT by feature, mean direction, tests."""
-        from .report_figure import as_figure
+        conditional = self.conditional
+        panels = [
+            self._draw_latent,
+            self._draw_highest_density if self.measured.hdr_u is not None else None,
+            self._draw_outputs,
+            conditional.draw_feature if conditional.suspect is not None else None,
+            conditional.draw_direction if conditional.mean_direction is not None else None,
+            self.draw_tests,
+        ]
+        drawn = [panel for panel in panels if panel is not None]
+        axes = plots.row_of_axes(len(drawn))
+        for panel, ax in zip(drawn, axes, strict=True):
+            panel(ax)
+        return axes[0].get_figure(root=True)  # type: ignore[return-value]
 
-        return as_figure(self)
+    def _draw_latent(self, ax: Axes) -> Axes:
+        for label, side in self._sides().items():
+            plots.reliability_diagram(side.u, label=label, ax=ax)
+        ax.set_title("Latent regions")
+        return ax
 
+    def _draw_highest_density(self, ax: Axes) -> Axes:
+        for label, side in self._sides().items():
+            if side.hdr_u is not None:
+                plots.reliability_diagram(side.hdr_u, label=label, ax=ax)
+        ax.set_title("Regions of highest density")
+        return ax
 
-def verdict(report: CalibrationReport) -> str:
-    """The answer in one sentence."""
-    rate = f"{100 * report.level:g} %"
-    tests = len(report.findings)
-    if report.calibrated:
-        limit = report.measured["L-ECE"].high
-        return (
-            f"No fault found by {tests} tests with a false-alarm rate of {rate} together; "
-            f"an L-ECE above {limit:.3f} would be unusual for a calibrated model of {report.n:,} rows."
-        )
-    tail = f"({tests} tests, false-alarm rate {rate} together)"
-    if report.within_noise:
-        l_ece = report.measured["L-ECE"].value
-        return (
-            f"Calibrated up to the noise of its calibration points: L-ECE {l_ece:.3f}, "
-            f"where that noise alone explains up to {report.noise:.3f} {tail}."
-        )
-    said = "; ".join(_said(report, fault) for fault in report.faults)
-    return f"Not calibrated: {said} {tail}."
+    def _draw_outputs(self, ax: Axes) -> Axes:
+        for j in self.worst_outputs(_MOST_DRAWN):
+            name = self.measured.marginals[j].name
+            plots.reliability_diagram(self.measured.marginal_u[:, j], label=name, ax=ax)
+        ax.set_title("Outputs by themselves")
+        return ax
 
-
-def as_text(report: CalibrationReport) -> str:
-    """The whole report, a screen of text."""
-    sections = [
-        f"Calibration report, {report.n:,} rows, d = {report.dim}",
-        report.verdict,
-        "",
-        *_numbers(report),
-        "",
-        *table_of_tests(report.findings, report.absent),
-        *(f"  {line}" for line in report.conditional.slab_lines()),
-    ]
-    found = [finding for finding in report.findings if finding.found]
-    if found:
-        sections += ["", "What was found and what to do"]
-        sections += [f"- {finding.verdict} To do: {finding.remedy}." for finding in found]
-    sections += ["", "How many calibration points do I need?", f"  {report.points}"]
-    if report.notes:
-        sections += ["", "Notes", *(f"- {note}" for note in report.notes)]
-    return "\n".join(sections)
+    def _sides(self) -> dict[str | None, Measured]:
+        """Before and after by their labels; without a label where there is no before."""
+        if self.before is None:
+            return {None: self.measured}
+        return {"before": self.before, "after": self.measured}
 
 
-def _said(report: CalibrationReport, fault: str) -> str:
+def _describe(fault: str, side: Measured) -> str:
+    """A fault in words; of a wrong scale, in which direction it is wrong."""
     if fault == "scale":
-        u = report.measured.u
+        u = side.u
         excess = (float(u.mean()) - 0.5) * math.sqrt(12 * len(u))  # standard errors
         if abs(excess) > 3:
             return f"predictions are too {'narrow' if excess > 0 else 'wide'}"
@@ -198,20 +224,19 @@ def _said(report: CalibrationReport, fault: str) -> str:
     }[fault]
 
 
-def _numbers(report: CalibrationReport) -> list[str]:
+def _number_lines(report: CalibrationReport) -> list[str]:
     """The table of numbers; two columns and the change where there is a before."""
-    changes = {change.name: measure_text(change, signed=True) for change in report.changes}
-    before = report.before
+    changes = {change.name: format_measure(change, signed=True) for change in report.changes}
+    before, marginals = report.before, report.measured.marginals
     rows = []
-    for measure in report.measured.numbers:
-        cells = [*report.were(measure.name), measure]
-        rows.append((measure.name, [measure_text(cell) for cell in cells], changes.get(measure.name, "")))
-    marginals = report.measured.marginals
-    worst = sorted(range(len(marginals)), key=lambda j: -marginals[j].value)[:_MOST_MARGINALS]
-    for j in sorted(worst):
-        cells = [marginals[j]] if before is None else [before.marginals[j], marginals[j]]
-        name = shortened(f"ECE of {marginals[j].name}", _LONGEST_NAME)
-        rows.append((name, [measure_text(cell) for cell in cells], ""))
+    for name in (measure.name for measure in report.measured.numbers):
+        cells = [format_measure(cell) for cell in report.versions_of(name)]
+        rows.append((name, cells, changes.get(name, "")))
+    worst = report.worst_outputs(_MOST_MARGINALS)
+    for j in worst:
+        cells = [format_measure(side.marginals[j]) for side in (before, report.measured) if side is not None]
+        name = shorten(f"ECE of {marginals[j].name}", _LONGEST_NAME)
+        rows.append((name, cells, ""))
     head = ["value [95 %]"] if before is None else ["before", "after"]
     rows.insert(0, ("number", head, "change" if changes else ""))
     width = max(16, *(len(name) for name, _, _ in rows))
@@ -224,7 +249,7 @@ def _numbers(report: CalibrationReport) -> list[str]:
     return [*lines, "  [a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"]
 
 
-def measure_text(measure: Measure, *, signed: bool = False) -> str:
+def format_measure(measure: Measure, *, signed: bool = False) -> str:
     """A number with its band; ``signed`` where it is a difference."""
     if measure.is_coverage:
         return f"{100 * measure.value:.1f} % [{100 * measure.low:.1f}, {100 * measure.high:.1f}]"
@@ -234,11 +259,11 @@ def measure_text(measure: Measure, *, signed: bool = False) -> str:
     return f"{measure.value:.4f} (< {measure.high:.4f})"
 
 
-def capital(words: str) -> str:
+def capitalise(words: str) -> str:
     """Words as the start of a sentence."""
     return words[:1].upper() + words[1:]
 
 
-def shortened(label: str, longest: int = 40) -> str:
+def shorten(label: str, longest: int = 40) -> str:
     """A label that fits into so many characters."""
     return label if len(label) <= longest else label[: longest - 1] + "…"

@@ -9,42 +9,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .._internal.atomic_files import new_file
 from .._internal.optional import require
 from .._version import __version__
 from . import charts
 from .measures import CALIBRATED, Measure
-from .questions import (
-    ATOMS,
-    FEATURES,
-    GROUPS,
-    HDR,
-    LATENTS,
-    MARGINALS,
-    MEAN,
-    PIT_DIRECTION,
-    SPREAD,
-    UNIFORM,
-    X_DIRECTION,
-)
-from .report import CalibrationReport, capital, measure_text, shortened
-from .tests import usable_rows
+from .questions import QUESTIONS
+from .report import CalibrationReport, capitalise, format_measure, shorten
 
 _MOST_OUTPUTS = 6
 _MOST_GROUPS = 20
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # characters that no page may hold
-_QUESTIONS = {
-    UNIFORM: "Do regions of every coverage hold what they promise, over all rows?",
-    FEATURES: "Is the latent norm independent of each feature?",
-    MEAN: "Are latents centred?",
-    SPREAD: "Are latents equally spread in all directions?",
-    PIT_DIRECTION: "Is the latent norm independent of the direction?",
-    X_DIRECTION: "Is the direction of latents independent of each feature?",
-    GROUPS: "Is every group calibrated by itself?",
-    LATENTS: "Are latents distributed like draws of the base?",
-    HDR: "Do regions of highest density hold what they promise?",
-    MARGINALS: "Is every output calibrated by itself?",
-    ATOMS: "Do outputs repeat values, which no density does?",
-    "slabs": "In which part of feature space is coverage most extreme?",
+_TEXTS = {question.name: question.text for question in QUESTIONS} | {
+    "slabs": "In which part of feature space is coverage most extreme?"
 }
 Row = list[str]
 
@@ -59,11 +36,9 @@ def render_page(report: CalibrationReport, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(capital=capital, shortened=shortened, p=p_value)
+    environment.filters.update(capitalise=capitalise, shorten=shorten, p=format_p)
     template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     sides = charts.sides_of(report)
-    marginals = report.measured.marginals
-    worst = sorted(range(report.dim), key=lambda j: -marginals[j].value)[:_MOST_OUTPUTS]
     conditional = report.conditional
     page: str = environment.from_string(template).render(
         report=report,
@@ -79,15 +54,13 @@ def render_page(report: CalibrationReport, title: str) -> str:
             if s.measured.hdr_u is not None
         ],
         coverage_rows=coverage_rows(report),
-        outputs=[(j, charts.pit_histograms(sides, j)) for j in sorted(worst)],
-        norms=list(
-            zip([s for s in sides if s.measured.norms is not None], charts.norm_laws(sides), strict=True)
-        ),
+        outputs=[(j, charts.pit_histograms(sides, j)) for j in report.worst_outputs(_MOST_OUTPUTS)],
+        norms=charts.norm_laws(sides),
         by_feature=None if conditional.suspect is None else charts.coverages_by_feature(report, sides),
         groups=sorted(conditional.groups, key=lambda group: -group.l_ece / group.limit)[:_MOST_GROUPS],
         direction=None
         if conditional.mean_direction is None
-        else charts.mean_direction(conditional.mean_direction, min(report.n, usable_rows(report.dim))),
+        else charts.mean_direction(conditional.mean_direction, conditional.directions),
         score_rows=score_rows(report),
         points_chart=charts.coverage_by_points(report.points),
     )
@@ -107,14 +80,8 @@ def write_page(report: CalibrationReport, path: str | os.PathLike[str], title: s
     if target.is_dir() or not target.parent.is_dir():
         wrong = f"{target} is a directory" if target.is_dir() else f"There is no directory {target.parent}"
         raise FileNotFoundError(f"{wrong}. Give the path of a file in a directory that exists.")
-    page = render_page(report, title)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    with new_file(target, render_page(report, title).encode()):
+        return target
 
 
 def clean(value: Any) -> Any:
@@ -124,7 +91,7 @@ def clean(value: Any) -> Any:
     return _FORBIDDEN.sub("\ufffd", " ".join(str(value).split()))
 
 
-def p_value(p: float) -> str:
+def format_p(p: float) -> str:
     """A p-value with its sign of comparison where it is tiny."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
@@ -132,38 +99,33 @@ def p_value(p: float) -> str:
 def key_numbers(report: CalibrationReport) -> list[tuple[str, str, list[str]]]:
     """The most telling numbers: name, value, notes."""
     wanted = ["L-ECE", "HDR-ECE", f"coverage {100 * report.conditional.coverage:g} %", "NLL", "energy score"]
-    shown = [measure for measure in report.measured.numbers if measure.name in wanted]
+    told = [measure for measure in report.measured.numbers if measure.name in wanted]
     tiles = []
-    for measure in sorted(shown, key=lambda measure: wanted.index(measure.name)):
-        notes = [f"before: {_short(old)}" for old in report.were(measure.name)]
+    for measure in sorted(told, key=lambda measure: wanted.index(measure.name)):
+        notes = [f"before: {_short(old)}" for old in report.versions_of(measure.name)[:-1]]
         if measure.band == CALIBRATED:
             notes.append(f"calibrated: < {measure.high:.3f}")
-        tiles.append((capital(measure.name), _short(measure), notes))
+        tiles.append((capitalise(measure.name), _short(measure), notes))
     return tiles
 
 
 def table_of_questions(report: CalibrationReport) -> list[Row]:
     """Every test with its question and answer, and what was not tested."""
-    rows = [
-        [
-            capital(finding.name),
-            _QUESTIONS.get(finding.name, ""),
-            p_value(finding.p_value),
-            p_value(finding.adjusted),
+    answers = {
+        finding.name: [
+            format_p(finding.p_value),
+            format_p(finding.adjusted),
             "✗ fault found" if finding.found else "✓ no fault",
         ]
         for finding in report.findings
-    ]
-    absent = report.absent.items()
-    return rows + [
-        [capital(name), _QUESTIONS.get(name, ""), "", "", f"not tested: {why}"] for name, why in absent
-    ]
+    } | {name: ["", "", f"not tested: {why}"] for name, why in report.absent.items()}
+    return [[capitalise(name), _TEXTS[name], *cells] for name, cells in answers.items()]
 
 
 def coverage_rows(report: CalibrationReport) -> list[Row]:
     """Coverage at the asked levels."""
     return [
-        [f"{100 * (measure.nominal or 0):g} %", *_both(report, measure), p_value(measure.p_value or 0.0)]
+        [f"{100 * (measure.nominal or 0):g} %", *_both(report, measure), format_p(measure.p_value or 0.0)]
         for measure in report.measured.numbers
         if measure.is_coverage
     ]
@@ -171,7 +133,7 @@ def coverage_rows(report: CalibrationReport) -> list[Row]:
 
 def score_rows(report: CalibrationReport) -> list[Row]:
     """Scores and calibration errors with their bands, and the change where there is a before."""
-    changes = {change.name: measure_text(change, signed=True) for change in report.changes}
+    changes = {change.name: format_measure(change, signed=True) for change in report.changes}
     rows = [
         [measure.name, *_both(report, measure), changes.get(measure.name, "")]
         for measure in report.measured.numbers
@@ -182,7 +144,7 @@ def score_rows(report: CalibrationReport) -> list[Row]:
 
 def _both(report: CalibrationReport, measure: Measure) -> list[str]:
     """A number of the model, after the same of the flow as it was trained."""
-    cells = [measure_text(cell) for cell in (*report.were(measure.name), measure)]
+    cells = [format_measure(cell) for cell in report.versions_of(measure.name)]
     return cells if report.before is None or len(cells) > 1 else ["–", *cells]
 
 

@@ -9,19 +9,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.chunks import rows_at_a_time
 from ..flow import ConditionalFlow, evaluation_mode
 from ..norms import Euclidean
 
 _OPERATIONS = 2e10  # multiplications that a test may cost, about a second or two
 _SHUFFLE = 20  # columns whose products take as long as shuffling a score
 _FEWEST_ROWS = 500
-_CHUNK = 1 << 20  # numbers held at a time
 _ROUNDING = 1e-9
 _SIMULATED = 20_000  # numbers n d up to which the null law of second moments is simulated
 _NUMBERS = 2e7  # n d at most
-_DIRECTION_NUMBERS = 1 << 22  # numbers held at a time
 _MOST_PRODUCTS = 300
 _MOST_PAIRS, _FEWEST_PAIRS = 1500, 200
+
+
+class Outcome(NamedTuple):
+    """A statistic, and the probability of one as large where the null hypothesis holds."""
+
+    statistic: float
+    p_value: float
+    n: int
+    """Rows that were used."""
+    simulated: bool = True
+    """Whether the p-value is exact, from simulation, and not from a limiting law."""
+
+
+def random_part(n: int, most: int, generator: torch.Generator) -> Tensor:
+    """Indices of at most so many of n rows, drawn at random where there are more."""
+    return torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +49,16 @@ class Dependence:
     """(b,) standardised sum of squared correlations of each block; -inf for one without columns."""
     adjusted: Tensor
     """(b,) p-value of each block, adjusted for there being b of them."""
+
+    @property
+    def statistic(self) -> float:
+        """Strength of the strongest block."""
+        return float(self.strength.max())
+
+    @property
+    def strongest(self) -> int:
+        """Index of the strongest block."""
+        return int(self.strength.argmax())
 
 
 def permutation_test(
@@ -79,7 +104,7 @@ def permutation_test(
     observed = strengths([torch.arange(n)])[:, 0]
     limit = observed - _ROUNDING * observed.abs()  # what is equal up to the order of a sum counts as equal
     exceeded = torch.zeros(count, dtype=torch.float64)
-    for done in range(0, permutations, step := max(1, _CHUNK // (n * m))):
+    for done in range(0, permutations, step := rows_at_a_time(n * m)):
         orders = [torch.randperm(n, generator=generator) for _ in range(min(step, permutations - done))]
         strongest = strengths(orders).amax(0)
         exceeded += (strongest >= limit[:, None]).sum(1)
@@ -105,12 +130,11 @@ def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (n, c) columns of mean 0 and mean square 1, and (c,) indices 0 to p - 1 of the columns they are of.
     """
+    from scipy.stats import rankdata
+
     n, p = values.shape
-    across = values.T.contiguous()
-    ordered = across.sort(dim=1).values
-    below = torch.searchsorted(ordered, across)
-    upto = torch.searchsorted(ordered, across, right=True)
-    centred = ((below + upto).to(torch.float64) / n - 1).T  # mid-ranks on [-1, 1]: of mean 0
+    ranks = torch.from_numpy(rankdata(values.numpy(), axis=0))
+    centred = (2 * ranks - 1) / n - 1  # mid-ranks on [-1, 1]: of mean 0
     first, has_first = _unit(centred)
     square = first**2 - (first**2).mean(0)
     second, has_second = _unit(square - first * (first * square).mean(0))
@@ -124,17 +148,6 @@ def _unit(columns: Tensor) -> tuple[Tensor, Tensor]:
     size = (columns**2).mean(0).sqrt()
     present = size > 1e-6
     return columns / torch.where(present, size, 1.0), present
-
-
-class DirectionTest(NamedTuple):
-    """A statistic, and the probability of one as large where the null hypothesis holds."""
-
-    statistic: float
-    p_value: float
-    n: int
-    """Rows that were used."""
-    simulated: bool
-    """Whether the p-value is exact, from simulation, and not from a limiting law."""
 
 
 def unit_directions(z: Tensor, generator: torch.Generator) -> Tensor:
@@ -152,7 +165,7 @@ def usable_rows(dim: int) -> int:
     return max(1000, int(_NUMBERS / dim))
 
 
-def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Generator) -> DirectionTest:
+def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Generator) -> Outcome:
     r"""Rayleigh's test: is the mean direction zero?
 
     .. math:: R = n d \, |\bar\omega|^2,
@@ -166,19 +179,18 @@ def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Ge
         permutations: sign changes.
         generator: source of randomness.
     """
+    omega = omega[random_part(len(omega), affordable_rows(omega.shape[1], 1, permutations), generator)]
     n, d = omega.shape
-    if (most := max(500, int(_OPERATIONS / (2 * (d + 20) * permutations)))) < n:
-        omega, n = omega[torch.randperm(n, generator=generator)[:most]], most
     observed = float((omega.sum(0) ** 2).sum())
     exceeded = 0
-    for done in range(0, permutations, step := max(1, _DIRECTION_NUMBERS // n)):
+    for done in range(0, permutations, step := rows_at_a_time(n)):
         shape = (min(step, permutations - done), n)
-        signs = 2 * torch.randint(2, shape, generator=generator).to(torch.float64) - 1
+        signs = _random_signs(shape, generator)
         exceeded += int((((signs @ omega) ** 2).sum(1) >= observed * (1 - _ROUNDING)).sum())
-    return DirectionTest(d / n * observed, (1 + exceeded) / (1 + permutations), n, True)
+    return Outcome(d / n * observed, (1 + exceeded) / (1 + permutations), n)
 
 
-def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Generator) -> DirectionTest:
+def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Generator) -> Outcome:
     r"""Bingham's test: are all directions equally frequent, up to second moments?
 
     .. math:: B = \frac{n d (d + 2)}{2} \Big( \operatorname{tr} T^2 - \frac1d \Big)
@@ -199,16 +211,16 @@ def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Gene
     if d < 2:
         raise ValueError("In one dimension a direction is a sign and has no second moments.")
     most = int(max(_OPERATIONS / d**2, math.sqrt(_OPERATIONS / d)))
-    if most < n:
-        omega, n = omega[torch.randperm(n, generator=generator)[:most]], most
+    omega = omega[random_part(n, most, generator)]
+    n = len(omega)
     observed = float(_bingham(omega))
     if n * d > _SIMULATED:
-        return DirectionTest(observed, float(chi2.sf(observed, (d - 1) * (d + 2) / 2)), n, False)
+        return Outcome(observed, float(chi2.sf(observed, (d - 1) * (d + 2) / 2)), n, simulated=False)
     exceeded = 0
-    for done in range(0, simulations, step := max(1, _DIRECTION_NUMBERS // (n * d))):
-        simulated = Euclidean().sample_direction((min(step, simulations - done), n), d, generator)
-        exceeded += int((_bingham(simulated) >= observed).sum())
-    return DirectionTest(observed, (1 + exceeded) / (1 + simulations), n, True)
+    for done in range(0, simulations, step := rows_at_a_time(n * d)):
+        drawn = Euclidean().sample_direction((min(step, simulations - done), n), d, generator)
+        exceeded += int((_bingham(drawn) >= observed).sum())
+    return Outcome(observed, (1 + exceeded) / (1 + simulations), n)
 
 
 def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -234,6 +246,10 @@ def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
     return columns - columns.mean(0), blocks, True
 
 
+def _random_signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    return 2 * torch.randint(2, shape, generator=generator).to(torch.float64) - 1
+
+
 def _bingham(omega: Tensor) -> Tensor:
     """The statistic of directions, (..., n, d) -> (...)."""
     n, d = omega.shape[-2:]
@@ -241,16 +257,7 @@ def _bingham(omega: Tensor) -> Tensor:
     return n * d * (d + 2) / 2 * ((gram**2).sum((-2, -1)) / n**2 - 1 / d)
 
 
-class EnergyTest(NamedTuple):
-    """A statistic, and the probability of one as large where latents follow the base."""
-
-    statistic: float
-    p_value: float
-    n: int
-    """Rows that were used."""
-
-
-def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch.Generator) -> EnergyTest:
+def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch.Generator) -> Outcome:
     r"""Energy test of latents against as many draws of the base, made at the same features.
 
     .. math:: E = \frac1n \sum_{i, j} \big( |z_i - z'_j| + |z'_i - z_j| - |z_i - z_j| - |z'_i - z'_j| \big)
@@ -278,10 +285,10 @@ def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch
     kernel = across + across.T - torch.cdist(z, z) - torch.cdist(drawn, drawn)
     n = len(z)
     observed = float(kernel.sum())
-    signs = 2 * torch.randint(2, (permutations, n), generator=generator).to(torch.float64) - 1
+    signs = _random_signs((permutations, n), generator)
     exchanged = ((signs @ kernel) * signs).sum(1)
     exceeded = int((exchanged >= observed - _ROUNDING * abs(observed)).sum())
-    return EnergyTest(observed / n, (1 + exceeded) / (1 + permutations), n)
+    return Outcome(observed / n, (1 + exceeded) / (1 + permutations), n)
 
 
 def base_test(
@@ -291,11 +298,11 @@ def base_test(
     *,
     permutations: int,
     generator: torch.Generator,
-) -> EnergyTest:
+) -> Outcome:
     """``energy_test`` of a model's latents z (n, d) at x (n, p) or None, on at most 1,500 rows."""
     n, d = z.shape
     most = int(min(_MOST_PAIRS, max(_FEWEST_PAIRS, _NUMBERS / d)))
-    part = torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most]
+    part = random_part(n, most, generator)
     with torch.no_grad(), evaluation_mode(model):
         base = model(None if x is None else x[part]).base
         drawn = base.sample((len(part),), generator).cpu()

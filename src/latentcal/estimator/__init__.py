@@ -1,13 +1,20 @@
-"""The scikit-learn face; needs the extra ``sklearn``."""
+"""Flows for tables: ``TablePredictor`` answers, ``FlowRegressor`` fits (it needs the extra ``sklearn``)."""
 
-try:
-    from sklearn.utils.validation import validate_data  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
-    ) from error
+from typing import TYPE_CHECKING, Any
 
-from .arrays import PredictedRegion
-from .regressor import FlowRegressor
+from .predictor import TablePredictor
+from .summaries import PredictedRegion, check_levels
 
-__all__ = ["FlowRegressor", "PredictedRegion"]
+if TYPE_CHECKING:
+    from .regressor import FlowRegressor
+
+__all__ = ["FlowRegressor", "PredictedRegion", "TablePredictor", "check_levels"]
+
+
+def __getattr__(name: str) -> Any:
+    """FlowRegressor when it is first asked for: predictions do without scikit-learn."""
+    if name != "FlowRegressor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .regressor import FlowRegressor
+
+    return FlowRegressor

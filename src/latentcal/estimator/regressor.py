@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+try:
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
+    ) from error
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+
 from .. import flows
+from .._internal.names import FLOWS
 from .._internal.numerics import as_tensor
-from .._internal.validate import MOST_DRAWS, as_whole, check_size
-from ..conformal import LatentScore, Region
-from ..conformal.conformalize import rank_pvalue
-from ..diagnostics import CalibrationReport, diagnose
-from ..events import Box, probability
-from ..fingerprint import REUSE_LIMIT, CalibrationReuseWarning, Fingerprint
-from ..flow import ConditionalFlow, Standardized, full_precision
+from .._internal.validate import check_size
+from ..fingerprint import Fingerprint
+from ..flow import ConditionalFlow
 from ..flows.linear_gaussian import fit_ridge
+from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
-from ..recalibration import latent_norms, recalibrate
-from . import storage
-from .arrays import PredictedRegion, TableEstimator, latent_points
-from .choices import FEWEST_ROWS, Pair, flow_of, mean_and_scale, repair_of, split_rows
+from .predictor import Pair, TablePredictor, choose, choose_repair, column_names, float64_copy
+from .storage import PARAMETERS
 
-_ROWS = 4096  # encoded at a time
-_CHUNK = 1 << 15  # numbers decoded at a time
+_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 
 
-class FlowRegressor(RegressorMixin, TableEstimator):
+class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     r"""Multi-output regression that predicts a calibrated distribution.
 
     ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
@@ -137,13 +137,13 @@ class FlowRegressor(RegressorMixin, TableEstimator):
             validation: pair (X, y) that tells when to stop, instead of a share of the rows.
             calibration: pair (X, y) for recalibration, instead of a share of the rows.
         """
-        repair = repair_of(self.recalibration)
+        repair = choose_repair(self.recalibration)
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
-        x, y = self._accept(X, y, reset=True, ensure_min_samples=FEWEST_ROWS * (1 + len(shares)))
+        x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         rng = check_random_state(self.random_state)
-        parts = split_rows(x, y, shares, rng)
+        parts = _split_rows(x, y, shares, rng)
         for name, pair in (("validation", validation), ("calibration", calibration)):
             if pair is not None:
                 parts[name] = self._accept(*pair)
@@ -154,8 +154,8 @@ class FlowRegressor(RegressorMixin, TableEstimator):
                 "density. Drop them."
             )
         self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"]))
-        x_mean, x_scale = mean_and_scale(check_size(x, "X"))
-        y_mean, y_scale = mean_and_scale(check_size(y, "y"))
+        x_mean, x_scale = _mean_and_scale(check_size(x, "X"))
+        y_mean, y_scale = _mean_and_scale(check_size(y, "y"))
         units = {name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale) for name, (x, y) in parts.items()}
         seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
         # Layers take their first weights from torch's global generator, whose state is the user's.
@@ -172,187 +172,72 @@ class FlowRegressor(RegressorMixin, TableEstimator):
             self._calibrate(*parts["calibration"], repair)
         return self
 
-    def recalibrate(self, X: Any, y: Any) -> FlowRegressor:
-        """Recalibrate by new rows, in place of what was there; nothing is trained."""
-        x, y = self._accept(X, y)
-        self._calibrate(x, y, repair_of(self.recalibration) or recalibrate)
-        return self
-
-    def predict(self, X: Any) -> Any:
-        """Mean of the predictive distribution, (n, p) -> (n, d).
-
-        It is averaged over ``draws`` latent points, the same for every row and every call: opposite pairs,
-        with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
-        the error is about a hundredth of the predictive standard deviation.
-        """
-        return self._summary(X, lambda y: y.mean(0))
-
-    def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
-        """Quantiles of each output by itself, from the same latent points as ``predict``.
-
-        Args:
-            X: (n, p) features.
-            q: a level between 0 and 1, or k of them.
-
-        Returns:
-            (n, d), as ``predict``; for k levels an array (k, n, d).
-        """
-        levels = as_tensor(q, "q").to(torch.float64)
-        tail = torch.minimum(levels, 1 - levels).reshape(-1)
-        if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
-            raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
-        if (needed := math.ceil(0.5 / float(tail.min()))) > self.draws:
-            raise ValueError(
-                f"{self.draws} draws do not reach the level {q}: set_params(draws={needed}) at least."
-            )
-
-        def quantile(y: Tensor) -> Tensor:
-            # The i-th of s points stands for the level (i - 1/2) / s, torch takes it for (i - 1) / (s - 1).
-            return torch.quantile(y, ((len(y) * levels - 0.5) / (len(y) - 1)).clamp(0, 1), dim=0)
-
-        return self._summary(X, quantile)
-
-    @torch.no_grad()
-    def sample(self, X: Any, n_samples: int = 1, random_state: int | None = None) -> np.ndarray:
-        """Draws from the predictive distribution, (n, p) -> (s, n, d).
-
-        Args:
-            X: (n, p) features.
-            n_samples: number of draws s.
-            random_state: seed of the draws; None for that of the fit, so for the same draws at every call.
-        """
-        chunks = self._chunks(X, n_samples)
-        generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
-        draws = [self.model_(x).sample((n_samples,), generator) for x in chunks]
-        return self._answer(torch.cat(draws, dim=1), X)
-
-    @torch.no_grad()
-    def log_prob(self, X: Any, y: Any) -> np.ndarray:
-        """Log density of each row of y, (n, p), (n, d) -> (n,), in the units of y."""
-        check_is_fitted(self, "model_")
-        rows = (part.split(_ROWS) for part in self._accept(X, y))
-        return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
-
-    def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
-        """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
-
-        The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
-        calibration, and is an average over all X, not one for each. With ``recalibration="auto"`` the region
-        is still that of the flow before it: the rows that fitted the maps cannot promise anything about
-        them. For a region of the repaired model, give ``model_`` and other rows to
-        ``latentcal.conformal_region``.
-
-        Args:
-            X: (n, p) features.
-            coverage: a probability, or several of them for nested regions.
-        """
-        x = self._tensor(self._numbers(X))
-        region = Region(self.base_model_, LatentScore(), self._calibrated(), coverage)
-        return PredictedRegion(region, x, self.output_names_)
-
-    def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
-        """Probability that y falls into a region, (n, p) -> (n,).
-
-        Args:
-            X: (n, p) features.
-            region: pair (lower, upper) of a box, or a region as for :func:`latentcal.probability`.
-            return_error: also return the standard error of each.
-            **options: of :func:`latentcal.probability`; its points are the same at every call by default.
-        """
-        check_is_fitted(self, "model_")
-        x = self._tensor(self._numbers(X))
-        if isinstance(region, PredictedRegion):
-            region = region.region
-        region = Box(*region) if isinstance(region, (tuple, list)) else region
-        options = {"generator": torch.Generator().manual_seed(self._seed), **options}
-        value, error, _ = probability(self.model_, x, region, **options)
-        return (value.numpy(), error.numpy()) if return_error else value.numpy()
-
-    @torch.no_grad()
-    def anomaly_pvalue(self, X: Any, y: Any) -> np.ndarray:
-        """How usual each y is at its X, as a conformal p-value (n,): small for anomalies.
-
-        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`). As for
-        ``predict_region``, the flow before recalibration is what is asked.
-        """
-        norms = latent_norms(self.base_model_, *self._accept(X, y))
-        return rank_pvalue(self._calibrated(), norms).numpy()
-
     def score(self, X: Any, y: Any) -> float:
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
         return float(self.log_prob(X, y).mean())
 
-    def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
-        """Report on whether the model's probabilities are true, where not, and what to do about it.
-
-        Before and after recalibration stand side by side; features and outputs have the names of their
-        columns. Print the report, or write it as a page: ``estimator.diagnose(X, y).to_html(path)``.
-
-        Args:
-            X: (n, p) features of at least 20 rows that ``fit`` has not seen.
-            y: (n, d) or (n,) outputs.
-            **options: of :func:`latentcal.diagnose`; its random numbers are the same at every call by
-                default.
-
-        Warns:
-            CalibrationReuseWarning: where the flow was trained or recalibrated on these rows.
-        """
-        check_is_fitted(self, "model_")
-        x, y = self._accept(X, y)
-        use = "used to diagnose it. On them it looks better than it is."
-        self._warn_of_training_rows(x, y, use, stacklevel=3)
-        features, outputs = getattr(self, "feature_names_in_", None), self.output_names_
-        names = {
-            "feature_names": None if features is None else features.tolist(),
-            "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
-        }
-        return diagnose(self.model_, x, y, **{**names, **options})
-
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
         """Write the fitted estimator to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
 
-        Parameters that are functions have no form in a file, and raise.
+        Parameters that are functions have no form in a file, and raise, as those of a subclass do.
+
+        Args:
+            path: the folder.
+            table: JSON about the table to keep beside the model, as the command line has it.
         """
         check_is_fitted(self, "model_")
-        storage.write(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> FlowRegressor:
-        """Read what ``save`` wrote."""
-        return storage.read(cls, path)[0]
+        if others := sorted(set(self.get_params(deep=False)) - set(PARAMETERS)):
+            raise TypeError(f"The parameters {others} of {type(self).__name__} cannot be saved.")
+        super().save(path, table=table)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def _calibrate(self, x: Tensor, y: Tensor, repair: Callable[..., ConditionalFlow]) -> None:
-        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
-        self._warn_of_training_rows(x, y, use, stacklevel=4)
-        self.model_ = repair(self.base_model_, x, y, batch_size=_ROWS)
-        self._norms = latent_norms(self.base_model_, x, y, batch_size=_ROWS).sort().values
+    @classmethod
+    def _restore(cls, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> FlowRegressor:
+        estimator = cls(**parameters)
+        estimator.__dict__.update(state)
+        return estimator
 
-    def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
-        share = self._trained_on.share_of(x, y)
-        if share > REUSE_LIMIT:
-            warnings.warn(
-                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
-                CalibrationReuseWarning,
-                stacklevel=stacklevel,
-            )
-
-    def _calibrated(self) -> Tensor:
-        """Ascending norms of the calibration rows, or a clear error."""
+    def _rows(self, X: Any) -> Tensor:
         check_is_fitted(self, "model_")
-        if len(self._norms) == 0:
+        return float64_copy(self._validate(X), "X")
+
+    def _pairs(self, X: Any, y: Any) -> Pair:
+        check_is_fitted(self, "model_")
+        return self._accept(X, y)
+
+    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> Pair:
+        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes."""
+        names = column_names(y)
+        x, y = self._validate(X, y, reset=reset, multi_output=True, y_numeric=True, **checks)
+        if reset:
+            self.output_names_, self._flat = names, y.ndim == 1
+            self.n_outputs_ = 1 if self._flat else y.shape[1]
+        y = y.reshape(len(y), -1)
+        self._check_outputs(y.shape[1], names)
+        # scikit-learn does not look for infinities among objects.
+        return float64_copy(x, "X"), float64_copy(y, "y")
+
+    def _validate(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
+        """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
+        try:
+            given = [_without_graph(values, name) for values, name in zip((X, *y), "Xy", strict=False)]
+            with np.errstate(invalid="ignore"):  # it adds up infinities before it refuses them
+                return validate_data(self, *given, reset=reset, dtype=np.float64, **checks)
+        except ValueError as error:
+            if not any(map(_holds_text, (X, *y))):
+                raise
             raise ValueError(
-                "Guarantees rest on calibration rows, and this estimator was fitted without. Set "
-                "recalibration=True before fit, or call recalibrate(X, y) with new rows."
-            )
-        return self._norms
+                f"X and y must be numbers ({error}). Encode categories first, for example with "
+                "make_pipeline(make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
+                "remainder='passthrough'), FlowRegressor())."
+            ) from error
 
     def _train(self, train: Pair, validation: Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        make, options = flow_of(self.flow), self.flow_options or {}
+        make, options = choose("flow", self.flow, FLOWS), self.flow_options or {}
         if make is flows.LinearGaussianFlow:
             return fit_ridge(*train, validation, **options)
         features, outputs = (part.shape[1] for part in train)
@@ -370,21 +255,46 @@ class FlowRegressor(RegressorMixin, TableEstimator):
         )
         return flow, log
 
-    def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
-        """Features in pieces for which so many draws a row fit into memory, and into the cache."""
-        check_is_fitted(self, "model_")
-        if draws < 1:
-            raise ValueError(f"The number of draws must be at least 1, got {draws}.")
-        return self._tensor(self._numbers(X)).split(max(1, _CHUNK // (draws * self.n_outputs_)))
 
-    @torch.no_grad()
-    def _summary(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Any:
-        """A statistic (s, n, d) -> (..., n, d) of the latent points, decoded at each row."""
-        parts = []
-        draws = as_whole(self.draws, "draws", most=MOST_DRAWS)
-        for x in self._chunks(X, draws):
-            base = self.model_.base.given(x)
-            z = latent_points(base, draws, 1 if base is self.model_.base else len(x), self._seed)
-            with full_precision(self.model_):
-                parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
-        return self._answer(torch.cat(parts, dim=-2), X)
+def _without_graph(values: Any, name: str) -> Any:
+    """A tensor of any kind as an array; dates, which scikit-learn takes for numbers, are refused."""
+    if isinstance(values, Tensor):
+        return as_tensor(values, name).cpu().to(torch.float64).numpy()
+    kinds: Any = getattr(values, "dtypes", getattr(values, "dtype", None))
+    kinds = list(kinds) if hasattr(kinds, "__iter__") else [kinds]
+    if any(getattr(kind, "kind", "f") in "mMV" for kind in kinds):
+        raise TypeError(f"{name} must be numbers, got {kinds}. Encode dates and records first.")
+    return values
+
+
+def _holds_text(values: Any) -> bool:
+    """Whether a cell is a text that is no number."""
+    if isinstance(values, Tensor):
+        return False
+    for cell in np.asarray(values, dtype=object).flat:
+        if isinstance(cell, str):
+            try:
+                float(cell)
+            except ValueError:
+                return True
+    return False
+
+
+def _split_rows(
+    x: Tensor, y: Tensor, shares: dict[str, float], rng: np.random.RandomState
+) -> dict[str, Pair]:
+    """Rows drawn for each share, at least two, and the others as ``"train"``."""
+    counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
+    if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
+        raise ValueError(
+            f"The fractions {shares} must lie between 0 and 1, and leave at least {_FEWEST_ROWS} of {len(x)} "
+            "rows for training."
+        )
+    rows = np.split(rng.permutation(len(x)), np.cumsum(counts))
+    return {name: (x[own], y[own]) for name, own in zip([*shares, "train"], rows, strict=True)}
+
+
+def _mean_and_scale(values: Tensor) -> Pair:
+    """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
+    scaler = StandardScaler().fit(values.numpy())
+    return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)

@@ -6,26 +6,41 @@ import dataclasses
 import json
 import math
 import os
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import flows
-from ..class_names import features_of
 from ..files import ModelFileError, read_sections, write_sections
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
+from ..model_classes import features_of
 from ..recalibration import Aligned
 
 if TYPE_CHECKING:
-    from .regressor import FlowRegressor
+    from .predictor import TablePredictor
 
-_NORMS = "estimator.norms"
+PARAMETERS: Mapping[str, tuple[type, ...]] = {
+    "flow": (str,),
+    "flow_options": (dict, type(None)),
+    "recalibration": (bool, str, type(None)),
+    "validation_fraction": (float,),
+    "calibration_fraction": (float,),
+    "learning_rate": (float,),
+    "batch_size": (int,),
+    "max_epochs": (int,),
+    "patience": (int,),
+    "draws": (int,),
+    "random_state": (int, type(None)),
+    "verbose": (bool,),
+}
+"""Parameters of a ``FlowRegressor`` and what they may be in a file."""
+
+_NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
 _LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
 
 
@@ -68,29 +83,42 @@ _STATE: dict[str, Callable[[Any], bool]] = {
 _OPTIONAL = {"feature_names_in_"}
 
 
+class Stored(NamedTuple):
+    """What a folder holds of a fitted model."""
+
+    parameters: dict[str, Any]
+    state: dict[str, Any]
+    """Attributes by name, the models and norms among them."""
+    table: dict[str, Any]
+    """What is known of the table."""
+
+
 def write(
-    estimator: FlowRegressor, path: str | os.PathLike[str], table: Mapping[str, Any] | None = None
+    predictor: TablePredictor, path: str | os.PathLike[str], table: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a fitted estimator, with what is known of its table if any.
+    """Write a fitted model, with what is known of its table if any.
 
     Nothing is written where a parameter cannot be saved.
     """
-    state = {name: getattr(estimator, name) for name in _STATE if hasattr(estimator, name)}
-    document = {"parameters": estimator.get_params(deep=False), "state": state}
-    sections = {"estimator": _finite(json.loads(json.dumps(document, default=_plain)))}
+    own = vars(predictor)
+    document = {
+        "parameters": {name: own[name] for name in PARAMETERS},
+        "state": {name: own[name] for name in _STATE if name in own},
+    }
+    sections = {"estimator": _name_infinities(json.loads(json.dumps(document, default=_as_plain)))}
     if table is not None:
         sections["table"] = dict(table)
-    write_sections(estimator.model_, Path(path), sections, {_NORMS: estimator._norms})
+    write_sections(predictor.model_, Path(path), sections, {_NORMS: own[_NORMS_ATTRIBUTE]})
 
 
-def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> tuple[FlowRegressor, dict[str, Any]]:
-    """The estimator that ``write`` wrote, and what is known of its table."""
+def read(path: str | os.PathLike[str]) -> Stored:
+    """What ``write`` wrote."""
     model, sections, tensors = read_sections(path)
     if "estimator" not in sections:
         raise ModelFileError(
             f"{path} holds a {type(model).__name__} and no estimator. latentcal.load reads it."
         )
-    parameters, state = _checked(kind, _any_float(sections["estimator"]), path)
+    parameters, state = _check_document(_restore_infinities(sections["estimator"]), path)
     norms = tensors.get(_NORMS)
     if set(tensors) != {_NORMS} or norms is None or not _is_norms(norms):
         raise ModelFileError(f"{path} must have the norms of the calibration rows, and no other tensors.")
@@ -98,32 +126,30 @@ def read(kind: type[FlowRegressor], path: str | os.PathLike[str]) -> tuple[FlowR
         raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
     if features_of(model) not in (None, state["n_features_in_"]):
         raise ModelFileError(f"{path} does not fit together: the model has other features.")
-    estimator = kind(**parameters)
+    state = {
+        name: np.array(value, dtype=object) if isinstance(value, list) else value
+        for name, value in state.items()
+    }
     state["training_log_"] = flows.TrainingLog(**state["training_log_"])
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
-    for name, value in state.items():
-        setattr(estimator, name, np.array(value, dtype=object) if isinstance(value, list) else value)
-    estimator._norms, estimator.model_ = norms, model
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
-    estimator.base_model_ = flow if made is None else flow.with_base(made.reference)
-    return estimator, sections.get("table", {})
+    state["model_"] = model
+    state["base_model_"] = flow if made is None else flow.with_base(made.reference)
+    state[_NORMS_ATTRIBUTE] = norms
+    return Stored(parameters, state, sections.get("table", {}))
 
 
-def _checked(
-    kind: type[FlowRegressor], document: Any, path: str | os.PathLike[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _check_document(document: Any, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and state of an estimator, or a clear error."""
     if not isinstance(document, dict) or set(document) != {"parameters", "state"}:
         raise ModelFileError(f"{path}: the estimator must have parameters and a state.")
     parameters, state = document["parameters"], document["state"]
-    known = set(kind._get_param_names())
-    if not isinstance(parameters, dict) or set(parameters) != known:
-        raise ModelFileError(f"{path}: the estimator's parameters must be {sorted(known)}.")
+    if not isinstance(parameters, dict) or set(parameters) != set(PARAMETERS):
+        raise ModelFileError(f"{path}: the estimator's parameters must be {sorted(PARAMETERS)}.")
     if not isinstance(state, dict) or not set(_STATE) - _OPTIONAL <= set(state) <= set(_STATE):
         raise ModelFileError(f"{path}: the estimator's state must have the entries {sorted(_STATE)}.")
     wrong = {name: value for name, value in state.items() if not _STATE[name](value)}
-    hints = typing.get_type_hints(kind.__init__)
-    wrong |= {name: value for name, value in parameters.items() if not _is_plain(value, hints.get(name, Any))}
+    wrong |= {name: value for name, value in parameters.items() if not _is_plain(value, PARAMETERS[name])}
     for names, count in (("feature_names_in_", "n_features_in_"), ("output_names_", "n_outputs_")):
         if not wrong and state.get(names) is not None and len(state[names]) != state[count]:
             wrong[names] = state[names]
@@ -134,13 +160,10 @@ def _checked(
     return parameters, state
 
 
-def _is_plain(value: Any, hint: Any) -> bool:
-    """Whether a value is of the types that a parameter may have, as far as JSON has them."""
-    if hint is Any:
-        return True
+def _is_plain(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of the types that a parameter may have in a file."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    kinds = {typing.get_origin(each) or each for each in typing.get_args(hint) or (hint,)}
     return type(value) in kinds or (type(value) is int and float in kinds)
 
 
@@ -151,27 +174,29 @@ def _is_norms(norms: Tensor) -> bool:
     return bool(((norms >= 0) & torch.isfinite(norms)).all()) and bool((norms[1:] >= norms[:-1]).all())
 
 
-def _finite(value: Any) -> Any:
+def _name_infinities(value: Any) -> Any:
     """Numbers that JSON does not have, such as the loss of a diverged epoch, by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return {name: _finite(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return [_name_infinities(item) for item in value]
+    return (
+        {name: _name_infinities(item) for name, item in value.items()} if isinstance(value, dict) else value
+    )
 
 
-def _any_float(value: Any) -> Any:
-    """The inverse of ``_finite``."""
+def _restore_infinities(value: Any) -> Any:
+    """The inverse of ``_name_infinities``."""
     if isinstance(value, list):
-        return [_any_float(item) for item in value]
+        return [_restore_infinities(item) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"float"} and value["float"] in ("nan", "inf", "-inf"):
         return float(value["float"])
-    return {name: _any_float(item) for name, item in value.items()}
+    return {name: _restore_infinities(item) for name, item in value.items()}
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """What JSON cannot write, in terms that it can."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()

@@ -1,25 +1,34 @@
 """Base flows: models with a latent space, in closed form or trained."""
 
-from .autoregressive import AutoregressiveFlow
-from .convex_potential import ConvexPotentialFlow
-from .flow_matching import FlowMatching
-from .linear_gaussian import LinearGaussianFlow
-from .tarflow import AFHQ_256, TarFlow
-from .training import TrainingLog, TrainingWarning, mean_nll, train_flow
-from .tuning import GRIDS, Tuning, tune_flow
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AFHQ_256",
-    "GRIDS",
-    "AutoregressiveFlow",
-    "ConvexPotentialFlow",
-    "FlowMatching",
-    "LinearGaussianFlow",
-    "TarFlow",
-    "TrainingLog",
-    "TrainingWarning",
-    "Tuning",
-    "mean_nll",
-    "train_flow",
-    "tune_flow",
-]
+from .._internal.lazy import attach
+
+if TYPE_CHECKING:
+    from .autoregressive import AutoregressiveFlow as AutoregressiveFlow
+    from .convex_potential import ConvexPotentialFlow as ConvexPotentialFlow
+    from .flow_matching import FlowMatching as FlowMatching
+    from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
+    from .standardized import Standardized as Standardized
+    from .tarflow import AFHQ_256 as AFHQ_256, TarFlow as TarFlow
+    from .training import (
+        TrainingLog as TrainingLog,
+        TrainingWarning as TrainingWarning,
+        mean_nll as mean_nll,
+        train_flow as train_flow,
+    )
+    from .tuning import GRIDS as GRIDS, Tuning as Tuning, tune_flow as tune_flow
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "autoregressive": ["AutoregressiveFlow"],
+        "convex_potential": ["ConvexPotentialFlow"],
+        "flow_matching": ["FlowMatching"],
+        "linear_gaussian": ["LinearGaussianFlow"],
+        "standardized": ["Standardized"],
+        "tarflow": ["AFHQ_256", "TarFlow"],
+        "training": ["TrainingLog", "TrainingWarning", "mean_nll", "train_flow"],
+        "tuning": ["GRIDS", "Tuning", "tune_flow"],
+    },
+)

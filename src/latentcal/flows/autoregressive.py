@@ -9,7 +9,8 @@ from torch.distributions import Distribution
 
 from .._internal.numerics import broadcast_leading
 from .._internal.optional import require
-from ..base import RadialBase, standard_normal
+from .._internal.validate import as_whole, check_features
+from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 
 
@@ -49,11 +50,8 @@ class AutoregressiveFlow(ConditionalFlow):
         if transform not in ("spline", "affine"):
             raise ValueError(f"transform must be 'spline' or 'affine', got {transform!r}.")
         for name, value, least in (("dim", dim, 1), ("features", features, 0), ("flows", flows, 1)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        super().__init__(standard_normal(dim) if base is None else base)
-        if self.base.dim != dim:
-            raise ValueError(f"The base has {self.base.dim} dimensions, the flow {dim}.")
+            as_whole(value, name, least)
+        super().__init__(base_or_normal(base, dim))
         self.dim, self.features, self.transform, self.flows = dim, features, transform, flows
         self.hidden, self.layers, self.bins = hidden, layers, bins
         zuko = _import_zuko()
@@ -77,12 +75,7 @@ class AutoregressiveFlow(ConditionalFlow):
         """The map at x, and the points expanded to its leading dims."""
         if self.features == 0:
             return self.network.transform(None), points
-        if x is None or x.shape[-1] != self.features:
-            shape = None if x is None else tuple(x.shape)
-            raise ValueError(
-                f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
-            )
-        x = x.to(points.dtype)
+        x = check_features(x, self.features).to(points.dtype)
         return self.network.transform(x), broadcast_leading(x, points)[1]
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..base import RadialBase, standard_normal
+from .._internal.chunks import MEMORY, rows_at_a_time
+from .._internal.validate import as_whole, check_features
+from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .input_convex import Context, InputConvexNetwork, log_det
 
@@ -16,7 +18,7 @@ _MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that 
 _LONGER = 2.0  # how much longer than the last step the next one may begin
 _SHORTEST = 1e-30  # a step that moves nothing is taken, unless there is a NaN: then none ever is
 _PROBES = 64
-_CHUNK = 1 << 20  # numbers of a Jacobian that are held at a time
+_HELD = MEMORY // 4  # numbers of a Jacobian at a time
 
 
 class ConvexPotentialFlow(ConditionalFlow):
@@ -52,11 +54,8 @@ class ConvexPotentialFlow(ConditionalFlow):
             ("hidden", hidden, 1),
             ("layers", layers, 1),
         ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        super().__init__(standard_normal(dim) if base is None else base)
-        if self.base.dim != dim:
-            raise ValueError(f"The base has {self.base.dim} dimensions, the flow {dim}.")
+            as_whole(value, name, least)
+        super().__init__(base_or_normal(base, dim))
         self.dim, self.features, self.hidden, self.layers = dim, features, hidden, layers
         self.potential = InputConvexNetwork(dim, features, hidden, layers)
         self.first_shift, self.first_log_scale = (
@@ -110,7 +109,7 @@ class ConvexPotentialFlow(ConditionalFlow):
             return v
         rows = _rows(context, leading, flat.device)
         table = Context(*(tuple(t.reshape(-1, t.shape[-1]) for t in group) for group in context))
-        size = max(1, _CHUNK // (self.dim * self.hidden))
+        size = rows_at_a_time(self.dim * self.hidden, _HELD)
         parts = []
         for goal, chosen in zip(flat.split(size), rows.split(size), strict=True):
             own = table.at(chosen)
@@ -131,12 +130,7 @@ class ConvexPotentialFlow(ConditionalFlow):
     def _features_of(self, x: Tensor | None) -> Tensor | None:
         if self.features == 0:
             return None
-        if x is None or x.shape[-1] != self.features:
-            shape = None if x is None else tuple(x.shape)
-            raise ValueError(
-                f"This flow looks at {self.features} features; x is {shape}, not (..., {self.features})."
-            )
-        return x.to(self.first_shift.dtype)
+        return check_features(x, self.features).to(self.first_shift.dtype)
 
 
 def _guess(potential: InputConvexNetwork, goal: Tensor, context: Context) -> Tensor:

@@ -9,12 +9,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from .._internal.optional import require
 from .._internal.progress_bar import ProgressBar
@@ -30,7 +29,7 @@ _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
 Stop = Callable[[int, TrainingLog], bool]
 """Called after each epoch; whether training should end."""
 
-Train = Callable[[dict[str, Any], Stop], tuple[ConditionalFlow, TrainingLog, float]]
+Train = Callable[[Mapping[str, Any], Stop], tuple[ConditionalFlow, TrainingLog, float]]
 """A training with some parameters: the flow, its log and its validation NLL, NaN where there is none."""
 
 
@@ -42,33 +41,18 @@ class _Cut(BaseException):
     """What ended the search from outside; optuna lets it pass, so that the trial counts as not finished."""
 
 
+@dataclass(frozen=True)
 class GridSearch:
-    """The trials of a grid, those of earlier runs included.
+    """The trials of a grid, those of earlier runs included; the folder keeps their weights."""
 
-    Args:
-        grid: values by name.
-        folder: where the weights are kept.
-        storage: optuna's storage of the trials.
-        pruner: optuna's rule for ending a training early.
-        seed: of the order of the trials.
-    """
+    train: Train
+    grid: dict[str, list[Any]]
+    study: optuna.Study
+    folder: Path
 
-    def __init__(
-        self, grid: dict[str, list[Any]], folder: Path, storage: Any, pruner: Any, seed: int
-    ) -> None:
-        optuna = import_optuna()
-        self.grid, self.folder = grid, folder
-        self.study = optuna.create_study(
-            study_name="latentcal",
-            storage=storage,
-            sampler=optuna.samplers.GridSampler(grid, seed=seed),
-            pruner=pruner,
-            load_if_exists=True,
-        )
-
-    def require(self, task: dict[str, Any]) -> None:
-        """Raise where earlier trials were of another task; the first one is remembered."""
-        task = json.loads(json.dumps(task))
+    def require(self, settings: dict[str, Any]) -> None:
+        """Raise where earlier trials had other settings; the first ones are remembered."""
+        task = json.loads(json.dumps(settings))
         begun = self.study.user_attrs.get("task")
         if begun is None:
             self.study.set_user_attr("task", task)
@@ -84,23 +68,22 @@ class GridSearch:
                 "to this one: give another storage, or the same arguments as then."
             )
 
-    def run(self, train: Train, progress: bool) -> bool:
+    def run(self, progress: bool) -> bool:
         """Train what is not yet trained; whether it was interrupted."""
-        total, done = math.prod(map(len, self.grid.values())), len(self._finished())
+        total, done = math.prod(map(len, self.grid.values())), len(self._finished_by_params())
         with ProgressBar(total=total, initial=done, desc="tuning", unit=" flows", progress=progress) as bar:
 
             def tidy(*_: Any) -> None:
                 best = self.best()
-                for trial in self._over():
+                for trial in self._finished_trials():
                     if best is None or trial.number != best.number:
-                        self._weights(trial).unlink(missing_ok=True)
+                        self.weights(trial).unlink(missing_ok=True)
                 bar.set_postfix(best="none" if best is None else f"{best.value:.4f}", refresh=False)
-                bar.update(len(self._finished()) - bar.n)  # other processes may have been busy, too
+                bar.update(len(self._finished_by_params()) - bar.n)  # other processes may have been busy, too
 
             try:
                 if done < total:
-                    objective = lambda trial: self._objective(trial, train)  # noqa: E731
-                    self.study.optimize(objective, catch=(_Diverged,), callbacks=[tidy])
+                    self.study.optimize(self._objective, catch=(_Diverged,), callbacks=[tidy])
             except _Cut as cut:
                 if not isinstance(cut.__cause__, KeyboardInterrupt):
                     raise cut.__cause__ from None  # type: ignore[misc]
@@ -109,16 +92,12 @@ class GridSearch:
 
     def best(self) -> optuna.trial.FrozenTrial | None:
         """The complete trial with the lowest NLL; None if there is none."""
-        complete = [trial for trial in self._finished().values() if trial.state.name == "COMPLETE"]
+        complete = [trial for trial in self._finished_by_params().values() if trial.state.name == "COMPLETE"]
         return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
-
-    def state_of(self, trial: optuna.trial.FrozenTrial) -> dict[str, Tensor]:
-        """Trained weights of the best trial."""
-        return load_file(self._weights(trial))
 
     def rows(self) -> list[dict[str, Any]]:
         """Each combination and what became of it, best first."""
-        trials = self._finished()
+        trials = self._finished_by_params()
         rows = []
         for values in itertools.product(*self.grid.values()):
             params = dict(zip(self.grid, values, strict=True))
@@ -132,16 +111,16 @@ class GridSearch:
         order = [*_STATES.values(), "not trained"]
         return sorted(rows, key=lambda row: (order.index(row["state"]), math.isnan(row["nll"]), row["nll"]))
 
-    def _objective(self, trial: optuna.Trial, train: Train) -> float:
+    def _objective(self, trial: optuna.Trial) -> float:
         optuna = import_optuna()
         try:
-            return self._train(trial, train)
+            return self._try(trial)
         except (optuna.TrialPruned, _Diverged):
             raise
         except (KeyboardInterrupt, Exception) as error:
             raise _Cut from error
 
-    def _train(self, trial: optuna.Trial, train: Train) -> float:
+    def _try(self, trial: optuna.Trial) -> float:
         optuna = import_optuna()
         pruned = False
 
@@ -153,7 +132,7 @@ class GridSearch:
             return pruned
 
         params = {name: trial.suggest_categorical(name, values) for name, values in self.grid.items()}
-        flow, log, nll = train(params, stop)
+        flow, log, nll = self.train(params, stop)
         if log.stopped.startswith("interrupted"):
             raise KeyboardInterrupt
         trial.set_user_attr("log", asdict(log))
@@ -163,20 +142,21 @@ class GridSearch:
         if log.stopped.startswith("diverged") or not math.isfinite(nll):
             raise _Diverged
         tensors = {name: tensor.contiguous() for name, tensor in flow.state_dict().items()}
-        save_file(tensors, self._weights(trial))
+        save_file(tensors, self.weights(trial))
         return nll
 
-    def _finished(self) -> dict[str, optuna.trial.FrozenTrial]:
+    def _finished_by_params(self) -> dict[str, optuna.trial.FrozenTrial]:
         """The trials that are over, by parameters; the first, where two processes did the same."""
-        return {self._key(trial.params): trial for trial in reversed(self._over())}
+        return {self._key(trial.params): trial for trial in reversed(self._finished_trials())}
 
-    def _over(self) -> list[optuna.trial.FrozenTrial]:
+    def _finished_trials(self) -> list[optuna.trial.FrozenTrial]:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
     def _key(self, params: Mapping[str, Any]) -> str:
         return json.dumps([params[name] for name in self.grid])
 
-    def _weights(self, trial: Any) -> Path:
+    def weights(self, trial: Any) -> Path:
+        """The file of a trial's weights."""
         return self.folder / f"trial_{trial.number}.safetensors"
 
 
@@ -186,7 +166,7 @@ def log_of(trial: optuna.trial.FrozenTrial) -> TrainingLog:
 
 
 @contextmanager
-def opened(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
+def open_storage(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
     """A folder for weights and optuna's storage of trials in it; both for the block alone if None.
 
     Inside the block optuna is silent.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._internal.numerics import to_tensor
 from .._internal.validate import as_floating, as_rows, check_finite
-from ..base import RadialBase, standard_normal
+from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .training import TrainingLog, mean_nll
 
@@ -61,9 +61,7 @@ class LinearGaussianFlow(ConditionalFlow):
                 raise ValueError(f"{name} must be finite, and all of one floating dtype; got {tensor.dtype}.")
         if not bool((scale_tril == scale_tril.tril()).all()) or not bool((scale_tril.diagonal() > 0).all()):
             raise ValueError("scale_tril must be lower triangular with a positive diagonal.")
-        super().__init__(standard_normal(dim) if base is None else base)
-        if self.base.dim != dim:
-            raise ValueError(f"The base has {self.base.dim} dimensions, the bias {dim}.")
+        super().__init__(base_or_normal(base, dim, "the bias"))
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
         self.register_buffer("scale_tril", scale_tril)
@@ -107,6 +105,11 @@ class LinearGaussianFlow(ConditionalFlow):
             )
         dtype = y.dtype if y.is_floating_point() else torch.get_default_dtype()
         return cls(None if weight is None else weight.to(dtype), bias.to(dtype), scale_tril.to(dtype), base)
+
+    @property
+    def features(self) -> int:
+        """Number of features p; 0 for a flow that does not look at x."""
+        return 0 if self.weight is None else self.weight.shape[1]
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         residual = y - self._mean(x)

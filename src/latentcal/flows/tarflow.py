@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import fold, scaled_dot_product_attention, unfold
 
 from .._internal.numerics import broadcast_leading
-from ..base import RadialBase, standard_normal
+from ..base import RadialBase, base_or_normal, standard_normal
 from ..flow import ConditionalFlow
 
 # The name of the file says: patch, channels, blocks, layers a block, training noise.
@@ -182,9 +182,7 @@ class TarFlow(ConditionalFlow):
         if channels % head_dim:
             raise ValueError(f"channels must be a multiple of head_dim = {head_dim}, got {channels}.")
         dim = colours * height * width
-        super().__init__(standard_normal(dim) if base is None else base)
-        if self.base.dim != dim:
-            raise ValueError(f"The base has {self.base.dim} dimensions, an image {dim}.")
+        super().__init__(base_or_normal(base, dim, "an image"))
         self.image_shape, self.patch_size = tuple(image_shape), patch_size
         self.channels, self.num_blocks, self.layers_per_block = channels, num_blocks, layers_per_block
         self.num_classes, self.head_dim = num_classes, head_dim

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._internal.chunks import ROWS
 from .._internal.progress_bar import ProgressBar
 from .._internal.validate import as_rows, as_whole
 from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
@@ -20,7 +21,6 @@ from ..plots import training_curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_EVALUATION_BATCH = 4096
 _INITIAL_ROWS = 1 << 16  # a batch may lack what is rare, and its scale would be far off where that occurs
 
 
@@ -109,8 +109,8 @@ def train_flow(
     Returns:
         The log of the training.
     """
-    x, y = _as_trainable(flow, x, y, "training")
-    validation = _as_trainable(flow, *validation, "validation")
+    x, y = as_training_rows(flow, x, y, "training")
+    validation = as_training_rows(flow, *validation, "validation")
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
         as_whole(value, name)
     generator = torch.Generator(device=y.device).manual_seed(seed)
@@ -166,7 +166,7 @@ def train_flow(
 def mean_nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
     """Mean negative log-likelihood of y (n, d) given x, in evaluation mode and in batches."""
     with evaluation_mode(flow):
-        total = sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, _EVALUATION_BATCH))
+        total = sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, ROWS))
     return total / len(y)
 
 
@@ -219,7 +219,8 @@ def _snapshot(flow: ConditionalFlow) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in flow.state_dict().items()}
 
 
-def _as_trainable(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
+def as_training_rows(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
+    """x (n, p), or None, and y (n, d) in the dtype and on the device of the flow, or a clear error."""
     x, y = as_rows(x, y, outputs=flow.base.dim, part=part)
     dtype, device = tensor_options(flow)
     return as_context(flow, x), y.to(dtype=dtype, device=device)

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from .._internal.validate import as_rows
 from ..flow import ConditionalFlow
 from .autoregressive import AutoregressiveFlow
 from .convex_potential import ConvexPotentialFlow
 from .flow_matching import FlowMatching
-from .grid_search import GridSearch, Stop, import_optuna, log_of, opened
-from .training import TrainingLog, TrainingWarning, _as_trainable, mean_nll, train_flow
+from .grid_search import GridSearch, Stop, import_optuna, log_of, open_storage
+from .training import TrainingLog, TrainingWarning, as_training_rows, mean_nll, train_flow
 
 if TYPE_CHECKING:
     import optuna
@@ -84,6 +86,7 @@ def tune_flow(
     validation: tuple[Tensor | None, Tensor],
     grid: Mapping[str, Sequence[Any]] | None = None,
     storage: str | os.PathLike[str] | None = None,
+    name: str | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -106,6 +109,8 @@ def tune_flow(
         grid: values to try, by name: of parameters of ``make_flow``, or of ``train_flow`` where they are
             named as there. ``GRIDS[make_flow]`` if None.
         storage: folder for trials (an optuna study in SQLite) and weights; None keeps nothing.
+        name: of ``make_flow`` in the storage; its own if None. A lambda or a local function has none that
+            tells it from another, so with a storage it needs one: change it when the function changes.
         pruner: optuna's rule for ending a training early; ``optuna.pruners.NopPruner()`` for never.
         seed: of the weights, the order of the points and the order of the trials.
         progress: show a progress bar.
@@ -115,20 +120,36 @@ def tune_flow(
         The best flow with its parameters and log, and the table of all combinations.
 
     Raises:
-        ValueError: the storage was begun with another grid, other data, another seed or other arguments.
+        ValueError: the storage was begun with another flow or grid, other data, another seed or other
+            arguments. Functions are compared by name, partial ones and modules by their arguments too.
         RuntimeError: no combination was trained to the end.
     """
     optuna = import_optuna()
-    grid = _checked(make_flow, grid, training)
+    grid = _check_grid(make_flow, grid, training)
+    x, y = as_rows(x, y, part="training")
+    validation = as_rows(*validation, outputs=y.shape[1], part="validation")
     task = _Task(make_flow, x, y, validation, seed, training)
-    task.check({name: values[0] for name, values in grid.items()})
+    task.flow({name: values[0] for name, values in grid.items()})  # raises for sizes that it does not take
+    settings = {"flow": _describe(make_flow) if name is None else name, "grid": grid, **task.settings()}
+    if name is None and storage is not None and "<" in _name_of(make_flow):
+        raise ValueError(
+            f"{_name_of(make_flow)} has no name of its own, so its trials could not be told from those of "
+            "another function. Give one: tune_flow(..., name=...)."
+        )
     if pruner is None:
         # On real data the median instead of the worst quarter lost the best combination in half of the runs.
         pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=50)
-    with opened(storage) as (folder, database):
-        search = GridSearch(grid, folder, database, pruner, seed)
-        search.require({"flow": _described(make_flow), "grid": grid, **task.described()})
-        interrupted = search.run(task.train, progress)
+    with open_storage(storage) as (folder, database):
+        study = optuna.create_study(
+            study_name="latentcal",
+            storage=database,
+            sampler=optuna.samplers.GridSampler(grid, seed=seed),
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        search = GridSearch(task.train, grid, study, folder)
+        search.require(settings)
+        interrupted = search.run(progress)
         best, rows = search.best(), search.rows()
         if best is None:
             if interrupted:
@@ -136,7 +157,7 @@ def tune_flow(
             reasons = " ".join(sorted({row["stopped"] for row in rows}))
             raise RuntimeError(f"None of the {len(rows)} combinations was trained to the end: {reasons}")
         flow = task.flow(best.params)
-        flow.load_state_dict(search.state_of(best))
+        flow.load_state_dict(load_file(search.weights(best)))
     import pandas as pd
 
     return Tuning(flow.eval(), dict(best.params), log_of(best), pd.DataFrame(rows))
@@ -147,30 +168,23 @@ class _Task:
     """A training that waits for its parameters."""
 
     make_flow: Callable[..., ConditionalFlow]
-    x: Any
-    y: Any
-    validation: tuple[Any, Any]
+    x: Tensor | None
+    y: Tensor
+    validation: tuple[Tensor | None, Tensor]
     seed: int
     training: dict[str, Any]
 
-    def flow(self, params: dict[str, Any]) -> ConditionalFlow:
+    def flow(self, params: Mapping[str, Any]) -> ConditionalFlow:
         sizes = {name: value for name, value in params.items() if name not in _OF_TRAINING}
         features = 0 if self.x is None else self.x.shape[-1]
-        with _seeded(self.seed):
+        with _seed_torch(self.seed):
             return self.make_flow(self.y.shape[-1], features, **sizes)
 
-    def check(self, params: dict[str, Any]) -> None:
-        """Raise for data or parameters that no training could use, before anything is written."""
-        if getattr(self.y, "ndim", 0) != 2:
-            raise ValueError(f"y must be (n, d), got {tuple(self.y.shape)}. A single output is y[:, None].")
-        flow = self.flow(params)
-        _as_trainable(flow, self.x, self.y, "training")
-        _as_trainable(flow, *self.validation, "validation")
-
-    def train(self, params: dict[str, Any], stop: Stop) -> tuple[ConditionalFlow, TrainingLog, float]:
+    def train(self, params: Mapping[str, Any], stop: Stop) -> tuple[ConditionalFlow, TrainingLog, float]:
+        """The flow, its log and its validation NLL, NaN where there is none; ``stop`` may end it early."""
         flow = self.flow(params)
         options = self.training | {name: params[name] for name in _OF_TRAINING if name in params}
-        with _seeded(self.seed), warnings.catch_warnings():
+        with _seed_torch(self.seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a row of the table
             log = train_flow(
                 flow, self.x, self.y, validation=self.validation, seed=self.seed, on_epoch=stop, **options
@@ -183,23 +197,22 @@ class _Task:
         if log.stopped.startswith(("stopped", "diverged", "interrupted")):
             return math.nan  # never chosen, so not worth the solving of its equations
         try:
-            return mean_nll(flow, *_as_trainable(flow, *self.validation, "validation"))
-        except AssertionError:  # how the solver of an ordinary differential equation gives up
+            return mean_nll(flow, *as_training_rows(flow, *self.validation, "validation"))
+        except ArithmeticError:  # the solver of an ordinary differential equation gave up
             return math.nan
 
-    def described(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What else than flow and grid must be the same for trials to belong together."""
         digest = hashlib.sha256()
         for values in (self.x, self.y, *self.validation):
             if values is not None:
-                tensor = torch.as_tensor(values).detach().cpu()
-                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-        options = {name: _described(value) for name, value in sorted(self.training.items())}
+                digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+                digest.update(values.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        options = {name: _describe(value) for name, value in sorted(self.training.items())}
         return {"data": digest.hexdigest(), "seed": self.seed, "training": options}
 
 
-def _checked(
+def _check_grid(
     make_flow: Callable[..., ConditionalFlow],
     grid: Mapping[str, Sequence[Any]] | None,
     training: dict[str, Any],
@@ -207,8 +220,7 @@ def _checked(
     if grid is None:
         if make_flow not in GRIDS:
             known = ", ".join(flow.__qualname__ for flow in GRIDS)
-            name = getattr(make_flow, "__qualname__", type(make_flow).__qualname__)
-            raise ValueError(f"There is no grid for {name}, only for {known}. Give one.")
+            raise ValueError(f"There is no grid for {_name_of(make_flow)}, only for {known}. Give one.")
         grid = GRIDS[make_flow]
     unknown = sorted(set(training) - set(_OF_TRAINING))
     if unknown:
@@ -226,35 +238,38 @@ def _checked(
     return checked
 
 
-def _described(value: Any) -> Any:
-    """A value as JSON can hold it, the same in every process and another for another value.
-
-    Functions by name and code, modules by their settings: addresses would change.
-    """
+def _describe(value: Any) -> Any:
+    """A value as JSON can hold it: functions by name, partial ones and modules by their settings as well."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, functools.partial):
-        keywords = {name: _described(argument) for name, argument in value.keywords.items()}
-        return [_described(value.func), [_described(argument) for argument in value.args], keywords]
+        keywords = {name: _describe(argument) for name, argument in value.keywords.items()}
+        return [_describe(value.func), [_describe(argument) for argument in value.args], keywords]
     if isinstance(value, torch.nn.Module):
         settings = {
             name: own
             for name, own in vars(value).items()
             if isinstance(own, (bool, int, float, str)) and name != "training" and not name.startswith("_")
         }
-        children = {name: _described(child) for name, child in value.named_children()}
-        return [type(value).__qualname__, settings, children]
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    code = getattr(value, "__code__", None)
-    if code is None:
-        return name
-    constants = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str))]
-    captured = [_described(cell.cell_contents) for cell in value.__closure__ or ()]
-    return [name, hashlib.sha256(code.co_code).hexdigest()[:12], *constants, *code.co_names, captured]
+        return [_name_of(value), settings, {name: _describe(child) for name, child in value.named_children()}]
+    return _name_of(value)
+
+
+def _name_of(value: Any) -> str:
+    """Qualified name of a function or class, or of an object's class; without a module if it is latentcal's.
+
+    Modules of latentcal may move.
+    """
+    if isinstance(value, functools.partial):
+        return _name_of(value.func)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    module = named.__module__
+    own = module.partition(".")[0] == __name__.partition(".")[0]
+    return named.__qualname__ if own else f"{module}.{named.__qualname__}"
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed_torch(seed: int) -> Iterator[None]:
     """Torch's own randomness from a seed inside the block, and as it was afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

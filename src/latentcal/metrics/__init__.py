@@ -1,38 +1,54 @@
 """Pure functions of tensors: is a sample of PIT values uniform, and how good is a predictive sample?"""
 
-from .autocorrelation import AutocorrelationTest, DriftTest, autocorrelation_test, drift_test
-from .scores import bits_per_dim, energy_score, relative_score, variogram_score
-from .slabs import Slab, WorstSlabs, binomial_interval, worst_slab_coverage
-from .uniformity import (
-    PitDensity,
-    ReliabilityCurve,
-    UniformityTest,
-    calibration_error,
-    empirical_coverage,
-    pit_density,
-    reliability_curve,
-    uniformity_test,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AutocorrelationTest",
-    "DriftTest",
-    "PitDensity",
-    "ReliabilityCurve",
-    "Slab",
-    "UniformityTest",
-    "WorstSlabs",
-    "autocorrelation_test",
-    "binomial_interval",
-    "bits_per_dim",
-    "calibration_error",
-    "drift_test",
-    "empirical_coverage",
-    "energy_score",
-    "pit_density",
-    "relative_score",
-    "reliability_curve",
-    "uniformity_test",
-    "variogram_score",
-    "worst_slab_coverage",
-]
+from .._internal.lazy import attach
+
+if TYPE_CHECKING:
+    from .autocorrelation import (
+        AutocorrelationTest as AutocorrelationTest,
+        DriftTest as DriftTest,
+        autocorrelation_test as autocorrelation_test,
+        drift_test as drift_test,
+    )
+    from .scores import (
+        bits_per_dim as bits_per_dim,
+        energy_score as energy_score,
+        relative_score as relative_score,
+        variogram_score as variogram_score,
+    )
+    from .slabs import (
+        Slab as Slab,
+        WorstSlabs as WorstSlabs,
+        binomial_interval as binomial_interval,
+        worst_slab_coverage as worst_slab_coverage,
+    )
+    from .uniformity import (
+        PitDensity as PitDensity,
+        ReliabilityCurve as ReliabilityCurve,
+        UniformityTest as UniformityTest,
+        calibration_error as calibration_error,
+        empirical_coverage as empirical_coverage,
+        pit_density as pit_density,
+        reliability_curve as reliability_curve,
+        uniformity_test as uniformity_test,
+    )
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "autocorrelation": ["AutocorrelationTest", "DriftTest", "autocorrelation_test", "drift_test"],
+        "scores": ["bits_per_dim", "energy_score", "relative_score", "variogram_score"],
+        "slabs": ["Slab", "WorstSlabs", "binomial_interval", "worst_slab_coverage"],
+        "uniformity": [
+            "PitDensity",
+            "ReliabilityCurve",
+            "UniformityTest",
+            "calibration_error",
+            "empirical_coverage",
+            "pit_density",
+            "reliability_curve",
+            "uniformity_test",
+        ],
+    },
+)

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .._internal.chunks import MEMORY, rows_at_a_time
 from .._internal.numerics import to_tensor
 from .._internal.validate import as_floating, as_number, as_whole, check_finite, check_numbers
 
 Number = TypeVar("Number", float, Tensor)
 
 # Numbers an intermediate result may hold. Samples and observations are worked through in parts of this size.
-_CHUNK_BUDGET = 2**22
 
 
 def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
@@ -45,9 +45,9 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
         >>> energy_score(torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.])
     """
-    samples, y = _matched(samples, y, "samples")
+    samples, y = _match(samples, y, "samples")
     if other is not None:
-        other = _matched(other, y, "other")[0].to(samples)
+        other = _match(other, y, "other")[0].to(samples)
     elif samples.shape[0] < 2:
         raise ValueError("The energy score needs at least 2 samples, or a second set in `other`; got 1.")
     batch, d = y.shape[:-1], y.shape[-1]
@@ -58,8 +58,8 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
     unit = _units(y, samples, other)
     if bool((unit != 1).any()):
         y, samples, other = y / unit, samples / unit, other / unit
-    width = max(1, _CHUNK_BUDGET // ((s + s_other) * d + s * s_other))
-    height = max(1, _CHUNK_BUDGET // (width * s_other))
+    width = rows_at_a_time((s + s_other) * d + s * s_other, MEMORY)
+    height = rows_at_a_time(width * s_other, MEMORY)
     scores = []
     for here, left, right, size in zip(
         y.split(width), samples.split(width, 1), other.split(width, 1), unit.split(width), strict=True
@@ -97,7 +97,7 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
         >>> variogram_score(torch.tensor([[[0.0, 1.0]], [[0.0, 4.0]]]), torch.tensor([[1.0, 1.0]]))
         tensor([4.5000])
     """
-    samples, y = _matched(samples, y, "samples")
+    samples, y = _match(samples, y, "samples")
     if not as_number(order, "order") > 0:
         raise ValueError(f"order must be positive, got {order}.")
     batch, s, d = y.shape[:-1], samples.shape[0], y.shape[-1]
@@ -112,7 +112,7 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
     unit = _units(y, samples)
     if bool((unit != 1).any()):
         y, samples = y / unit, samples / unit
-    width = max(1, _CHUNK_BUDGET // (s * d))
+    width = rows_at_a_time(s * d, MEMORY)
     scores = []
     for seen, drawn, size in zip(y.split(width), samples.split(width, 1), unit.split(width), strict=True):
         score = torch.zeros_like(seen[:, 0])
@@ -188,7 +188,7 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _matched(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _match(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Both as tensors of one floating dtype, after a check that samples (s, ..., d) go with y (..., d)."""
     samples, y = to_tensor(samples, "samples"), to_tensor(y, "y")
     if y.ndim == 0 or samples.ndim != y.ndim + 1 or samples.shape[1:] != y.shape or samples.shape[0] == 0:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._internal.chunks import CACHE, rows_at_a_time
 from .._internal.numerics import to_tensor
 from .._internal.validate import as_share, as_whole, check_finite
 
 _SELECTION = 10_000  # rows at most among which slabs are chosen
 _FEWEST = 10  # rows that a slab holds at least where it is chosen
 _FEWEST_ROWS = 40
-_CHUNK = 1 << 18  # numbers held at a time: few enough for the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ def worst_slab_coverage(
         >>> worst.feature, worst.coverage, bool(worst.lower > 0.79)
         (0, 0.0, True)
     """
-    x, covered = _checked(x, covered)
+    x, covered = _check_rows(x, covered)
     share, confidence = as_share(share, "share"), as_share(confidence, "confidence")
     directions = as_whole(directions, "directions", 0)
     device = x.device if generator is None else generator.device
@@ -165,7 +165,7 @@ def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[in
     edges = min(n, max(100, min(400, 10 * n // fewest)))
     at = torch.linspace(0, n - 1, edges, device=along.device).round().long()
     best: list[tuple[float, tuple[int, float, float, float]]] = [(math.inf, (0, 0.0, 0.0, 0.0))] * 2
-    for first in range(0, k, step := max(1, _CHUNK // (edges * edges + n))):
+    for first in range(0, k, step := rows_at_a_time(edges * edges + n, 8 * CACHE)):
         values, order = along[:, first : first + step].T.contiguous().sort(dim=1)
         total = torch.nn.functional.pad(covered[order].to(torch.float64).cumsum(1), (1, 0))
         # Equal values are inside together: a slab starts at the first of them and ends after the last.
@@ -184,7 +184,7 @@ def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[in
     return [slab for _, slab in best]
 
 
-def _checked(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
+def _check_rows(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
     x, covered = to_tensor(x, "x").detach(), to_tensor(covered, "covered")
     if x.dim() != 2 or covered.shape != x.shape[:1]:
         raise ValueError(

@@ -1,22 +1,38 @@
 """Pictures of calibration: each function draws arrays on axes and returns the axes."""
 
-from .curves import calibration_map, pit_histogram, reliability_diagram, training_curves
-from .dependence import coverage_intervals, group_errors, mean_direction, p_value_bars, pit_by_feature
-from .outputs import density_map, region_outlines
-from .style import COLOURS, row_of_axes
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "COLOURS",
-    "calibration_map",
-    "coverage_intervals",
-    "density_map",
-    "group_errors",
-    "mean_direction",
-    "p_value_bars",
-    "pit_by_feature",
-    "pit_histogram",
-    "region_outlines",
-    "reliability_diagram",
-    "row_of_axes",
-    "training_curves",
-]
+from .._internal.lazy import attach
+
+if TYPE_CHECKING:
+    from .curves import (
+        calibration_map as calibration_map,
+        pit_histogram as pit_histogram,
+        reliability_diagram as reliability_diagram,
+        training_curves as training_curves,
+    )
+    from .dependence import (
+        coverage_intervals as coverage_intervals,
+        group_errors as group_errors,
+        mean_direction as mean_direction,
+        p_value_bars as p_value_bars,
+        pit_by_feature as pit_by_feature,
+    )
+    from .outputs import density_map as density_map, region_outlines as region_outlines
+    from .style import COLOURS as COLOURS, row_of_axes as row_of_axes
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "curves": ["calibration_map", "pit_histogram", "reliability_diagram", "training_curves"],
+        "dependence": [
+            "coverage_intervals",
+            "group_errors",
+            "mean_direction",
+            "p_value_bars",
+            "pit_by_feature",
+        ],
+        "outputs": ["density_map", "region_outlines"],
+        "style": ["COLOURS", "row_of_axes"],
+    },
+)

@@ -28,7 +28,7 @@ class DiscreteOutputWarning(UserWarning):
     """Many latent norms are tied: the outputs are probably discrete and have no density."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class CalibrationSample:
     """Calibration norms that a law is fitted to, in float64, and what is known of them.
 
@@ -56,17 +56,22 @@ class CalibrationSample:
     """
 
     radii: Tensor
-    reference: RadiusLaw | None = None
-    x: Tensor | None = None
-    weights: Tensor = None  # type: ignore[assignment]
+    reference: RadiusLaw | None
+    x: Tensor | None
+    weights: Tensor
     weighted: bool = field(init=False)
     kept: Tensor = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        weighted = self.weights is not None
-        names = ("radii", "x", "weights", "kept")
-        values = _check_rows(self.radii, self.x, self.weights, self.upper)
-        for name, value in (*zip(names, values, strict=True), ("weighted", weighted)):
+    def __init__(
+        self,
+        radii: Tensor,
+        reference: RadiusLaw | None = None,
+        x: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        upper = math.inf if reference is None else reference.upper
+        rows = _check_rows(radii, x, weights, upper)
+        for name, value in (*rows.items(), ("reference", reference), ("weighted", weights is not None)):
             object.__setattr__(self, name, value)
 
     @property
@@ -133,27 +138,14 @@ def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
 @outside_inference_mode
 def _check_rows(
     radii: Tensor, x: Tensor | None, weights: Tensor | None, upper: float
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+) -> dict[str, Tensor | None]:
     """Radii (n,), features (n, p), weights (n,) of mean 1, and which of the rows given these are."""
-    given = to_tensor(radii, "radii").numel()
+    radii = to_tensor(radii, "radii").detach().to(torch.float64).reshape(-1)
     if x is not None:
         x = as_tensor(x, "x")
-        if x.dim() != 2 or len(x) != given:
-            raise ValueError(f"x must be (n, p) for {given} radii, got shape {tuple(x.shape)}.")
+        if x.dim() != 2 or len(x) != len(radii):
+            raise ValueError(f"x must be (n, p) for {len(radii)} radii, got shape {tuple(x.shape)}.")
         check_finite(x, "x")
-    radii, weights, kept = _check_radii(radii, weights, upper)
-    return radii, x if x is None or len(radii) == given else x[kept.to(x.device)], weights, kept
-
-
-def check_radii(
-    radii: Tensor, weights: Tensor | None = None, *, upper: float = math.inf
-) -> tuple[Tensor, Tensor]:
-    """Radii (n,) and weights (n,) of mean 1 that a law can be fitted to; see :class:`CalibrationSample`."""
-    return _check_radii(radii, weights, upper)[:2]
-
-
-def _check_radii(radii: Tensor, weights: Tensor | None, upper: float) -> tuple[Tensor, Tensor, Tensor]:
-    radii = to_tensor(radii, "radii").detach().to(torch.float64).reshape(-1)
     if radii.numel() == 0:
         raise ValueError("No radii to fit a law to: the calibration set is empty.")
     for bad, what, hint in (
@@ -182,6 +174,7 @@ def _check_radii(radii: Tensor, weights: Tensor | None, upper: float) -> tuple[T
         # A fold of points that carry no weight would have nothing to hold out, or nothing to learn from.
         kept = weights > _LOST * weights.max()
         radii, weights = radii[kept], weights[kept] / weights[kept].mean()
+        x = None if x is None else x[kept.to(x.device)]
     if not bool((radii > 0).any()):
         raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
     if float(radii.max()) < _SMALLEST_RADIUS:
@@ -189,7 +182,7 @@ def _check_radii(radii: Tensor, weights: Tensor | None, upper: float) -> tuple[T
             f"All {radii.numel()} radii are below {_SMALLEST_RADIUS:g}, next to the end of the floats. The "
             "flow's scale is far from that of y: standardise y."
         )
-    return radii, weights, kept
+    return {"radii": radii, "x": x, "weights": weights, "kept": kept}
 
 
 def tied_share(radii: Tensor) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import to_tensor
-from .calibration_sample import CalibrationSample, check_radii, fit_to_sample
+from .calibration_sample import CalibrationSample, fit_to_sample
 from .law import RadiusLaw, as_float64
 
 
@@ -32,7 +32,7 @@ class EmpiricalRadius(RadiusLaw):
 
     def __init__(self, radii: Tensor) -> None:
         super().__init__()
-        self.register_buffer("radii", torch.sort(check_radii(radii)[0]).values)
+        self.register_buffer("radii", torch.sort(CalibrationSample(radii).radii).values)
 
     @classmethod
     @fit_to_sample

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from .._internal.chunks import MEMORY, rows_at_a_time
 from .._internal.special import log_gamma_cdf_sf, stirling_error
 from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii, spread_limit
 from .law import as_float64, normalize
-from .tabulated import TabulatedLaw, apply_in_chunks
+from .tabulated import EXACT_POINTS, TabulatedLaw, apply_in_chunks
 
 MAX_KERNELS = 1000
 _MAX_NODES = 512  # for the choice of the rate
@@ -100,7 +101,7 @@ class GammaKDE(TabulatedLaw):
         if math.isfinite(self.upper):
             return self.log_prob(r)
         t = cube_roots(as_float64(r))
-        flat = apply_in_chunks(self._log_density, t.reshape(-1), size=1024)
+        flat = apply_in_chunks(self._log_density, t.reshape(-1), size=EXACT_POINTS)
         return flat.reshape(r.shape) - 2 * torch.log(t) - math.log(3)
 
     @torch.no_grad()
@@ -217,7 +218,7 @@ def _scores(levels: list[FoldedRadii], rates: list[float], end: float) -> list[f
         by_level.setdefault(max(fine, default=0), []).append(i)
     for number, members in by_level.items():
         level = levels[number]
-        batch = max(1, 1_000_000 // level.nodes.numel() ** 2)
+        batch = rows_at_a_time(level.nodes.numel() ** 2, MEMORY // 4)
         for start in range(0, len(members), batch):
             chosen = members[start : start + batch]
             log_density = held_out_log_density(level, [rates[i] for i in chosen], end)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._internal.numerics import check_shapes, log1mexp, solve_increasing, with_own_slope
+from .._internal.numerics import check_shapes, log1mexp, solve_increasing
 from .._internal.splines import UnitSpline, monotone_slopes
 from .._internal.validate import as_number, as_share
-from .calibration_sample import check_radii
+from .calibration_sample import CalibrationSample
 from .empirical import EmpiricalRadius
-from .folds import effective_size
-from .law import RadiusLaw, as_float64
+from .law import LawByTails, RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
 _ROUNDING = 1e-9  # of a rank
@@ -117,9 +116,9 @@ def guarantee(
         >>> round(guarantee(EmpiricalRadius(radii), radii).epsilon, 6)
         0.01
     """
-    radii, weights = check_radii(radii, weights)
-    radii, order = torch.sort(radii)
-    n = effective_size(weights) if effective_n is None else effective_n
+    sample = CalibrationSample(radii, weights=weights)
+    radii, order = torch.sort(sample.radii)
+    weights, n = sample.weights, sample.effective_n if effective_n is None else effective_n
     # Of m norms tied, or one of weight m, F has one value for m ranks: the first and the last are farthest.
     counts = weights[order] * (n / weights.sum())
     last = torch.cumsum(counts, 0)
@@ -172,7 +171,7 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
     return high
 
 
-class TightenedRadius(RadiusLaw):
+class TightenedRadius(LawByTails):
     r"""A smooth law pulled towards the order statistics of the calibration norms.
 
     .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{law}
@@ -203,15 +202,6 @@ class TightenedRadius(RadiusLaw):
 
     def log_prob(self, r: Tensor) -> Tensor:
         return self.law.log_prob(r) + self._map(self.law.log_cdf(r), self.law.log_sf(r))[2]
-
-    def log_cdf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        return with_own_slope(r, self.log_tails(r)[0], self._share_of_tail)
-
-    def log_sf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[1]
-        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,7 +278,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         ValueError: where tied radii make the bound impossible: a continuous F has one value for m tied
             norms, and the best it can do is (m - 1) / 2.
     """
-    radii = torch.sort(check_radii(radii, upper=law.upper)[0]).values
+    radii = torch.sort(CalibrationSample(radii, law).radii).values
     n = radii.numel()
     values, counts = torch.unique_consecutive(radii, return_counts=True)
     counts = counts.to(torch.float64)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._internal.chunks import CACHE
 from .._internal.numerics import (
     LOG_HALF,
     Float64Module,
@@ -19,8 +20,6 @@ from .._internal.numerics import (
 )
 from .._internal.validate import as_shape, check_numbers
 
-# Quantiles are searched in blocks of this size: what a step needs stays in the processor's cache.
-_BLOCK = 2**16
 _FARTHEST = 1e290  # of log-probabilities: no law can be evaluated there
 _FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
 
@@ -95,7 +94,7 @@ class RadiusLaw(Float64Module):
         r = torch.where(torch.isneginf(flat_cdf), 0.0, self.upper).to(flat_cdf)
         inner = ~torch.isneginf(flat_cdf) & ~torch.isneginf(flat_sf)
         if bool(inner.any()):
-            blocks = zip(flat_cdf[inner].split(_BLOCK), flat_sf[inner].split(_BLOCK), strict=True)
+            blocks = zip(flat_cdf[inner].split(CACHE), flat_sf[inner].split(CACHE), strict=True)
             r[inner] = torch.cat([self._quantile(*block) for block in blocks])
         return r.reshape(log_cdf.shape)
 
@@ -246,6 +245,19 @@ class RadiusLaw(Float64Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{type(self).__name__} is a law, not a map: use log_prob, cdf, icdf or sample.")
+
+
+class LawByTails(RadiusLaw):
+    """A law that gives ``log_prob`` and ``log_tails``; the slopes of the tails come from the density."""
+
+    def log_cdf(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        return with_own_slope(r, self.log_tails(r)[0], self._share_of_tail)
+
+    def log_sf(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        value = self.log_tails(r)[1]
+        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
 
 def as_float64(values: Any, name: str = "r") -> Tensor:

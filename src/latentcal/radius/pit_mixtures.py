@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -53,7 +54,7 @@ class _Mixture(RadiusLaw):
             self.register_buffer(name, value)
 
     @classmethod
-    def _stack(cls: type[_Law], held_out: Tensor, counts: Tensor, parts: list[_Part]) -> _Law:
+    def _stack(cls: type[_Law], held_out: Tensor, counts: Tensor, parts: Sequence[_Part]) -> _Law:
         """Mixture of mixtures by held-out log densities (k, ...) of points with counts (...).
 
         The first one is the uniform law; it gets 1 / (n + 1) of the whole beside its share.

@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from .._internal.numerics import log1mexp, with_own_slope, with_slope
+from .._internal.numerics import log1mexp, with_slope
 from .._internal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
-from .law import RadiusLaw, as_float64
+from .law import LawByTails, as_float64
 
 # Squares of radii outside [1 / _FAR, _FAR] may overflow or vanish; there the leading power of r is exact.
 _FAR = 1e75
 
 
-class _ReferenceLaw(RadiusLaw):
+class _ReferenceLaw(LawByTails):
     r"""A radius whose density is :math:`f(r) = r^{d - 1} g(r)` with g finite and positive at 0.
 
     A subclass gives the four functions below, on the support; this class adds the world around it and the
@@ -54,16 +54,6 @@ class _ReferenceLaw(RadiusLaw):
         with torch.no_grad():
             value = self._log_density(r.clamp(0, self.upper)).masked_fill(outside, -math.inf)
         return with_slope(r, value, lambda r: self._score(r).masked_fill(outside, 0.0))
-
-    def log_cdf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[0]
-        return with_own_slope(r, value, self._share_of_tail)
-
-    def log_sf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[1]
-        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import as_tensor
-from .calibration_sample import CalibrationSample, check_radii, fit_to_sample
+from .calibration_sample import CalibrationSample, fit_to_sample
 from .guarantee import TightenedRadius
 from .law import RadiusLaw, as_float64
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
@@ -155,7 +155,7 @@ class StreamingRadius(RadiusLaw):
         """
         radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
-            radii, _ = check_radii(radii, upper=self.upper)  # says what is wrong, or forgives rounding
+            radii = CalibrationSample(radii, self).radii  # says what is wrong, or forgives rounding
         self._learn(radii, torch.ones_like(radii))
 
     def snapshot(self) -> RadiusLaw:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._internal.numerics import log1mexp, with_own_slope
-from .law import RadiusLaw, as_float64
+from .._internal.chunks import CACHE, ROWS
+from .._internal.numerics import log1mexp
+from .law import LawByTails, as_float64
 
 DEGREE = 8
 TOLERANCE = 1e-10  # of the log density, by cell, against the exact law
@@ -19,7 +20,7 @@ _LARGEST_CHANGE = 4.0  # of the log density inside a cell, so that exp of the po
 _NEGLIGIBLE = -100.0  # log mass of a cell that matters to neither tail: the table ends near -60
 _MAX_CELLS = 50_000
 _TINY = 1e-100
-_CHUNK = 1 << 15  # points at a time: their coefficients stay in the cache
+EXACT_POINTS = 1024  # at a time, of which an exact law is asked
 
 _NODES = -np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)
 _CHECKS = -np.cos(np.pi * (np.array([0, 2, 5, 7]) + 0.5) / DEGREE)
@@ -31,7 +32,7 @@ _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
 _BEYOND = "its numbers are too far apart, or beyond what float64 can hold. Fit it to other radii."
 
 
-class TabulatedLaw(RadiusLaw):
+class TabulatedLaw(LawByTails):
     r"""A law whose density is known exactly but costs much, seen through a table in :math:`t = r^{1/3}`.
 
     The log density is interpolated by polynomials of degree 8 on cells that are halved until each agrees with
@@ -104,19 +105,11 @@ class TabulatedLaw(RadiusLaw):
             log_density = torch.full_like(t, -math.inf)
             log_density[inside] = apply_in_chunks(table.log_density, t[inside])
             outside = ~inside & torch.isfinite(t)
-            log_density[outside] = apply_in_chunks(self._log_density, t[outside], size=1024) - table.log_total
+            log_density[outside] = (
+                apply_in_chunks(self._log_density, t[outside], size=EXACT_POINTS) - table.log_total
+            )
         log_prob = log_density - 2 * torch.log(t) - math.log(3)
         return log_prob.masked_fill((flat < 0) | (flat > self.upper), -math.inf).reshape(r.shape)
-
-    def log_cdf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[0]
-        return with_own_slope(r, value, self._share_of_tail)
-
-    def log_sf(self, r: Tensor) -> Tensor:
-        r = as_float64(r)
-        value = self.log_tails(r)[1]
-        return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +127,7 @@ class TabulatedLaw(RadiusLaw):
                 (above & torch.isfinite(t), log_sf, self._log_mass_to_end),
             ):
                 if bool(side.any()):
-                    tail[side] = apply_in_chunks(exact, t[side], size=1024) - table.log_total
+                    tail[side] = apply_in_chunks(exact, t[side], size=EXACT_POINTS) - table.log_total
             log_sf[below], log_cdf[above] = log1mexp(log_cdf[below]), log1mexp(log_sf[above])
         return log_cdf.reshape(r.shape), log_sf.reshape(r.shape)
 
@@ -249,7 +242,7 @@ class DensityTable(nn.Module):
             t = middle + half * local[:, None]
             # The end nodes are the edges themselves, not up to rounding: neighbours must share their values.
             t[0], t[DEGREE] = left, right
-            exact = apply_in_chunks(log_density, t.reshape(-1).clamp(min=_TINY), size=4096).reshape(t.shape)
+            exact = apply_in_chunks(log_density, t.reshape(-1).clamp(min=_TINY), size=ROWS).reshape(t.shape)
             coefficients = to_coefficients @ exact[: DEGREE + 1]
             error = (at_checks @ coefficients - exact[DEGREE + 1 :]).abs().amax(0)
             negligible = exact.amax(0) + torch.log(2 * half) < _NEGLIGIBLE
@@ -353,7 +346,7 @@ def _horner(coefficients: Tensor, local: Tensor) -> Tensor:
     return value
 
 
-def apply_in_chunks(function: Callable[..., Any], *points: Tensor, size: int = _CHUNK) -> Any:
+def apply_in_chunks(function: Callable[..., Any], *points: Tensor, size: int = CACHE) -> Any:
     """``function`` of (m,) points, some at a time: memory stays bounded, data stay in the cache."""
     if points[0].numel() <= size:
         return function(*points)

@@ -167,7 +167,8 @@ def calibrate_rows(
     """
     base = flow.base
     check_base(flow, rows.x)
-    warn_if_tied(base.norm_of(rows.z))
+    norms = base.norm_of(rows.z)
+    warn_if_tied(norms)
     if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:
         raise ValueError(
             f"A guarantee takes at least {2 * _FEWEST_GUARANTEED} rows, half for the maps and half for the "

@@ -71,6 +71,9 @@ class Recalibration:
         dequantized: whether the norms are those of outputs with noise on their atoms.
         drift: p-value of :func:`drift_test` for rows in time order; None for others. Below 0.01 the rows to
             come are not like those that calibrated, and there is no statement about their coverage.
+
+    Attributes:
+        norms: (n,) latent norms of the rows before recalibration, as they came; None in a record from a file.
     """
 
     law: RadiusLaw
@@ -87,6 +90,13 @@ class Recalibration:
     atom_output: int | None = None
     dequantized: bool = False
     drift: float | None = None
+    norms: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+
+    def with_norms(self, norms: Tensor) -> Recalibration:
+        """The same record with the norms of the rows, which files do not keep."""
+        record = copy.copy(self)
+        object.__setattr__(record, "norms", norms)
+        return record
 
     @property
     def drifts(self) -> bool:
@@ -226,18 +236,10 @@ def record_recalibration(
     n: int | None = None,
     **about: Any,
 ) -> _Model:
-    """The model with a record of how it was made from a flow.
+    """The model with a record of how it was made from a flow, or from one that was recalibrated before.
 
-    Args:
-        model: the flow with another law or map.
-        flow: what it was made from; of one that was recalibrated before, base and rows go into the record.
-        kind: of the record.
-        norms: (n,) latent norms of the calibration rows, before.
-        bound: how closely the law follows the norms; None where no law was fitted.
-        fit_seconds: time that fitting took.
-        fingerprint: sketch of the calibration rows.
-        n: rows behind the law; all if None.
-        about: further fields of the record.
+    ``norms`` (n,) are those of all calibration rows under the flow, n is the number of rows behind the law,
+    where they are fewer, ``bound`` is None where no law was fitted, and ``about`` are further fields.
     """
     previous: Recalibration | None = flow.recalibration
     model.recalibration = kind(
@@ -250,7 +252,7 @@ def record_recalibration(
         tied=tied_share(norms),
         fingerprint=fingerprint if previous is None else fingerprint.merge(previous.fingerprint),
         **about,
-    )
+    ).with_norms(norms)
     return model
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._internal.numerics import as_tensor
 from .._internal.optional import require
 from .._internal.progress_bar import ProgressBar, on_terminal
-from ..data.names import list_names
+from .._internal.wording import list_names
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution
 from ..pit import latent_pit

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import same
-from latentcal.data import load_csv
-from studies.storage import data_folder
+from latentcal.tables import load_csv
+from studies.study_files import data_folder
 from studies.tabular import DatasetEntry, datasets
 
 ROWS = 120

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from studies import storage
-from studies.storage import RemoteFile, fetch
+from studies import study_files
+from studies.study_files import RemoteFile, fetch
 from studies.tabular import DatasetEntry, datasets
 
 pytest.importorskip("pooch")
@@ -75,7 +75,7 @@ def server():
 def waits(monkeypatch):
     """The waits between rounds, which take no time here."""
     waits = []
-    monkeypatch.setattr(storage.time, "sleep", waits.append)
+    monkeypatch.setattr(study_files.time, "sleep", waits.append)
     return waits
 
 
@@ -175,11 +175,11 @@ def test_a_process_killed_in_mid_transfer_leaves_nothing_that_is_taken_for_whole
     # The module is loaded by its path: it needs nothing of the package, and torch takes seconds to import.
     script = f"""
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("storage", {storage.__file__!r})
-storage = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(storage)
-file = storage.RemoteFile("folder/tiny.csv", {SHA256!r}, ({address(server, "stalled")!r},))
-storage.fetch(file, {str(tmp_path)!r})
+spec = importlib.util.spec_from_file_location("study_files", {study_files.__file__!r})
+study_files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(study_files)
+file = study_files.RemoteFile("folder/tiny.csv", {SHA256!r}, ({address(server, "stalled")!r},))
+study_files.fetch(file, {str(tmp_path)!r})
 """
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     try:

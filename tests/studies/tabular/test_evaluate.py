@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latentcal.data import split
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import TrainingLog
 from latentcal.metrics import energy_score
+from latentcal.splits import split
 from studies.tabular import METHODS, RunSpec, TrainedRun, calibrate, evaluate
 from studies.tabular.evaluate import CURVE, LEVELS, pooled_energy_score
 from studies.tabular.methods import Calibrated, latent_flow

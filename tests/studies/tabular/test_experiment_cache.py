@@ -4,7 +4,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from studies.storage import cache_folder, write_entry
+from studies.study_files import cache_folder, write_entry
 
 FILES = {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
 
@@ -52,7 +52,7 @@ def test_killed_at_any_moment_an_entry_is_whole_or_not_there(tmp_path):
         from pathlib import Path
         sys.path.append(sys.argv[2])
         from alone import module_alone
-        cache = module_alone("storage")
+        cache = module_alone("study_files")
 
         root, files = Path(sys.argv[1]), {"a": b"1" * 1000, "b": b"2" * 1000, "c": b"3"}
         moment = 0

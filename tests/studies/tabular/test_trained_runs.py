@@ -5,9 +5,10 @@ import torch
 from toy_study import load, spec
 
 import same
-from latentcal.data import Dataset, split
 from latentcal.flows import ConvexPotentialFlow, FlowMatching, LinearGaussianFlow, TrainingLog, train_flow
 from latentcal.flows.training import mean_nll
+from latentcal.splits import split
+from latentcal.tables import Dataset
 from studies.tabular import is_trained, train_or_load, trainings
 from studies.tabular.trainings import entry_of
 

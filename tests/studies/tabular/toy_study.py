@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from latentcal.data import Dataset
+from latentcal.tables import Dataset
 from studies.tabular import RunSpec
 
 

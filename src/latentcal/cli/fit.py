@@ -1,0 +1,189 @@
+"""Commands that make a model from a table: ``fit``, and ``demo`` with an artificial one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import options
+from .messages import printable, say
+
+if TYPE_CHECKING:
+    from .reading import Source
+
+_RECALIBRATIONS = (*options.RECALIBRATION_NAMES, "none")
+_NEW = 5  # rows of the demo to predict
+
+
+@click.command()
+@click.option(
+    "--targets", type=options.Names(), required=True, help="Columns to predict, with commas between."
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model.")
+@click.option(
+    "--flow",
+    type=options.OneName(options.FLOW_NAMES),
+    default=options.FLOW_NAMES[0],
+    show_default=True,
+)
+@click.option(
+    "--recalibration",
+    type=options.OneName(_RECALIBRATIONS),
+    default=_RECALIBRATIONS[0],
+    show_default=True,
+)
+@click.option("--drop", type=options.Names(), default="", help="Columns that are no features, such as an id.")
+@options.count(
+    "--max-rows",
+    100_000,
+    "Random rows of a larger file that train; as many of the others calibrate.",
+    least=20,
+)
+@options.count("--min-rows", 100, "Fewer are an error.", least=10)
+@click.option(
+    "--test-share",
+    type=click.FloatRange(0, 0.9),
+    default=0.15,
+    show_default=True,
+    help="Of the rows, set aside for the report.",
+)
+@options.count("--epochs", 1000, "At most.")
+@options.count("--patience", 30, "Epochs without a new best.")
+@options.count("--batch-size", 256)
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option(
+    "--flow-option", "flow_options", type=options.Setting(), multiple=True, help="Of the flow: hidden=64."
+)
+@options.seed
+@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@options.html
+@options.as_json
+@options.rows
+def fit(
+    source: Source,
+    targets: Sequence[str],
+    out: Path,
+    flow: str,
+    recalibration: str,
+    drop: Sequence[str],
+    max_rows: int,
+    min_rows: int,
+    test_share: float,
+    epochs: int,
+    patience: int,
+    batch_size: int,
+    learning_rate: float,
+    flow_options: Sequence[tuple[str, Any]],
+    seed: int,
+    overwrite: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Fit a calibrated model to a csv or parquet file.
+
+    Rows are set aside at random for early stopping, for calibration and for the report; a flow is trained on
+    the others and recalibrated. All other columns are features, unless constant, mostly missing or text with
+    many values. Rows that follow each other in time: fit with --recalibration none, then `recalibrate` with
+    later ones.
+
+    Ctrl-C ends the training and keeps the best weights so far.
+
+    \b
+    Examples:
+        latentcal fit homes.csv --targets rent,heating --out model/
+        latentcal fit homes.parquet --targets rent,heating --drop id --flow autoregressive --out model/
+        latentcal fit homes.csv --targets rent --missing drop --epochs 50 --html report.html --out model/
+    """
+    from .fitting import Settings, fit_table
+    from .model import advise, check_overwriting, summary, write_model
+    from .output import json_text, whole_file, writable_folder
+
+    if not targets:
+        raise click.UsageError("--targets names at least one column.")
+    check_overwriting(out, overwrite)
+    training = {
+        "max_epochs": epochs,
+        "patience": patience,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+    }
+    settings = Settings(
+        flow, recalibration, dict(flow_options), max_rows, min_rows, test_share, training, seed
+    )
+    with ExitStack() as places:  # before training: what cannot be written is known at once
+        page = None if html is None else places.enter_context(whole_file(html))
+        places.enter_context(writable_folder(out))
+        model, report = fit_table(source, targets, drop, settings)
+        write_model(model, out)
+        if page is not None and report is not None:
+            report.to_html(page)
+    if as_json:
+        click.echo(
+            json_text({"model": out, **model.facts, "report": None if report is None else report.to_dict()})
+        )
+    elif report is not None:
+        click.echo(f"\n{printable(summary(report), lines=True)}\n")
+        advise(model, report)
+    say(f"{out} is written; `latentcal info {out}` tells about it, `latentcal predict {out} ...` predicts.")
+
+
+@click.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder."
+)
+@options.count("--rows", 6000, "Of the table.", least=500)
+@options.as_json
+def demo(out: Path, rows: int, as_json: bool) -> None:
+    """Make a table of households, fit a model to it, and draw its calibration before and after.
+
+    A linear model with normal errors is fitted to expenses that are skewed: its probabilities are wrong, and
+    recalibration repairs them. Half a minute, no network. The folder then holds households.csv, some new
+    rows, the model, a picture and a report.
+
+    \b
+    Examples:
+        latentcal demo
+        latentcal demo --out /tmp/demo
+    """
+    from ..toy import HOUSEHOLD_TARGETS, household_table
+    from .fitting import Settings, fit_table
+    from .model import (
+        check_overwriting,
+        plot_before_and_after,
+        quality,
+        summary,
+        write_model,
+        write_page,
+        write_picture,
+    )
+    from .output import json_text, table_writer, writable_folder
+    from .reading import Source
+
+    folder = out / "model"
+    check_overwriting(folder, overwrite=True)
+    for name, count, seed in (("households.csv", rows, 0), ("new.csv", _NEW, 1)):
+        with table_writer(out / name) as write:
+            table = household_table(count, seed)
+            write(
+                {key: column for key, column in table.items() if count > _NEW or key not in HOUSEHOLD_TARGETS}
+            )
+    settings = Settings("linear-gaussian")
+    with writable_folder(folder):
+        model, report = fit_table(Source(out / "households.csv"), HOUSEHOLD_TARGETS, ["household"], settings)
+        write_model(model, folder)
+    assert report is not None
+    write_picture(lambda: plot_before_and_after(report), out / "calibration.png")
+    write_page(report, out / "report.html")
+    click.echo(json_text({"out": out, **quality(report)}) if as_json else f"\n{summary(report)}\n")
+    say("Go on with:")
+    for line in (
+        f"info {folder}",
+        f"predict {folder} {out / 'new.csv'} --keep household",
+        f"regions {folder} {out / 'new.csv'} --coverage 0.9",
+        f'probability {folder} {out / "new.csv"} --where "food + housing > 30000"',
+    ):
+        say(f"    latentcal {line}")

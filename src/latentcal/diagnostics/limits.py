@@ -1,0 +1,227 @@
+"""How far off is a calibrated model by chance? Limits for all rows, for groups, and by calibration points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..metrics import calibration_error
+from ..radius.guarantee import Guarantee, points_needed
+
+_SIMULATIONS = 20_000
+# The law of sqrt(n + 2) times the error is simulated at the next lower of these n. There it is at most 3 %
+# wider, so that limits err on the safe side.
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200)
+
+
+_SHARES = (0.5, 0.2, 0.1)  # of the room that the coverage leaves: 5, 2 and 1 % at 90 %
+
+
+@dataclass(frozen=True)
+class GroupCalibration:
+    """Calibration of the rows of one group."""
+
+    label: Any
+    n: int
+    l_ece: float
+    """Latent calibration error of the group's rows."""
+    limit: float
+    """What the errors of all groups of a calibrated model stay below at once with the stated confidence."""
+    p_value: float
+    """Probability of an error as large in a calibrated group of that size; not adjusted."""
+    coverage: float
+    """Share of the group's rows with u at most the nominal coverage."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the error is at most its limit."""
+        return self.l_ece <= self.limit
+
+
+def group_calibration(
+    u: Tensor,
+    groups: Any,
+    *,
+    coverage: float = 0.9,
+    confidence: float = 0.95,
+) -> tuple[GroupCalibration, ...]:
+    """L-ECE of the PIT values of each group, with simultaneous limits (Bonferroni).
+
+    The law of the error of n uniforms is simulated for n up to 200; beyond, the error times sqrt(n + 2) has
+    the same law up to 1 %.
+
+    Args:
+        u: (n,) PIT values.
+        groups: (n,) labels of any kind: numbers, strings.
+        coverage: nominal coverage whose observed share is reported.
+        confidence: probability with which all groups of a calibrated model stay below their limits.
+
+    Returns:
+        The groups, in the order of their labels.
+
+    Examples:
+        >>> u = torch.linspace(0.01, 0.99, 50).repeat(2)
+        >>> u[50:] = u[50:] ** 3
+        >>> [group.calibrated for group in group_calibration(u, ["a"] * 50 + ["b"] * 50)]
+        [True, False]
+    """
+    labels, member = _index_labels(groups, len(u))
+    result = []
+    for i, label in enumerate(labels):
+        part = u[member == i]
+        n = len(part)
+        error = float(calibration_error(part))
+        below = int(torch.searchsorted(_scaled_errors(n), error * (n + 2) ** 0.5))
+        result.append(
+            GroupCalibration(
+                label=label,
+                n=n,
+                l_ece=error,
+                limit=error_limit(n, 1 - (1 - confidence) / len(labels)),
+                p_value=(1 + _SIMULATIONS - below) / (1 + _SIMULATIONS),
+                coverage=float((part <= coverage).double().mean()),
+            )
+        )
+    return tuple(result)
+
+
+def error_limit(n: float, confidence: float = 0.95) -> float:
+    """What the calibration error of n true uniforms stays below with this confidence, at least.
+
+    Examples:
+        >>> 0.018 < error_limit(1000) < 0.019
+        True
+    """
+    rank = math.ceil(confidence * (_SIMULATIONS - 1) - 1e-9)
+    return float(_scaled_errors(n)[rank]) / (n + 2) ** 0.5
+
+
+def _index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
+    """The distinct labels in order, and (n,) the index of each row's label."""
+    array = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    if array.shape != (n,):
+        raise ValueError(f"groups must be ({n},), one label a row, got shape {array.shape}.")
+    if (array != array).any():
+        raise ValueError("groups has NaN labels; give those rows a label of their own or drop them.")
+    try:
+        labels, member = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        kinds = sorted({type(label).__name__ for label in array})
+        raise ValueError(f"groups has labels of several kinds, {kinds}; make them all strings.") from error
+    if len(labels) > n // 2:
+        raise ValueError(
+            f"groups has {len(labels)} different labels for {n} rows. Give categories; numbers are cut into "
+            "bins first, for instance with torch.bucketize."
+        )
+    return labels.tolist(), torch.from_numpy(member.reshape(-1))
+
+
+def _scaled_errors(n: float) -> Tensor:
+    """sqrt(n + 2) times the calibration error of n uniforms, (s,) ascending; on the safe side."""
+    return _simulate_errors(max(size for size in _SIZES if size <= n))
+
+
+@lru_cache
+def _simulate_errors(n: int) -> Tensor:
+    """The law of ``_scaled_errors``, simulated once, the same for all data."""
+    generator = torch.Generator().manual_seed(n)
+    # Sums of exponentials over their total are ordered uniforms.
+    total = torch.empty(_SIMULATIONS, n + 1, dtype=torch.float64).exponential_(generator=generator).cumsum(1)
+    expected = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+    errors = (total[:, :-1] / total[:, -1:] - expected).abs().mean(1) * (n + 2) ** 0.5
+    return errors.sort().values
+
+
+@dataclass(frozen=True)
+class CalibrationPoints:
+    """What a number of calibration points is good for, and how many a wanted precision takes.
+
+    Examples:
+        >>> CalibrationPoints.of(500, coverage=0.9).needed
+        {0.05: 160, 0.02: 930, 0.01: 3600}
+    """
+
+    n: int
+    """Points that the model was recalibrated on; those that it is diagnosed on if it was not."""
+    used: bool
+    """Whether the model was recalibrated on them."""
+    coverage: float
+    """Wanted coverage."""
+    interval: tuple[float, float] | None
+    """What the model's regions of that coverage truly cover, for about 95 % of calibration sets; for a model
+    that was not recalibrated, what conformal regions of n points cover, for 95 % of sets. None where so few
+    points promise nothing, or where the model was aligned and has no law of the norm fitted to them."""
+    needed: dict[float, int]
+    """Points with which coverage is within each precision of the wanted one, for 95 % of sets, in regions
+    that follow the order statistics of the points."""
+
+    @classmethod
+    def of(cls, n: int, *, coverage: float) -> CalibrationPoints:
+        """For n points, and precisions of a half, a fifth and a tenth of the smaller side of the coverage."""
+        return cls(n, False, coverage, coverage_interval(n, coverage), dict(_points_needed(coverage)))
+
+    @classmethod
+    def behind(cls, record: Any, *, coverage: float) -> CalibrationPoints:
+        """For the points of a recalibration, by its :class:`~latentcal.Recalibration`."""
+        law = record.guarantee
+        interval = None if law is None else law.coverage_interval(coverage)
+        return cls(round(effective_points(record)), True, coverage, interval, dict(_points_needed(coverage)))
+
+    @property
+    def promise(self) -> str:
+        """What the points are good for, in a sentence."""
+        regions = f"{100 * self.coverage:g} % regions"
+        if self.interval is None and self.used:
+            return f"{self.n:,} points aligned the model and promise nothing about {regions}: recalibrate it."
+        if self.interval is None:
+            fewest = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+            return f"{self.n:,} points promise nothing about {regions}: that takes at least {fewest:,}."
+        low, high = (100 * end for end in self.interval)
+        if self.used:
+            subject, sets = f"{self.n:,} calibration points hold the coverage of", "about 95 %"
+        else:
+            subject, sets = f"{self.n:,} points would hold the coverage of conformal", "95 %"
+        return f"{subject} {regions} between {low:.1f} and {high:.1f} % (for {sets} of calibration sets)."
+
+    def __str__(self) -> str:
+        wanted = ", ".join(f"{n:,} for ±{100 * p:g} %" for p, n in self.needed.items())
+        return f"{self.promise} Points needed: {wanted}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; precisions become strings."""
+        interval = None if self.interval is None else list(self.interval)
+        return {**vars(self), "interval": interval, "needed": {f"{p:g}": n for p, n in self.needed.items()}}
+
+
+def effective_points(record: Any) -> float:
+    """Independent calibration points of equal weight that say as much as those of a recalibration."""
+    return float(record.n if record.effective_n is None else record.effective_n)
+
+
+def noise_limit(n: int, record: Any) -> float:
+    r"""L-ECE on n rows that a law fitted to m calibration points stays below in 99 % of cases, about.
+
+    Rows and calibration points both scatter about the true law, so that the error is that of
+    :math:`n m / (n + m)` uniforms; less where the fitted law is smoother than a step function.
+    """
+    m = effective_points(record)
+    return error_limit(max(1.0, n * m / (n + m)), 0.99)
+
+
+def coverage_interval(n: int, coverage: float) -> tuple[float, float] | None:
+    """What conformal regions of n points cover, for 95 % of calibration sets; None for too few."""
+    interval = Guarantee(n, 0.0, steps=True).coverage_interval(coverage)
+    return None if interval == (1.0, 1.0) else interval
+
+
+@lru_cache
+def _points_needed(coverage: float) -> tuple[tuple[float, int], ...]:
+    """Precisions, and the points that each takes."""
+    precisions = [round(share * min(coverage, 1 - coverage), 10) for share in _SHARES]
+    return tuple((precision, points_needed(precision, coverage)) for precision in precisions)

@@ -1,0 +1,343 @@
+"""A fitted flow that answers for rows of a table; numpy and torch, without scikit-learn."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._internal.chunks import CACHE, ROWS, rows_at_a_time
+from .._internal.hints import Argument, ArgumentError
+from .._internal.names import AUTO, LAWS, find, spell, suggest
+from .._internal.numerics import as_tensor
+from .._internal.validate import MOST_DRAWS, as_whole, check_finite
+from ..conformal import LatentScore, Region
+from ..conformal.conformalize import rank_pvalue
+from ..diagnostics import CalibrationReport, diagnose
+from ..events import Box, probability
+from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..flow import ConditionalFlow, full_precision
+from ..flows import TrainingLog
+from ..recalibration import autocalibrate, latent_norms, recalibrate
+from . import storage
+from .summaries import AS_FITTED, PredictedRegion, check_levels, latent_points, quantile
+
+_REUSE_LIMIT = 0.05
+
+Pair = tuple[Tensor, Tensor]
+Self = TypeVar("Self", bound="TablePredictor")
+
+
+class TablePredictor:
+    """A flow that was fitted to a table: all that ``FlowRegressor`` answers, without scikit-learn.
+
+    A fitted ``FlowRegressor`` is one, and ``load`` reads one from a folder. Where y was a DataFrame, so are
+    predictions, with its columns and the index of X; where it was (n,), they lack the last dimension.
+
+    Args:
+        parameters: of the ``FlowRegressor``, by name; ``draws`` and ``recalibration`` may be changed.
+        state: what its ``fit`` learned, by name.
+
+    Attributes:
+        model_: the recalibrated flow, in the units of the data.
+        base_model_: the flow before recalibration.
+        training_log_: losses by epoch, or by penalty.
+        n_features_in_: number of features p.
+        feature_names_in_: columns of X, if it was a DataFrame.
+        n_outputs_: number of outputs d.
+        output_names_: columns of y; None if it was not a DataFrame.
+    """
+
+    draws: int
+    recalibration: Any
+    model_: ConditionalFlow
+    base_model_: ConditionalFlow
+    training_log_: TrainingLog
+    n_features_in_: int
+    n_outputs_: int
+    output_names_: np.ndarray | None
+    _flat: bool
+    """Whether y was (n,)."""
+    _seed: int
+    """Of the latent points and of draws."""
+    _trained_on: Fingerprint
+    _norms: Tensor
+    """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
+
+    def __init__(self, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        vars(self).update(parameters)
+        vars(self).update(state)
+
+    @classmethod
+    def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
+        """Read what ``save`` wrote."""
+        return cls.load_with_table(path)[0]
+
+    @classmethod
+    def load_with_table(cls: type[Self], path: str | os.PathLike[str]) -> tuple[Self, dict[str, Any]]:
+        """Read what ``save`` wrote, and what it was given about the table."""
+        stored = storage.read(path)
+        return cls._restore(stored.parameters, stored.state), stored.table
+
+    def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
+        """Write the fitted model to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
+
+        Parameters that are functions have no form in a file, and raise.
+
+        Args:
+            path: the folder.
+            table: JSON about the table to keep beside the model, as the command line has it.
+        """
+        storage.write(self, path, table)
+
+    def predict(self, X: Any) -> Any:
+        """Mean of the predictive distribution, (n, p) -> (n, d).
+
+        It is averaged over ``draws`` latent points, the same for every row and every call: opposite pairs,
+        with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
+        the error is about a hundredth of the predictive standard deviation.
+        """
+        return self._answer(self._summarize(X, lambda y: y.mean(0)), X)
+
+    def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
+        """Quantiles of each output by itself, from the same latent points as ``predict``.
+
+        Args:
+            X: (n, p) features.
+            q: a level between 0 and 1, or k of them.
+
+        Returns:
+            (n, d), as ``predict``; for k levels an array (k, n, d).
+        """
+        return self._answer(self._summarize(X, partial(quantile, levels=check_levels(q, self.draws))), X)
+
+    def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
+        """Both ``predict`` and ``predict_quantile``, in the time of one."""
+        levels = check_levels(q, self.draws)
+
+        def summary(y: Tensor) -> Tensor:
+            return torch.cat([y.mean(0)[None], quantile(y, levels.reshape(-1))])
+
+        mean, *quantiles = self._summarize(X, summary)
+        several = torch.stack(quantiles) if levels.dim() else quantiles[0]
+        return self._answer(mean, X), self._answer(several, X)
+
+    @torch.no_grad()
+    def sample(self, X: Any, n_samples: int = 1, random_state: int | None = None) -> np.ndarray:
+        """Draws from the predictive distribution, (n, p) -> (s, n, d).
+
+        Args:
+            X: (n, p) features.
+            n_samples: number of draws s.
+            random_state: seed of the draws; None for that of the fit, so for the same draws at every call.
+        """
+        chunks = self._chunks(X, n_samples)
+        generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
+        draws = [self.model_(x).sample((n_samples,), generator) for x in chunks]
+        return self._answer(torch.cat(draws, dim=1), X)
+
+    @torch.no_grad()
+    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+        """Log density of each row of y, (n, p), (n, d) -> (n,), in the units of y."""
+        rows = (part.split(ROWS) for part in self._pairs(X, y))
+        return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
+
+    def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
+        """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
+
+        The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
+        calibration, and is an average over all X, not one for each. With ``recalibration="auto"`` the region
+        is still that of the flow before it: the rows that fitted the maps cannot promise anything about
+        them. For a region of the repaired model, give ``model_`` and other rows to
+        ``latentcal.conformal_region``.
+
+        Args:
+            X: (n, p) features.
+            coverage: a probability, or several of them for nested regions.
+        """
+        x = self._rows(X)
+        region = Region(self.base_model_, LatentScore(), self._calibration_norms(), coverage)
+        return PredictedRegion(region, x, self.output_names_)
+
+    def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
+        """Probability that y falls into a region, (n, p) -> (n,).
+
+        Args:
+            X: (n, p) features.
+            region: pair (lower, upper) of a box, or a region as for :func:`latentcal.probability`.
+            return_error: also return the standard error of each.
+            **options: of :func:`latentcal.probability`; its points are the same at every call by default.
+        """
+        x = self._rows(X)
+        if isinstance(region, PredictedRegion):
+            region = region.region
+        region = Box(*region) if isinstance(region, (tuple, list)) else region
+        options = {"generator": torch.Generator().manual_seed(self._seed), **options}
+        value, error, _ = probability(self.model_, x, region, **options)
+        return (value.numpy(), error.numpy()) if return_error else value.numpy()
+
+    @torch.no_grad()
+    def anomaly_pvalue(self, X: Any, y: Any) -> np.ndarray:
+        """How usual each y is at its X, as a conformal p-value (n,): small for anomalies.
+
+        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`). As for
+        ``predict_region``, the flow before recalibration is what is asked.
+        """
+        x, y = self._pairs(X, y)
+        return rank_pvalue(self._calibration_norms(), latent_norms(self.base_model_, x, y)).numpy()
+
+    def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
+        """Report on whether the model's probabilities are true, where not, and what to do about it.
+
+        Before and after recalibration stand side by side; features and outputs have the names of their
+        columns. Print the report, or write it as a page: ``estimator.diagnose(X, y).to_html(path)``.
+
+        Args:
+            X: (n, p) features of at least 20 rows that ``fit`` has not seen.
+            y: (n, d) or (n,) outputs.
+            **options: of :func:`latentcal.diagnose`; its random numbers are the same at every call by
+                default.
+
+        Warns:
+            CalibrationReuseWarning: where the flow was trained or recalibrated on these rows.
+        """
+        x, y = self._pairs(X, y)
+        use = "used to diagnose it. On them it looks better than it is."
+        self._warn_of_training_rows(x, y, use, stacklevel=3)
+        features, outputs = getattr(self, "feature_names_in_", None), self.output_names_
+        names = {
+            "feature_names": None if features is None else features.tolist(),
+            "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
+        }
+        return diagnose(self.model_, x, y, **{**names, **options})
+
+    def recalibrate(self: Self, X: Any, y: Any) -> Self:
+        """Recalibrate by new rows, in place of what was there; nothing is trained."""
+        x, y = self._pairs(X, y)
+        self._calibrate(x, y, choose_repair(self.recalibration) or recalibrate)
+        return self
+
+    @classmethod
+    def _restore(cls: type[Self], parameters: Mapping[str, Any], state: Mapping[str, Any]) -> Self:
+        return cls(parameters, state)
+
+    def _rows(self, X: Any) -> Tensor:
+        """Features (n, p) in float64, or an error where they are not those of the fit."""
+        names, known = getattr(X, "columns", None), getattr(self, "feature_names_in_", None)
+        if names is not None and known is not None and list(names) != list(known):
+            raise ValueError(
+                f"X has the columns {list(names)}, but the model was fitted to {list(known)}; {AS_FITTED}"
+            )
+        x = float64_copy(X, "X")
+        if x.dim() != 2 or x.shape[1] != self.n_features_in_ or not len(x):
+            raise ValueError(
+                f"X must be (n, {self.n_features_in_}), with at least one row; got {tuple(x.shape)}."
+            )
+        return x
+
+    def _pairs(self, X: Any, y: Any) -> Pair:
+        """Features (n, p) and outputs (n, d) that belong together."""
+        x, values = self._rows(X), float64_copy(y, "y")
+        if values.dim() == 0 or len(values) != len(x):
+            raise ValueError(f"y must have the {len(x)} rows of X, got shape {tuple(values.shape)}.")
+        values = values.reshape(len(values), -1)
+        self._check_outputs(values.shape[1], column_names(y))
+        return x, values
+
+    def _check_outputs(self, count: int, names: np.ndarray | None) -> None:
+        """Raise where outputs are not those of the fit."""
+        known = self.output_names_
+        renamed = names is not None and known is not None and names.tolist() != known.tolist()
+        if renamed or count != self.n_outputs_:
+            raise ValueError(
+                f"y has {count} outputs {'' if names is None else names}, but the model was fitted to "
+                f"{self.n_outputs_} {'' if known is None else known}; {AS_FITTED}"
+            )
+
+    def _answer(self, values: Tensor, X: Any) -> Any:
+        """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
+        array = values[..., 0].numpy() if self._flat else values.numpy()
+        if self.output_names_ is None or array.ndim != 2:
+            return array
+        import pandas as pd
+
+        return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
+
+    def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
+        """Features in pieces for which so many draws a row fit into the cache."""
+        x = self._rows(X)
+        if draws < 1:
+            raise ValueError(f"The number of draws must be at least 1, got {draws}.")
+        return x.split(rows_at_a_time(draws * self.n_outputs_, CACHE))
+
+    @torch.no_grad()
+    def _summarize(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+        """A statistic (s, n, d) -> (..., n, d) of the latent points, decoded at each row."""
+        parts = []
+        draws = as_whole(self.draws, "draws", most=MOST_DRAWS)
+        for x in self._chunks(X, draws):
+            base = self.model_.base.given(x)
+            z = latent_points(base, draws, 1 if base is self.model_.base else len(x), self._seed)
+            with full_precision(self.model_):
+                parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
+        return torch.cat(parts, dim=-2)
+
+    def _calibrate(self, x: Tensor, y: Tensor, repair: Callable[..., ConditionalFlow]) -> None:
+        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
+        self._warn_of_training_rows(x, y, use, stacklevel=4)
+        self.model_ = repair(self.base_model_, x, y, batch_size=ROWS)
+        self._norms = self.model_.recalibration.norms.sort().values
+
+    def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
+        share = self._trained_on.share_of(x, y)
+        if share > _REUSE_LIMIT:
+            warnings.warn(
+                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
+                CalibrationReuseWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _calibration_norms(self) -> Tensor:
+        """Ascending norms of the calibration rows, or a clear error."""
+        if len(self._norms) == 0:
+            raise ArgumentError(
+                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by "
+                "new rows, or fit it with ",
+                Argument("recalibration", "stacked"),
+                ".",
+            )
+        return self._norms
+
+
+def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., Any]:
+    """A function, given itself or by its name in a table of places."""
+    if callable(value):
+        return value
+    if isinstance(value, str) and spell(value) in places:
+        return find(places[spell(value)])
+    raise ValueError(f"{what} must be a name or a function, got {value!r}; {suggest(str(value), places)}")
+
+
+def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
+    """Function of (flow, x, y) that recalibrates, by its name; None for no recalibration."""
+    if value is None or value is False:
+        return None
+    law = next(iter(LAWS)) if value is True else value
+    chosen = choose("recalibration", law, {AUTO: "recalibration:autocalibrate", **LAWS})
+    return chosen if chosen is autocalibrate else partial(recalibrate, fit=chosen)
+
+
+def column_names(y: Any) -> np.ndarray | None:
+    """Columns of a DataFrame; None for anything else."""
+    return np.array(y.columns, dtype=object) if hasattr(y, "iloc") and y.ndim == 2 else None
+
+
+def float64_copy(values: Any, name: str) -> Tensor:
+    """Finite numbers as a float64 copy on the CPU, whatever their byte order and strides are."""
+    return check_finite(as_tensor(values, name).to("cpu", torch.float64), name).clone()

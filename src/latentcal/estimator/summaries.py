@@ -1,0 +1,101 @@
+"""What is said of the distribution at a row: even latent points, quantiles of them, conformal regions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._internal.hints import Argument, ArgumentError
+from .._internal.numerics import as_tensor
+from ..base import RadialBase
+from ..conformal import Region
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AS_FITTED = "give the same in the same order."
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedRegion:
+    """A conformal region at n rows of features; for several levels of coverage they come first.
+
+    Args:
+        region: the region at any x.
+        x: (n, p) features.
+        output_names: columns of y; None where it had none.
+    """
+
+    region: Region
+    x: Tensor
+    output_names: np.ndarray | None = None
+
+    def contains(self, y: Any) -> np.ndarray:
+        """Whether each row of y (n, d), or (n,) for one output, lies in its region, (n,)."""
+        names = getattr(y, "columns", None)
+        if names is not None and self.output_names is not None and list(names) != list(self.output_names):
+            raise ValueError(
+                f"y has the columns {list(names)}, but the model was fitted to {list(self.output_names)}; "
+                f"{AS_FITTED}"
+            )
+        values = as_tensor(y, "y").to(torch.float64)
+        if values.dim() == 0 or len(values) != len(self.x):
+            raise ValueError(f"y must have the {len(self.x)} rows of X, got shape {tuple(values.shape)}.")
+        return self.region.contains(values.reshape(len(values), -1), self.x).numpy()
+
+    def bounds(self, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Least and largest value of each output in each region, (n, d) each; ``quick`` searches less."""
+        lower, upper = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
+        return lower.numpy(), upper.numpy()
+
+    def volume(self, samples: int = 4096) -> np.ndarray:
+        """Volume of each region, (n,), estimated by Monte Carlo."""
+        return self.region.volume(self.x, samples=samples).value.numpy()
+
+    def sample(self, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
+        """Draws (s, n, d) of the model from within each region."""
+        generator = torch.Generator().manual_seed(random_state)
+        return self.region.sample(self.x, n_samples, generator=generator).numpy()
+
+    def plot(self, row: int = 0, **options: Any) -> Axes:
+        """The region of one row, for two outputs; options of :meth:`latentcal.Region.plot`."""
+        return self.region.plot(self.x[row], **options)
+
+
+def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
+    """Points (s, n, d) of the base law, spread more evenly than draws; those of the rows differ by radius.
+
+    Radii are the middles of s/2 steps of equal probability, each with a random direction and its opposite:
+    the mean of anything odd in z is 0 without error.
+    """
+    half = (count + 1) // 2
+    levels = ((torch.arange(half, dtype=torch.float64) + 0.5) / half)[:, None].expand(half, rows)
+    generator = torch.Generator().manual_seed(seed)
+    direction = base.norm.sample_direction((half, 1), base.dim, generator)
+    # On [0, 1] with the norm z itself there is no opposite.
+    opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
+    radius = base.radius.icdf(levels)[..., None]
+    return torch.cat([radius * direction, radius * opposite])
+
+
+def check_levels(q: Any, draws: int) -> Tensor:
+    """Levels of quantiles, () or (k,), that so many latent points reach."""
+    levels = as_tensor(q, "q").to(torch.float64)
+    tail = torch.minimum(levels, 1 - levels).reshape(-1)
+    if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
+        raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
+    if (needed := math.ceil(0.5 / float(tail.min()))) > draws:
+        reason = f"{draws} draws do not reach the level {q}; set "
+        raise ArgumentError(reason, Argument("draws", needed), " at least.")
+    return levels
+
+
+def quantile(y: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles over the first dim of latent points, (s, n, d) -> (n, d), or (k, n, d) for k levels."""
+    # The i-th of s points stands for the level (i - 1/2) / s, torch takes it for (i - 1) / (s - 1).
+    return torch.quantile(y, ((len(y) * levels - 0.5) / (len(y) - 1)).clamp(0, 1), dim=0)

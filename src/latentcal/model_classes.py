@@ -1,0 +1,93 @@
+"""What the objects of a saved model are made from: arguments of their constructors, and the types of these.
+
+Which classes a file may name is said in ``_internal/names.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from ._internal.names import CLASSES, find
+from ._internal.smoothers import Smoother
+from .conformal import Region, Score
+from .flow import ConditionalFlow
+from .norms import Norm
+from .radius import GroupedRadius, RadiusLaw
+from .recalibration import FlowEnsemble, Ladder, PrerankRecalibrated, PrerankRecalibration, Recalibration
+from .recalibration.maps import LatentMap
+
+SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, Region)
+"""What can be saved."""
+
+EXTENDED = (RadiusLaw, Norm, Score, LatentMap, Smoother)
+"""What others may write subclasses of that go into a file whole."""
+
+# Where a signature takes more than a file can hold.
+_PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated
+_NARROWED: Mapping[tuple[type, str], Any] = {
+    (Region, "model"): _PREDICTOR,
+    (PrerankRecalibrated, "model"): _PREDICTOR,
+    (PrerankRecalibrated, "prerank"): Callable,
+    (GroupedRadius, "groups"): int,
+}
+# What describes how a model was made and plays no part in its answers may be unknown, which is NaN.
+_DESCRIPTIONS = (Recalibration, Ladder, PrerankRecalibration)
+_UNBOUNDED = {"upper", "half_life", "scores"}
+
+
+def is_known(kind: type) -> bool:
+    """Whether a class is the one that its name means in a file."""
+    return kind.__name__ in CLASSES and find(CLASSES[kind.__name__]) is kind
+
+
+def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
+    """Constructor arguments by name; a flow's base has a place of its own in a file."""
+    return {name: each for name, each in _signature(kind).items() if name != "base"}
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+    """Constructor arguments of an object, read from its attributes of the same names."""
+    names = parameters_of(type(value))
+    absent = [name for name in names if not hasattr(value, name)]
+    if absent:
+        raise TypeError(
+            f"{type(value).__name__} does not keep its constructor arguments {absent} as attributes, "
+            "so it cannot be saved."
+        )
+    return {name: getattr(value, name) for name in names}
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Types of the constructor's arguments; ``Any`` for those that a class of somebody else does not tell."""
+    try:
+        # Those of a dataclass may be inherited from another module, in which alone they have a meaning.
+        own = kind if dataclasses.is_dataclass(kind) else kind.__init__  # type: ignore[misc]
+        hints = typing.get_type_hints(own)
+    except (NameError, TypeError):  # names that are known to type checkers alone
+        hints = {}
+    return {name: _NARROWED.get((kind, name), hints.get(name, Any)) for name in parameters_of(kind)}
+
+
+def allows(kind: type, name: str, value: float) -> bool:
+    """Whether an argument of a class, or a number in it, may have this value; any finite one may."""
+    if math.isfinite(value) or issubclass(kind, _DESCRIPTIONS):
+        return True
+    return value == math.inf and name in _UNBOUNDED
+
+
+def features_of(value: Any) -> int | None:
+    """Number of features that an object wants; None where it does not look at them, or takes any."""
+    count = getattr(value, "features", None)
+    return count or None if type(count) is int else None
+
+
+@cache
+def _signature(kind: type) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(kind).parameters)

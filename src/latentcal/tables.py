@@ -1,0 +1,332 @@
+"""The user's own table: features by fixed rules, learned anew for each split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._internal.columns import Column, infer_column, is_number
+from ._internal.optional import require
+from ._internal.table_files import column_names, read_tables
+from ._internal.validate import as_names, as_path, as_seed, as_whole
+from ._internal.wording import check_names, list_names
+from .preprocessing import (
+    Encoded,
+    Preprocessing,
+    as_targets,
+    check_complete,
+    complete_rows,
+    encode_targets,
+)
+
+__all__ = [
+    "Column",
+    "Dataset",
+    "Encoded",
+    "Preprocessing",
+    "Reservoir",
+    "TableDataset",
+    "column_names",
+    "is_number",
+    "load_csv",
+]
+
+_FEWEST_ROWS = 100  # of a data set
+_NO_LIMIT = 1 << 62  # rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Features and targets of a data set, in their own units.
+
+    Args:
+        name: full name.
+        abbreviation: a short name; empty where there is none.
+        x: (n, p) features, float32.
+        y: (n, d) targets, float32.
+        feature_names: p names; the level b of a text column a is called ``a=b``.
+        target_names: d names.
+        licence: of the data.
+        source: where the file comes from.
+        note: what else to know before using it.
+    """
+
+    name: str
+    abbreviation: str
+    x: Tensor
+    y: Tensor
+    feature_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    licence: str
+    source: str
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        (n, p), d = self.x.shape, self.y.shape[1]
+        return f"Dataset({self.name!r}: {n} rows, {p} features, {d} targets)"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TableDataset(Dataset):
+    """A data set made of the user's own table.
+
+    ``x`` and ``y`` are made with rules that were learned on all rows. ``split`` and its siblings learn them
+    again on their training part, so that nothing about the features comes from the rows that test; categories
+    that only other parts have count as none of the known ones.
+
+    Args:
+        columns: of the table, targets included, at the n rows that are in x and y.
+        preprocessing: the rules, learned on all rows.
+        rows: (n,) numbers of the rows in the file, counted from 0 without the header.
+        file_rows: number of rows in the file.
+    """
+
+    columns: tuple[Column, ...]
+    preprocessing: Preprocessing
+    rows: Tensor
+    file_rows: int
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
+        check_names(as_names(name, "name"), [column.name for column in self.columns])
+        return next(column.values for column in self.columns if column.name == name)
+
+    def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
+        """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
+        rules = Preprocessing.fit(self.columns, self.target_names, rows)
+        x, complete = rules.encode_columns(self.columns)
+        check_float32(x[torch.from_numpy(complete)], rules.feature_names, self.rows.numpy()[complete])
+        return x, complete, rules
+
+
+def load_csv(
+    path: str | os.PathLike[str],
+    targets: Sequence[str] | str,
+    *,
+    drop: Sequence[str] | str = (),
+    delimiter: str = ",",
+    encoding: str = "utf-8",
+    min_rows: int = _FEWEST_ROWS,
+    missing: Literal["drop", "error"] = "drop",
+    max_rows: int | None = None,
+    seed: int = 0,
+) -> TableDataset:
+    """A csv or parquet file of your own as a data set, by the rules of :class:`Preprocessing`.
+
+    Features are all other columns, sorted by name; which of them stay, and why another one goes, is in
+    ``data.preprocessing``, which also makes features of new rows. Rows without all targets are left out, and
+    so are rows that miss a feature that stays; ``data.note`` counts them. Constant columns go. A first column
+    without a name is a row index and goes, too.
+
+    Args:
+        path: of the file, plain or compressed with gzip; parquet by its ending. Either needs pyarrow.
+        targets: names of the columns to predict, in the order of y.
+        drop: names of columns that are neither features nor targets, such as identifiers.
+        delimiter: between the cells of a csv file.
+        encoding: of a csv file.
+        min_rows: fewer complete rows than that are an error.
+        missing: what to do with rows that miss a value: leave them out, or raise an error that names one.
+        max_rows: of a larger file take so many random rows; memory does not grow with the file. None for all.
+        seed: of their choice.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a file that is no table, a column that is missing or there twice, a target that is no
+            number, too few rows, no feature left.
+    """
+    path = as_path(path)
+    targets, drop = as_targets(targets), as_names(drop, "drop")
+    min_rows = as_whole(min_rows, "min_rows", 0)
+    if missing not in ("drop", "error"):
+        raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
+    if both := sorted({*targets} & {*drop}):
+        raise ValueError(f"The columns {list_names(both)} are among targets and drop.")
+    names = column_names(path, delimiter, encoding)
+    try:
+        check_names([*targets, *drop], names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    dropped = {*drop}
+    names = [name for name in names if name not in dropped]
+    sample = read_sample(path, names, max_rows, seed, delimiter=delimiter, encoding=encoding)
+    try:
+        return _make_dataset(path, sample, targets, min_rows, missing)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _make_dataset(
+    path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str
+) -> TableDataset:
+    columns = sample.columns
+    by_name = {column.name: column for column in columns}
+    y_columns = [by_name[name] for name in targets]
+    if text := {c.name: _first_text(c) for c in y_columns if c.kind == "text"}:
+        raise ValueError(
+            f"The targets {list_names(text)} are text, not numbers; they hold for example "
+            f"{list_names([*text.values()])}."
+        )
+    n = len(y_columns[0].values)
+    if n == 0:
+        raise ValueError(f"It has no row of data; at least {max(min_rows, 2)} are needed.")
+    if n == 1:  # where every column is constant, which is not what is wrong
+        raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
+    known = np.flatnonzero(complete_rows(y_columns, n))
+    if not len(known):
+        raise ValueError(f"None of its {n} rows has all the targets {list_names(targets)}.")
+    rules = Preprocessing.fit(columns, targets, known)
+    features = [by_name[name] for name in rules.columns]
+    complete = complete_rows(features, n)
+    index = known[complete[known]]
+    if missing == "error":
+        check_complete([*features, *y_columns], sample.rows)
+    if len(index) < min_rows:
+        raise ValueError(
+            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
+            "columns with many of them in drop=, or set min_rows."
+        )
+    columns = [column.of(index) for column in columns]
+    x, _ = rules.encode_columns(columns)
+    y = encode_targets([column.of(index) for column in y_columns], len(index))
+    check_float32(x, rules.feature_names, sample.rows[index])
+    check_float32(y, targets, sample.rows[index])
+    if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
+        raise ValueError(
+            f"The targets {list_names(constant)} are constant in float32: there is nothing to predict. "
+            "Leave them out, or subtract a large offset."
+        )
+    without_target, without_feature = n - len(known), len(known) - len(index)
+    left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."
+    return TableDataset(
+        name=path.name.split(".")[0],
+        abbreviation="",
+        x=x,
+        y=y,
+        feature_names=rules.feature_names,
+        target_names=targets,
+        licence="",
+        source=str(path),
+        note=left_out if len(index) < n else "",
+        columns=tuple(columns),
+        preprocessing=rules,
+        rows=torch.from_numpy(sample.rows[index]),
+        file_rows=sample.total,
+    )
+
+
+def _first_text(column: Column) -> str:
+    """A text in the column that is no number: what made it a text column."""
+    return next((text for text in column.levels.tolist() if not is_number(text)), "")
+
+
+def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None:
+    """Raise where a column has missing values or numbers that float32 cannot hold.
+
+    Args:
+        table: (n, k).
+        names: (k,) of its columns.
+        rows: (n,) numbers of its rows in the file, for the message.
+    """
+    finite = torch.isfinite(table)
+    if wrong := [name for name, good in zip(names, finite.all(0).tolist(), strict=True) if not good]:
+        raise ValueError(
+            f"The columns {list_names(wrong)} have missing values or numbers too large for float32, "
+            f"first in row {rows[int(finite.all(1).long().argmin())]} of the data."
+        )
+
+
+class Reservoir:
+    """Places for at most ``size`` items of a stream whose length is not known beforehand.
+
+    The i-th item, i >= size, takes the place of an earlier one with probability size / (i + 1): at any time
+    the items in the places are a random subset of those seen.
+
+    Args:
+        size: number of places.
+        seed: of the choice.
+
+    Examples:
+        >>> reservoir, kept = Reservoir(3, seed=0), np.empty(3, dtype=int)
+        >>> for start in range(0, 1000, 100):
+        ...     items, places = reservoir.offer(100)
+        ...     kept[places] = start + items
+        >>> reservoir.seen, len(set(kept.tolist()))
+        (1000, 3)
+    """
+
+    def __init__(self, size: int, seed: int | tuple[int, ...] = 0) -> None:
+        self.size, self.seen = as_whole(size, "max_rows"), 0
+        for part in seed if isinstance(seed, tuple) else (seed,):
+            as_seed(part)
+        self._random = np.random.default_rng(seed)
+
+    def offer(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the next ``count`` items are kept (until others push them out), and their places.
+
+        Both are (k,), k <= count; no place occurs twice. Places are filled in order at first.
+        """
+        numbers = np.arange(self.seen, self.seen + count)
+        places = np.where(numbers < self.size, numbers, self._random.integers(0, numbers + 1))
+        items = np.flatnonzero(places < self.size)
+        items = items[last_of_each(places[items])]  # of two items for one place the later one stays
+        self.seen += count
+        return items, places[items]
+
+
+class Sample(NamedTuple):
+    """Some rows of a file."""
+
+    columns: list[Column]
+    rows: np.ndarray
+    """(m,) their numbers, ascending."""
+    total: int
+    """Rows of the file."""
+
+
+def read_sample(
+    path: Path, names: Sequence[str], size: int | None = None, seed: int = 0, **form: str
+) -> Sample:
+    """The named columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
+
+    The file is read once; memory does not grow with it where a size is given. ``form`` is the delimiter and
+    the encoding of a csv file.
+    """
+    arrow = require("pyarrow", "cli", "Reading tables from files needs")
+    reservoir = Reservoir(_NO_LIMIT if size is None else size, seed)
+    parts: list[Any] = []
+    rows = places = np.empty(0, dtype=np.int64)
+    for table in read_tables(path, names, **form):
+        start = reservoir.seen
+        items, taken = reservoir.offer(len(table))
+        parts.append(table if len(items) == len(table) else table.take(arrow.array(items)))
+        rows, places = np.concatenate([rows, start + items]), np.concatenate([places, taken])
+        if len(rows) > 2 * reservoir.size:
+            keep = last_of_each(places)
+            rows, places = rows[keep], places[keep]
+            parts = [arrow.concat_tables(parts).take(arrow.array(keep)).combine_chunks()]
+    if not reservoir.seen:
+        return Sample([Column(name, "real", np.empty(0)) for name in names], rows, 0)
+    keep, table = last_of_each(places), arrow.concat_tables(parts)
+    if len(keep) < len(rows):
+        table = table.take(arrow.array(keep))
+    try:
+        columns = [*map(infer_column, names, (column.to_numpy() for column in table.columns))]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Sample(columns, rows[keep], reservoir.seen)
+
+
+def last_of_each(places: np.ndarray) -> np.ndarray:
+    """Indices, ascending, at which a place occurs for the last time."""
+    _, last = np.unique(places[::-1], return_index=True)
+    return np.sort(len(places) - 1 - last)

@@ -1,0 +1,165 @@
+"""Reading tables: kinds of columns, missing values, and what is said of a damaged file."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+import same
+from latentcal._internal import table_files
+from latentcal._internal.table_files import column_names
+from latentcal.tables import read_sample
+
+pytest.importorskip("pyarrow")
+
+
+def write(path, text):
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def read_table(path, **form):
+    return read_sample(path, column_names(path, **form), **form).columns
+
+
+def csv_column(tmp_path, *cells):
+    """The first column of a csv file; a second one keeps an empty cell from being an empty line."""
+    text = "".join(f"{cell},1\n" for cell in ("name", *cells))
+    return read_table(write(tmp_path / "t.csv.gz", text))[0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "-2", "+3"], "integer"),
+        (["1", "09"], "integer"),
+        (['"1"', '"2"'], "integer"),
+        (["1", "2.0"], "real"),
+        (["1", "1e5"], "real"),
+        (["1", "", "3"], "real"),
+        (["", "NA"], "real"),
+        (["True", "False"], "boolean"),
+        (["TRUE", "", "FALSE"], "boolean"),
+        (["1", "2", "many"], "text"),
+        (["True", "1"], "text"),
+        (["20141013T000000"], "text"),
+        (["1_000", "2"], "text"),
+    ],
+)
+def test_the_cells_of_a_csv_column_tell_its_kind(tmp_path, cells, kind):
+    assert csv_column(tmp_path, *cells).kind == kind
+
+
+def test_missing_numbers_are_nan_and_missing_texts_are_empty(tmp_path):
+    numbers = csv_column(tmp_path, "1.5", "", "NA", "nan", " 2 ")
+    assert same.copied(numbers.values, [1.5, np.nan, np.nan, np.nan, 2.0])
+    texts = csv_column(tmp_path, "a", "", " NA", " b ")
+    assert texts.values.tolist() == ["a", "", "", "b"]
+    booleans = csv_column(tmp_path, "true", "", "false")
+    assert same.copied(booleans.values, [1.0, np.nan, 0.0])
+    for column in (numbers, texts, booleans):
+        assert column.missing[1]
+        assert not column.missing[0]
+
+
+def test_levels_are_sorted_values_without_the_missing_ones(tmp_path):
+    assert same.copied(csv_column(tmp_path, "3", "1", "1.0", "", "3").levels, [1.0, 3.0])
+    assert csv_column(tmp_path, "b", "", "a", "b").levels.tolist() == ["a", "b"]
+
+
+def test_quoted_cells_may_hold_commas_and_line_ends(tmp_path):
+    column = csv_column(tmp_path, '"a, b"', '"c\nd"')
+    assert column.values.tolist() == ["a, b", "c\nd"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_rows_keep_their_order_across_blocks(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(table_files, "BLOCK", 1)  # about a thousand characters at a time
+    n = 2000
+    ends = [i % 5 + 900 * (i == 1000) for i in range(n)]
+    text = f"a,b,c{end}" + "".join(f'{i % 7},"x{i}{end * ends[i]}y",{i}{end}' for i in range(n))
+    a, b, c = read_table(write(tmp_path / "t.csv.gz", text))
+    assert same.copied(a.values, np.arange(n) % 7.0)
+    assert [value.split(end)[0].rstrip("y") for value in b.values] == [f"x{i}" for i in range(n)]
+    assert [value.count(end) for value in b.values] == ends
+    assert same.copied(c.values, np.arange(float(n)))
+    write(tmp_path / "t.csv.gz", text + f"1,2{end}")
+    with pytest.raises(ValueError, match=f"row {n} of the data has 2 values, but there are 3 columns"):
+        read_table(tmp_path / "t.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv.gz", "", "first line is empty"),
+        ("t.csv.gz", "a,b\n1,2\n3\n", "row 1 of the data has 1 values, but there are 2 columns"),
+    ],
+)
+def test_a_file_that_is_no_table_is_an_error_that_says_why(tmp_path, name, text, message):
+    path = write(tmp_path / name, text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_damaged_file_is_an_error_that_says_so(tmp_path):
+    whole = write(tmp_path / "whole.csv.gz", "a,b\n" + "1,2\n" * 1000).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    for content in (whole[:-12], bytes(flipped), b"a,b\n1,2\n"):
+        path = tmp_path / "t.csv.gz"
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"t\.csv\.gz is damaged, or not a text file compressed with gzip"
+        ):
+            read_table(path)
+
+
+@pytest.mark.parametrize("content", ["a,b\nçà,2\n".encode("latin-1"), "a,b\n1,2\n".encode("utf-16")])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_another_encoding_is_an_error_that_asks_for_it(tmp_path, content, compress):
+    path = tmp_path / "t.csv"
+    path.write_bytes(compress(content))
+    with pytest.raises(ValueError, match=r"t\.csv is not utf-8 text: .*pass encoding="):
+        read_table(path)
+
+
+def test_encoding_and_delimiter_can_be_given(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe;b\nçà;2\n".encode("latin-1"))
+    a, b = read_table(path, delimiter=";", encoding="latin-1")
+    assert (a.name, *a.values, *b.values) == ("größe", "çà", 2.0)
+    with pytest.raises(ValueError, match="unknown encoding: 'klingon'"):
+        read_table(path, encoding="klingon")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("a,b\n1,2\n".encode("utf-8-sig"))
+    assert [column.name for column in read_table(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"\n<!DOCTYPE html>\n<p>404</p>", "a web page"),
+        (b"<HTML><p>404</p>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS"),
+        (b"PK\x03\x04rest", "a zip archive or an Excel table"),
+        (b"PAR1rest", "a parquet file without the ending"),
+    ],
+)
+def test_what_is_often_saved_instead_of_a_table_is_named(tmp_path, name, content, what):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"it is {what}") as error:
+        read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_content_tells_whether_a_file_is_compressed(tmp_path):
+    for name, compress in (("t.csv", bytes), ("t.csv", gzip.compress), ("t.csv.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(compress(b"a,b\n1,2\n"))
+        assert [column.name for column in read_table(tmp_path / name)] == ["a", "b"]
