@@ -29,7 +29,7 @@ _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
 _REFUTED = 0.01  # p-value of the base's law of the norm
 _FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
-_IN_TIME = 2.0  # standard errors that a gain must exceed in time order, instead of one
+_FEW = 60  # rows up to which standard errors, uncertain themselves, count for one more
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -117,7 +117,7 @@ class Ladder:
         best = "the best that was not refused" if any(self.refusals) else "the best"
         if self.chosen == self.best:
             return f"it is {best}"
-        errors = "two standard errors" if self.in_time else "one standard error"
+        errors = f"{self.standard_errors:.1f} standard errors"
         reason = f"the simplest that is behind {best} by no more than {_WORTH:g} nats or {errors}"
         if self.chosen == 1 and self.behind[0] <= self.margin(0):
             if self.is_refuted:
@@ -142,9 +142,18 @@ class Ladder:
         limit = 0.0 if self.in_time else _WORTH
         return self._is_refused(1) or (self.gains[1] <= limit and not self.is_refuted)
 
+    @property
+    def standard_errors(self) -> float:
+        """Standard errors that a rung may be behind the best one and still be taken for its simplicity.
+
+        One; one more in time order, where the next block may differ from the last; and one more for up to
+        60 rows, less for more of them, from which a standard error itself is hardly known.
+        """
+        return 1.0 + self.in_time + min(1.0, _FEW / self.n)
+
     def margin(self, number: int) -> float:
         """Nats that a rung may be behind the best one and still be taken for its simplicity."""
-        return max(_WORTH, (_IN_TIME if self.in_time else 1.0) * self.behind_errors[number])
+        return max(_WORTH, self.standard_errors * self.behind_errors[number])
 
     def _is_refused(self, number: int) -> bool:
         return number < len(self.refusals) and bool(self.refusals[number])
@@ -286,10 +295,10 @@ class Comparison:
     def choose(self, refusals: Sequence[str]) -> Ladder:
         """The simplest rung that is not clearly behind the best, of those that were not refused.
 
-        Behind by 0.01 nats, or by one standard error, is not clearly behind; in time order, where the next
-        block may differ from the last, by two. The unchanged model has a rule of its own: the plain law
-        contains the model's own law and costs next to nothing where that is right, so the model is left alone
-        only where the plain law gains no more than 0.01 nats (in time order, nothing), whatever its error.
+        Behind by 0.01 nats, or by one or two standard errors (:attr:`Ladder.standard_errors`), is not clearly
+        behind. The unchanged model has a rule of its own: the plain law contains the model's own law and
+        costs next to nothing where that is right, so the model is left alone only where the plain law gains
+        no more than 0.01 nats (in time order, nothing), whatever its error.
         """
         gains, errors = zip(
             *(self._mean(row - self.log_likelihood[0]) for row in self.log_likelihood), strict=True
