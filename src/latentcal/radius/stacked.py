@@ -237,16 +237,23 @@ def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000)
 
     By EM: each step raises the likelihood, which is concave in the weights.
     """
-    kept = counts.reshape(-1) > 0
-    logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]
-    counts = counts.reshape(-1)[kept]
-    density = torch.exp(logs - logs.amax(0))
-    weights = density.new_full((density.shape[0],), 1 / density.shape[0])
-    share = counts / counts.sum()
+    parts = log_densities.shape[0]
+    return mixture_weights_of_each(log_densities.reshape(1, parts, -1), counts.reshape(1, -1), steps=steps)[0]
+
+
+def mixture_weights_of_each(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
+    """Weights (b, k) of several mixtures at once, for log densities (b, k, m) and counts (b, m)."""
+    kept = (counts > 0).any(0)
+    logs, counts = log_densities[..., kept], counts[:, kept]
+    density = torch.exp(logs - logs.amax(1, keepdim=True))
+    density = torch.where(counts[:, None] > 0, density, 1.0)  # points without weight may have no density
+    weights = density.new_full(density.shape[:2], 1 / density.shape[1])
+    share = counts / counts.sum(1, keepdim=True)
     for _ in range(steps):
         # The gradient: density / mixture, averaged over the points. At the optimum it is at most 1.
-        gradient = density @ (share / (weights @ density))
+        mixture = (weights[:, None] @ density)[:, 0]
+        gradient = (density @ (share / mixture)[..., None])[..., 0]
         if float(gradient.max()) < 1 + 1e-6:
             break
         weights = weights * gradient
-    return weights / weights.sum()
+    return weights / weights.sum(1, keepdim=True)
