@@ -119,7 +119,7 @@ class RidgeSmoother(Smoother):
         folds = int(fold.max()) + 1
         plain = fit_ridge(columns, targets, fold, weights, level=level)
         search = ProductSearch(additive, columns)
-        if search.most < 1:
+        if not search.is_promising(targets, weights):
             return cls(additive, plain.coefficients, plain.intercept), plain.held_out
         # Pairs that all rows choose would know the rows that judge them.
         designs = [search.choose(targets, weights * (fold != f)).extend(columns) for f in range(folds)]

@@ -129,6 +129,10 @@ class StackedRadius(TabulatedLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
 
+    def cdf_untabulated(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        return torch.exp(self._mixture("log_cdf", r.reshape(-1))).reshape(r.shape)
+
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         count = math.prod(shape)
         part = torch.multinomial(self.weights, count, replacement=True, generator=generator)
@@ -242,18 +246,39 @@ def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000)
 
 
 def mixture_weights_of_each(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
-    """Weights (b, k) of several mixtures at once, for log densities (b, k, m) and counts (b, m)."""
+    """Weights (b, k) of several mixtures at once, for log densities (b, k, m) and counts (b, m).
+
+    Two steps of EM show where it is going; the third jumps ahead along that line (squared extrapolation), and
+    is taken back where the likelihood is not higher there.
+    """
     kept = (counts > 0).any(0)
     logs, counts = log_densities[..., kept], counts[:, kept]
     density = torch.exp(logs - logs.amax(1, keepdim=True))
     density = torch.where(counts[:, None] > 0, density, 1.0)  # points without weight may have no density
+    across = density.mT.contiguous()
+    share = (counts / counts.sum(1, keepdim=True))[..., None]
+
+    def look(weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient, density / mixture averaged over the points, and the mixture."""
+        mixture = across @ weights[..., None]
+        return (density @ (share / mixture))[..., 0], mixture
+
+    def height(mixture: Tensor) -> Tensor:
+        return (share * torch.log(mixture)).sum(1)
+
     weights = density.new_full(density.shape[:2], 1 / density.shape[1])
-    share = counts / counts.sum(1, keepdim=True)
-    for _ in range(steps):
-        # The gradient: density / mixture, averaged over the points. At the optimum it is at most 1.
-        mixture = (weights[:, None] @ density)[:, 0]
-        gradient = (density @ (share / mixture)[..., None])[..., 0]
-        if float(gradient.max()) < 1 + 1e-6:
+    for _ in range(steps // 3):
+        gradient, _ = look(weights)
+        if float(gradient.max()) < 1 + 1e-6:  # it is at most 1 at the optimum
             break
-        weights = weights * gradient
+        once = weights * gradient
+        twice = once * look(once)[0]
+        step, bend = once - weights, twice - 2 * once + weights
+        ahead = (step.norm(dim=1, keepdim=True) / bend.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(
+            min=1
+        )
+        far = (weights + 2 * ahead * step + ahead**2 * bend).clamp(min=1e-12)
+        far = far / far.sum(1, keepdim=True)
+        better = height(look(far)[1]) > height(look(twice)[1])
+        weights = torch.where(better, far, twice)
     return weights / weights.sum(1, keepdim=True)
