@@ -207,9 +207,12 @@ def _without_later_arguments(written: Any, stored: Any) -> Any:
     if not all(isinstance(node, dict) and "args" in node for node in (written, stored)):
         return written
     known = parameters_of(find(CLASSES[written["class"]])) if written.get("class") in CLASSES else {}
-    kept = {
-        name: value
-        for name, value in written["args"].items()
-        if name in stored["args"] or name not in known or value != known[name].default
-    }
-    return written | {"args": kept}
+    later = (name for name in written["args"] if name in known and name not in stored["args"])
+    defaults = {name: known[name].default for name in later}
+    left_out = {name for name, value in defaults.items() if written["args"][name] == _plain(value)}
+    return written | {"args": {k: v for k, v in written["args"].items() if k not in left_out}}
+
+
+def _plain(value: Any) -> Any:
+    """A default value as a document holds it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
+_NEWTON_STEPS = 100  # at most; ten are enough
 _RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
 PARTS = 3 + len(_RATES)  # of the stack
 _CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
@@ -236,49 +238,40 @@ def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
     return (n * weights + 1 / len(weights)) / (n + 1)
 
 
-def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
-    """Weights (k,) of the mixture with the highest likelihood, for log densities (k, ...) and counts (...).
+def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
+    r"""Weights (k,) of the mixture with the highest likelihood, for log densities (k, ...) and counts (...).
 
-    By EM: each step raises the likelihood, which is concave in the weights.
+    .. math:: \min_{w \ge 0}\; \sum_k w_k - \sum_i c_i \log \sum_k w_k f_k(r_i), \qquad \sum_i c_i = 1,
+
+    whose solution sums to 1. By Newton's method: the quadratic model of each step is a non-negative least
+    squares problem in k unknowns, and a step is halved until it goes downhill.
     """
-    parts = log_densities.shape[0]
-    return mixture_weights_of_each(log_densities.reshape(1, parts, -1), counts.reshape(1, -1), steps=steps)[0]
+    from scipy.linalg import solve_triangular
+    from scipy.optimize import nnls
 
+    kept = counts.reshape(-1) > 0
+    logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]
+    density = torch.exp(logs - logs.amax(0)).cpu().numpy()
+    share = counts.reshape(-1)[kept].cpu().numpy()
+    share = share / share.sum()
+    weights = np.full(len(density), 1 / len(density))
 
-def mixture_weights_of_each(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
-    """Weights (b, k) of several mixtures at once, for log densities (b, k, m) and counts (b, m).
+    def height(weights: np.ndarray) -> float:
+        mixture = weights @ density
+        return math.inf if mixture.min() <= 0 else float(weights.sum() - share @ np.log(mixture))
 
-    Two steps of EM show where it is going; the third jumps ahead along that line (squared extrapolation), and
-    is taken back where the likelihood is not higher there.
-    """
-    kept = (counts > 0).any(0)
-    logs, counts = log_densities[..., kept], counts[:, kept]
-    density = torch.exp(logs - logs.amax(1, keepdim=True))
-    density = torch.where(counts[:, None] > 0, density, 1.0)  # points without weight may have no density
-    across = density.mT.contiguous()
-    share = (counts / counts.sum(1, keepdim=True))[..., None]
-
-    def look(weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient, density / mixture averaged over the points, and the mixture."""
-        mixture = across @ weights[..., None]
-        return (density @ (share / mixture))[..., 0], mixture
-
-    def height(mixture: Tensor) -> Tensor:
-        return (share * torch.log(mixture)).sum(1)
-
-    weights = density.new_full(density.shape[:2], 1 / density.shape[1])
-    for _ in range(steps // 3):
-        gradient, _ = look(weights)
-        if float(gradient.max()) < 1 + 1e-6:  # it is at most 1 at the optimum
+    for _ in range(_NEWTON_STEPS):
+        ratio = density / (weights @ density)
+        gradient = 1 - ratio @ share
+        if max(-gradient.min(), np.abs(weights * gradient).max()) < 1e-9:
             break
-        once = weights * gradient
-        twice = once * look(once)[0]
-        step, bend = once - weights, twice - 2 * once + weights
-        ahead = (step.norm(dim=1, keepdim=True) / bend.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(
-            min=1
-        )
-        far = (weights + 2 * ahead * step + ahead**2 * bend).clamp(min=1e-12)
-        far = far / far.sum(1, keepdim=True)
-        better = height(look(far)[1]) > height(look(twice)[1])
-        weights = torch.where(better, far, twice)
-    return weights / weights.sum(1, keepdim=True)
+        hessian = (ratio * share) @ ratio.T
+        root = np.linalg.cholesky(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)))
+        target = solve_triangular(root, hessian @ weights - gradient, lower=True)
+        step, size, before = nnls(root.T, target)[0] - weights, 1.0, height(weights)
+        while height(weights + size * step) > before and size > 1e-6:
+            size /= 2
+        if size <= 1e-6:
+            break
+        weights = weights + size * step
+    return torch.as_tensor(weights / weights.sum(), dtype=log_densities.dtype, device=log_densities.device)

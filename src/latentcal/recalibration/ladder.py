@@ -92,7 +92,7 @@ class Ladder:
     refusals: list[str] = field(default_factory=list)
     unexamined: str = ""
     in_time: bool = False
-    judged: list[int] = field(default_factory=list)
+    judged: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
@@ -121,10 +121,8 @@ class Ladder:
 
     def _reason(self) -> str:
         best = "the best that was not refused" if any(self.refusals) else "the best"
-        if self.chosen == self.best:
-            return f"it is {best}"
-        errors = f"{self.standard_errors:.1f} standard errors"
-        reason = f"the simplest that is behind {best} by no more than {_WORTH:g} nats or {errors}"
+        errors = f"{_WORTH:g} nats or {self.standard_errors:.1f} standard errors"
+        reason = f"it is {best}" if self.chosen == self.best else f"the simplest within {errors} of {best}"
         if self.chosen == 1 and self.behind[0] <= self.margin(0):
             if self.is_refuted:
                 reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
@@ -145,7 +143,8 @@ class Ladder:
     @property
     def is_refuted(self) -> bool:
         """Whether the norms contradict the unchanged model, and the plain law does better."""
-        return self.p_value is not None and self.p_value < _REFUTED and self.gains[1] > 0
+        contradicted = self.p_value is not None and self.p_value < _REFUTED
+        return contradicted and self.gains[1] > 0 and not self._is_refused(1)
 
     @property
     def may_stay(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..radius.scaled import ascend
-from ..radius.stacked import mixture_weights_of_each
+from ..radius.stacked import mixture_weights
 from .maps import CoordinateMap, CrossFitted, LatentMap, by_fold
 
 _REACH = 8.0  # of the nodes, in robust standard deviations
@@ -95,8 +95,7 @@ def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...
         mass / mass.sum(1, keepdim=True),
     )
     log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)
-    held_out = log_density[:, :-1].permute(2, 0, 1, 3).flatten(2)  # (d, 3, f m)
-    shares = mixture_weights_of_each(held_out, counts.transpose(0, 1).flatten(1), steps=200).T
+    shares = torch.stack([mixture_weights(log_density[:, :-1, j], counts[:, j]) for j in range(dim)], 1)
     shares = (n * shares + 1 / 3) / (n + 1)
     spline = _spline(laws, shares.repeat(1, sets), min(_LARGEST_SCORE, _score_within(n)))
     return list(zip(*(part.split(dim) for part in spline), strict=True))
