@@ -222,7 +222,7 @@ def pit_values() -> Any:
         lc.latent_pit(pred, Y_TEST),
         lc.hdr_pit(pred, Y_TEST, generator=seeded()),
         find("marginal_pit")(pred, Y_TEST, generator=seeded()),
-        find("prerank_pit")(pred, Y_TEST, lc.negative_log_density, generator=seeded()),
+        find("prerank_pit")(pred, Y_TEST, lc.pit.negative_log_density, generator=seeded()),
     ]
 
 

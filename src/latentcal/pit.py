@@ -17,6 +17,7 @@ from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
 from .toy import drawing_from
 
+__all__ = ["hdr_pit", "latent_pit", "marginal_pit", "negative_log_density", "prerank_pit"]
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 
 

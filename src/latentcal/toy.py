@@ -22,6 +22,20 @@ from torch.distributions import (
     constraints,
 )
 
+__all__ = [
+    "HOUSEHOLD_TARGETS",
+    "MultivariateStudentT",
+    "Toy",
+    "arc",
+    "bimodal",
+    "heteroscedastic_arc",
+    "heteroscedastic_linear",
+    "household_table",
+    "mixture_of_normals",
+    "multivariate_normal",
+    "student_t",
+    "two_moons",
+]
 HOUSEHOLD_TARGETS = ("food", "housing", "energy")
 _REGIONS = ("north", "east", "south", "west")
 _TENURES = ("owner", "tenant", "other")

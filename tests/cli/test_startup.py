@@ -54,7 +54,6 @@ def test_the_commands_themselves_load_nothing_heavy_for_their_help():
     run(ALONE + HELP)
 
 
-@pytest.mark.xfail(strict=True, reason="the top level imports everything", raises=AssertionError)
 def test_help_loads_nothing_heavy():
     run(HELP)
 

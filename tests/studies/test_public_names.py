@@ -3,14 +3,14 @@
 import ast
 import importlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import latentcal
+
 STUDIES = Path(__file__).parents[2] / "studies"
-NAMESPACES = (
-    *("adapters", "diagnostics", "flows", "metrics", "plots", "radius"),
-    *("splits", "tables", "toy"),
-)
+NAMESPACES = [name for name in latentcal.__all__ if isinstance(getattr(latentcal, name), ModuleType)]
 PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in NAMESPACES))
 
 
@@ -18,8 +18,7 @@ def is_public(module: str, name: str) -> bool:
     """Whether a public namespace has this among its public names."""
     if module not in PUBLIC:
         return False
-    names = getattr(importlib.import_module(module), "__all__", None)
-    return not name.startswith("_") if names is None else name in names or f"{module}.{name}" in PUBLIC
+    return name in importlib.import_module(module).__all__
 
 
 def private_uses(source: str) -> list[str]:

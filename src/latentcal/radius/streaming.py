@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .calibration_sample import CalibrationSample, fit_to_sample
-from .guarantee import TightenedRadius
+from .coverage import TightenedRadius
 from .law import RadiusLaw, as_float64
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
 

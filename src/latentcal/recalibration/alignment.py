@@ -15,7 +15,7 @@ from .._internal.numerics import outside_inference_mode
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
-from ..radius.guarantee import guarantee
+from ..radius.coverage import guarantee
 from ..radius.reference import Chi
 from .latent import Recalibration, record_recalibration
 from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
