@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column, table_cells
+from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
 from ._internal.wording import check_names, join_some, list_names, quote
@@ -274,7 +275,7 @@ class Preprocessing:
             try:
                 part = self._encode_cells(cells, start, warned, targets, unknown, missing)
             except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
+                raise place_error(f"{path}: ", error) from None
             index = part.rows.numpy() - start
             yield part._replace(kept={name: cells[name].astype(object)[index] for name in keep})
             start += len(cells[names[0]])
@@ -361,10 +362,10 @@ def check_complete(columns: Sequence[Column], rows: np.ndarray) -> None:
     if complete.all():
         return
     name = next(column.name for column in columns if column.missing.any())
-    raise ValueError(
+    raise ArgumentError(
         f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with "
-        "missing='drop'."
+        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with ",
+        *(Argument("missing", "drop"), "."),
     )
 
 
