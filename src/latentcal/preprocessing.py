@@ -242,7 +242,7 @@ class Preprocessing:
             x, y, numbers, _ = zip(*parts, strict=True)
             return Encoded(torch.cat(x), torch.cat(y) if targets else None, torch.cat(numbers))
         cells = table_cells(rows)
-        check_names(self._needed(targets), [*cells])
+        check_names(self._columns_with(targets), [*cells])
         return self._encode_cells(cells, 0, set(), **how)
 
     def chunks(
@@ -270,7 +270,7 @@ class Preprocessing:
             encoding: of a csv file.
         """
         path, start, warned = as_path(path), 0, set[str]()
-        names = [*dict.fromkeys([*self._needed(targets), *keep])]
+        names = [*dict.fromkeys([*self._columns_with(targets), *keep])]
         for cells in file_chunks(path, names, size, delimiter, encoding):
             try:
                 part = self._encode_cells(cells, start, warned, targets, unknown, missing)
@@ -324,7 +324,7 @@ class Preprocessing:
             )
         return rules
 
-    def _needed(self, targets: bool) -> tuple[str, ...]:
+    def _columns_with(self, targets: bool) -> tuple[str, ...]:
         return (*self.columns, *(self.targets if targets else ()))
 
     def _encode_cells(

@@ -102,7 +102,7 @@ class TableDataset(Dataset):
         check_names(as_names(name, "name"), [column.name for column in self.columns])
         return next(column.values for column in self.columns if column.name == name)
 
-    def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
+    def learn_rules(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
         """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
         rules = Preprocessing.fit(self.columns, self.target_names, rows)
         x, complete = rules.encode_columns(self.columns)

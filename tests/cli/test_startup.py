@@ -1,4 +1,4 @@
-"""Help loads none of the packages that take seconds, and only ``fit`` loads scikit-learn."""
+"""Help loads none of the packages that take seconds, and only ``fit`` needs scikit-learn."""
 
 # ruff: noqa: F811 (an argument has the name of its fixture)
 
@@ -58,7 +58,7 @@ def test_help_loads_nothing_heavy():
     run(HELP)
 
 
-def test_only_fit_needs_scikit_learn(fitted, model, new, tmp_path):
+def test_only_fit_needs_more_than_the_extra_predict(fitted, model, new, tmp_path):
     data = fitted[0] / "households.csv"
     calls = [
         ["info", model],
@@ -71,7 +71,8 @@ def test_only_fit_needs_scikit_learn(fitted, model, new, tmp_path):
     ]
     script = f"""
 import sys
-sys.modules["sklearn"] = None
+for name in ("sklearn", "matplotlib", "jinja2"):
+    sys.modules[name] = None
 from latentcal.cli import main
 for words in {[[str(word) for word in call] for call in calls]!r}:
     try:
