@@ -21,7 +21,7 @@ import fuzz_files  # noqa: E402
 from latentcal._internal.model_folder import ModelFileError  # noqa: E402
 from latentcal._internal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
 from latentcal.conformal import HPDScore  # noqa: E402
-from latentcal.recalibration import ProbitMixture  # noqa: E402
+from latentcal.radius import ProbitMixture  # noqa: E402
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap  # noqa: E402
 
 

@@ -299,6 +299,7 @@ def test_a_manifest_that_names_other_numbers_is_refused(tmp_path, recalibrated, 
 SAVE_FOREVER = """
 import sys, torch, latentcal as lc
 laws = [lc.radius.Chi(dim) for dim in range(1, 50)]
+lc.save, lc.ScaledRadius  # are loaded before the clock starts
 print("ready", flush=True)
 while True:
     for law in laws:
