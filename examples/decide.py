@@ -24,9 +24,9 @@ def main() -> None:
     model = lc.recalibrate(flow, x[:500], y[:500])
     x, y = x[500:], y[500:]
 
-    overload = ~lc.Box([-math.inf, -math.inf], [3.5, 3.5])  # either output above 3.5
+    overload = ~lc.events.Box([-math.inf, -math.inf], [3.5, 3.5])  # either output above 3.5
     happened = overload.contains(y).double()
-    actions = {"reserve": -1.0, "rely": lc.Payoff(overload, inside=-10.0, outside=0.0)}
+    actions = {"reserve": -1.0, "rely": lc.events.Payoff(overload, inside=-10.0, outside=0.0)}
     for name, each in (("before", flow), ("after", model)):
         options = {"samples": 256, "generator": torch.Generator().manual_seed(1)}
         chance = lc.probability(each, x, overload, **options).value

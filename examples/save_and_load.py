@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     lc.save(lc.recalibrate(theirs, x[1000:], y[1000:]), folder / "law")
     try:
         lc.load(folder / "law")
-    except lc.ModelFileError as error:
+    except lc.files.ModelFileError as error:
         print("without the flow:", error)
     print("with it:", type(lc.load(folder / "law", flow=theirs).base.radius).__name__)
 

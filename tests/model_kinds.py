@@ -57,8 +57,10 @@ def other_kinds() -> dict[str, Kind]:
     """What the others do not have: norms and records that are rarely met."""
     x, y = _rows(40)
     flow = _linear()
-    one = lc.flows.LinearGaussianFlow(None, flow.bias[:1], flow.scale_tril[:1, :1], lc.uniform_interval())
-    laplace = lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, lc.laplace(2))
+    one = lc.flows.LinearGaussianFlow(
+        None, flow.bias[:1], flow.scale_tril[:1, :1], lc.base.uniform_interval()
+    )
+    laplace = lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, lc.base.laplace(2))
     return {
         **_kinds(
             {"laplace": laplace, "aligned_record": lc.align(flow, x, y), "interval": one}, answer_of_flow
@@ -104,28 +106,30 @@ def _rows(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _laws() -> dict[str, lc.RadiusLaw]:
-    radii = 1.3 * lc.Chi(2).sample((12,), torch.Generator().manual_seed(2))
+    radii = 1.3 * lc.radius.Chi(2).sample((12,), torch.Generator().manual_seed(2))
     x, _ = _rows(60)
-    many = 1.3 * lc.Chi(2).sample((60,), torch.Generator().manual_seed(2)) * (1 + 0.3 * x[:, 2])
+    many = 1.3 * lc.radius.Chi(2).sample((60,), torch.Generator().manual_seed(2)) * (1 + 0.3 * x[:, 2])
     kde = lc.GammaKDE.fit(radii)
-    window = lc.StreamingRadius.fit(radii, reference=lc.Chi(2), window=8)
-    smooth = lc.ConditionalRadius.fit(many, x, reference=lc.Chi(2), nodes=16)
+    window = lc.StreamingRadius.fit(radii, reference=lc.radius.Chi(2), window=8)
+    smooth = lc.ConditionalRadius.fit(many, x, reference=lc.radius.Chi(2), nodes=16)
     assert isinstance(smooth, SmoothRadius)
-    grouped = GroupedRadius(lc.Chi(2), [lc.ScaledRadius(lc.Chi(2), 1.5), lc.Chi(3)], torch.tensor([0, 1]), 2)
+    grouped = GroupedRadius(
+        lc.radius.Chi(2), [lc.ScaledRadius(lc.radius.Chi(2), 1.5), lc.radius.Chi(3)], torch.tensor([0, 1]), 2
+    )
     return {
-        "chi": lc.Chi(2),
-        "ball": lc.BallRadius(3),
-        "gamma": lc.GammaRadius(2),
-        "student": lc.StudentRadius(2, 4.5),
-        "scaled": lc.ScaledRadius(lc.Chi(2), 1.5, 0.8),
+        "chi": lc.radius.Chi(2),
+        "ball": lc.radius.BallRadius(3),
+        "gamma": lc.radius.GammaRadius(2),
+        "student": lc.radius.StudentRadius(2, 4.5),
+        "scaled": lc.ScaledRadius(lc.radius.Chi(2), 1.5, 0.8),
         "empirical": lc.EmpiricalRadius(radii),
         "gamma_kde": kde,
         "spline": lc.SplineRadius.fit(radii),
-        "stacked": lc.StackedRadius.fit(radii, reference=lc.Chi(2), nodes=16),
+        "stacked": lc.StackedRadius.fit(radii, reference=lc.radius.Chi(2), nodes=16),
         "tightened": lc.tighten(kde, radii, max_lambda=0.5),
         "window": window,
         "grouped": grouped,
-        "smooth": smooth.with_law(lc.ScaledRadius(lc.Chi(2), 1.2)),
+        "smooth": smooth.with_law(lc.ScaledRadius(lc.radius.Chi(2), 1.2)),
     }
 
 
@@ -133,7 +137,7 @@ def _linear() -> lc.flows.LinearGaussianFlow:
     return lc.flows.LinearGaussianFlow.fit(*_rows(20))
 
 
-def _aligned() -> lc.Aligned:
+def _aligned() -> lc.recalibration.Aligned:
     x, y = _rows(40)
     fold, weights = torch.arange(40) % 4, torch.ones(40, dtype=torch.float64)
     ridge, _ = RidgeSmoother.cross_fit(x, y, fold, weights)
@@ -144,23 +148,23 @@ def _aligned() -> lc.Aligned:
         FeatureAffineMap(ridge, near),
         CoordinateMap(knots, 1.1 * knots, torch.ones_like(knots)),
     ]
-    return lc.Aligned(_linear(), Chain(maps))
+    return lc.recalibration.Aligned(_linear(), Chain(maps))
 
 
-def _correlated() -> lc.Aligned:
+def _correlated() -> lc.recalibration.Aligned:
     """A flow whose correlation depends on a product of features."""
     x, y = _rows(200)
     y[:, 1] = y[:, 0] * x[:, 0] * x[:, 1] + 0.3 * y[:, 1]
     fold, weights = torch.arange(200) % 4, torch.ones(200, dtype=torch.float64)
     crossed, _ = RidgeSmoother.cross_fit(x, (x[:, :1] * x[:, 1:2]).expand(-1, 2) + 0.1 * y, fold, weights)
     plain = cross_fit_correlation(y, x, fold, weights).map
-    return lc.Aligned(_linear(), Chain([CorrelationMap(plain.slopes, crossed)]))
+    return lc.recalibration.Aligned(_linear(), Chain([CorrelationMap(plain.slopes, crossed)]))
 
 
 def _flows() -> dict[str, lc.ConditionalFlow]:
     x, y = _rows(24)
     flow, ones = _linear(), torch.ones(2, dtype=torch.float64)
-    student = lc.RadialBase(lc.StudentRadius(2, 4.5), 2, lc.MaxNorm())
+    student = lc.RadialBase(lc.radius.StudentRadius(2, 4.5), 2, lc.norms.MaxNorm())
     return {
         "linear_gaussian": flow,
         "convex_potential": lc.flows.ConvexPotentialFlow(2, 3, hidden=3, layers=1),
@@ -169,7 +173,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "tarflow": lc.flows.TarFlow(
             (1, 2, 1), patch_size=1, channels=4, num_blocks=2, layers_per_block=1, head_dim=2
         ),
-        "standardized": lc.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
+        "standardized": lc.flows.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),
         "correlated": _correlated(),
@@ -183,7 +187,9 @@ def _predictors() -> dict[str, Any]:
     flow = _linear()
     options: dict[str, Any] = {"samples": 20, "generator": torch.Generator().manual_seed(3)}
     return {
-        "ensemble": lc.FlowEnsemble([flow, lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)]),
+        "ensemble": lc.recalibration.FlowEnsemble(
+            [flow, lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)]
+        ),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
     }
@@ -267,7 +273,7 @@ def answer_of_predictor(model: Any) -> Answer:
 @torch.no_grad()
 def answer_of_region(region: lc.Region) -> Answer:
     """Thresholds, and which points are inside."""
-    y = Y if isinstance(region.score, lc.DCPScore) is False else Y[:, :1]
+    y = Y if isinstance(region.score, lc.conformal.DCPScore) is False else Y[:, :1]
     scores = region.score(region.model, X, y)
     return _numbers(threshold=region.threshold, scores=scores, inside=region.contains(y, X)) | {
         "coverage": str(region.coverage),

@@ -28,11 +28,11 @@ GIGABYTE = 1 << 30
 GOOD = ("answer", "clear error")
 BAD = ("obscure error", "other exception", "silently wrong", "hang", "more than 1 GB")
 _OWN_WARNINGS = (
-    lc.CalibrationReuseWarning,
-    lc.AutocorrelationWarning,
-    lc.DiscreteOutputWarning,
-    lc.EffectiveSizeWarning,
-    lc.InfiniteRegionWarning,
+    lc.recalibration.CalibrationReuseWarning,
+    lc.recalibration.AutocorrelationWarning,
+    lc.radius.DiscreteOutputWarning,
+    lc.recalibration.EffectiveSizeWarning,
+    lc.conformal.InfiniteRegionWarning,
     TrainingWarning,
 )
 

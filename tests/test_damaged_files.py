@@ -21,7 +21,7 @@ import fuzz_files  # noqa: E402
 from latentcal._internal.model_folder import ModelFileError  # noqa: E402
 from latentcal._internal.smoothers import AdditiveFeatures, NeighbourSmoother  # noqa: E402
 from latentcal.conformal import HPDScore  # noqa: E402
-from latentcal.recalibration import ProbitMixture  # noqa: E402
+from latentcal.radius import ProbitMixture  # noqa: E402
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def test_a_damaged_or_forged_file_is_refused_in_one_line_or_another_valid_model(
 
 
 def scaled(depth: int) -> lc.RadiusLaw:
-    law: lc.RadiusLaw = lc.Chi(2)
+    law: lc.RadiusLaw = lc.radius.Chi(2)
     for _ in range(depth):
         law = lc.ScaledRadius(law, 1.0)
     return law
@@ -73,7 +73,7 @@ class Identity(lc.ConditionalFlow):
     """A flow of somebody else."""
 
     def __init__(self) -> None:
-        super().__init__(lc.standard_normal(2))
+        super().__init__(lc.base.standard_normal(2))
 
     def encode(self, y, x=None):
         return y, torch.zeros(y.shape[:-1])
@@ -85,9 +85,9 @@ class Identity(lc.ConditionalFlow):
 def test_two_foreign_flows_in_one_model_are_refused_when_they_are_saved(tmp_path):
     """Both came back as the one flow that load was given."""
     with pytest.raises(TypeError, match="second flow"):
-        lc.save(lc.FlowEnsemble([Identity(), Identity()]), tmp_path / "model")
+        lc.save(lc.recalibration.FlowEnsemble([Identity(), Identity()]), tmp_path / "model")
     flow = Identity()
-    lc.save(lc.FlowEnsemble([flow, flow.with_base(lc.laplace(2))]), tmp_path / "model")
+    lc.save(lc.recalibration.FlowEnsemble([flow, flow.with_base(lc.base.laplace(2))]), tmp_path / "model")
     assert len(lc.load(tmp_path / "model", flow=flow).flows) == 2
 
 
@@ -100,12 +100,12 @@ class Chi(lc.ScaledRadius):
 
 
 def test_a_law_of_the_users_is_named_when_it_is_loaded(tmp_path):
-    lc.save(OwnRadius(lc.Chi(3), 2.0), tmp_path / "model")
+    lc.save(OwnRadius(lc.radius.Chi(3), 2.0), tmp_path / "model")
     with pytest.raises(ModelFileError, match=r"needs the class 'OwnRadius'.*classes="):
         lc.load(tmp_path / "model")
     assert type(lc.load(tmp_path / "model", classes=[OwnRadius])) is OwnRadius
     with pytest.raises(TypeError, match="the name is taken"):
-        lc.save(Chi(lc.Chi(3), 2.0), tmp_path / "other")
+        lc.save(Chi(lc.radius.Chi(3), 2.0), tmp_path / "other")
     with pytest.raises(TypeError, match="names of their own"):
         lc.load(tmp_path / "model", classes=[Chi])
 
@@ -114,9 +114,9 @@ def doubles(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def prerank(spread: torch.Tensor) -> lc.PrerankRecalibration:
+def prerank(spread: torch.Tensor) -> lc.recalibration.PrerankRecalibration:
     law = ProbitMixture(doubles(0), doubles(1), doubles(1))
-    return lc.PrerankRecalibration(torch.tensor([1, 1]), law, 0.0, None, spread)
+    return lc.recalibration.PrerankRecalibration(torch.tensor([1, 1]), law, 0.0, None, spread)
 
 
 PARTS = {
@@ -124,14 +124,16 @@ PARTS = {
     "bins of a spline far apart": lambda: lc.SplineRadius(
         1.0, 1.0, doubles(1, 1e30), doubles(1, 1), doubles(1, 1, 1)
     ),
-    "a scale below the floats": lambda: lc.ScaledRadius(lc.Chi(2), 1e-320),
-    "bins of a pulled law below 0": lambda: lc.TightenedRadius(lc.Chi(2), doubles(1, -1), doubles(1, 1), 0.5),
-    "parts of a stack that end elsewhere": lambda: lc.StackedRadius(
-        [lc.Chi(2)], doubles(1), lc.BallRadius(2), 0.5
+    "a scale below the floats": lambda: lc.ScaledRadius(lc.radius.Chi(2), 1e-320),
+    "bins of a pulled law below 0": lambda: lc.radius.TightenedRadius(
+        lc.radius.Chi(2), doubles(1, -1), doubles(1, 1), 0.5
     ),
-    "counts below 0": lambda: lc.StreamingRadius(lc.Chi(2), window=2, totals=doubles(-1, 0)),
-    "degrees of freedom below the floats": lambda: lc.StudentRadius(2, 1e-320),
-    "a dimension beyond any": lambda: lc.Chi(2**63),
+    "parts of a stack that end elsewhere": lambda: lc.StackedRadius(
+        [lc.radius.Chi(2)], doubles(1), lc.radius.BallRadius(2), 0.5
+    ),
+    "counts below 0": lambda: lc.StreamingRadius(lc.radius.Chi(2), window=2, totals=doubles(-1, 0)),
+    "degrees of freedom below the floats": lambda: lc.radius.StudentRadius(2, 1e-320),
+    "a dimension beyond any": lambda: lc.radius.Chi(2**63),
     "maps of different coordinates": lambda: Chain(
         [
             AffineMap(torch.zeros(2), torch.eye(2)),
@@ -150,20 +152,28 @@ PARTS = {
         doubles(1, 1, 1),
         torch.tensor([1]),
     ),
-    "scores out of order": lambda: lc.Region(lc.standard_normal(2), lc.LatentScore(), doubles(2, 1), 0.5),
+    "scores out of order": lambda: lc.Region(
+        lc.base.standard_normal(2), lc.conformal.LatentScore(), doubles(2, 1), 0.5
+    ),
     "mixed dtypes": lambda: lc.flows.LinearGaussianFlow(None, torch.zeros(1), torch.eye(1).double()),
     "heads of negative size": lambda: lc.flows.TarFlow(
         (1, 2, 1), patch_size=1, channels=4, num_blocks=1, layers_per_block=1, head_dim=-2
     ),
-    "a ladder without steps": lambda: lc.Ladder(["a"], [], [0.0], [0.0], [0.0], 0, 5, 2),
-    "counts of ranks below 0": lambda: lc.PrerankRecalibration(torch.tensor([1, -1]), None, 0.0, None),
+    "a ladder without steps": lambda: lc.recalibration.Ladder(["a"], [], [0.0], [0.0], [0.0], 0, 5, 2),
+    "counts of ranks below 0": lambda: lc.recalibration.PrerankRecalibration(
+        torch.tensor([1, -1]), None, 0.0, None
+    ),
     "a reach without steps": lambda: prerank(spread=doubles(0)[0]),
     "steps of a reach in a matrix": lambda: prerank(spread=doubles(0, 1)[None]),
     "steps of a reach out of order": lambda: prerank(spread=doubles(1, 0)),
     "steps of a reach in whole numbers": lambda: prerank(spread=torch.tensor([0, 1])),
     "a seed beyond 64 bits": lambda: HPDScore(seed=1 << 65),
-    "a seed of pre-ranks beyond 64 bits": lambda: lc.PrerankRecalibrated(
-        lc.standard_normal, lc.negative_log_density, prerank(spread=doubles(0, 1)), bins=1, seed=1 << 65
+    "a seed of pre-ranks beyond 64 bits": lambda: lc.recalibration.PrerankRecalibrated(
+        lc.base.standard_normal,
+        lc.pit.negative_log_density,
+        prerank(spread=doubles(0, 1)),
+        bins=1,
+        seed=1 << 65,
     ),
     "more draws than memory": lambda: HPDScore(samples=1 << 62),
 }

@@ -357,7 +357,7 @@ class Dropping(lc.ConditionalFlow):
     """A flow whose latent is random in training mode."""
 
     def __init__(self) -> None:
-        super().__init__(lc.standard_normal(2))
+        super().__init__(lc.base.standard_normal(2))
         self.dropout = torch.nn.Dropout(0.5)
         self.linear = torch.nn.Linear(2, 2)
 

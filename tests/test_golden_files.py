@@ -46,13 +46,13 @@ def assert_alike(found: object, expected: object, tolerance: float) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 def test_a_file_of_any_version_is_read_as_it_was_written_or_refused(folder):
     if int(folder.parent.name.removeprefix("schema_")) in REFUSED:
-        with pytest.raises(lc.ModelFileError) as caught:
+        with pytest.raises(lc.files.ModelFileError) as caught:
             lc.load(folder)
         assert len(str(caught.value).splitlines()) == 1
         return
     expected = json.loads((folder / "answer.json").read_text())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lc.InfiniteRegionWarning)
+        warnings.simplefilter("ignore", lc.conformal.InfiniteRegionWarning)
         found = json.loads(json.dumps(answer_of(read_any(folder))))
     assert_alike(found, expected, 1e-4 if folder.name in FLOAT32 else 1e-7)
 

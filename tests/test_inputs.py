@@ -37,7 +37,7 @@ CALLS = {
         model(x), y, generator=torch.Generator().manual_seed(0)
     ),
     "probability": lambda model, x, y: (
-        lc.probability(model, x, lc.Box(-1, 1), generator=torch.Generator().manual_seed(0)).value
+        lc.probability(model, x, lc.events.Box(-1, 1), generator=torch.Generator().manual_seed(0)).value
     ),
     "latent_norms": lambda model, x, y: lc.latent_norms(model, x, y),
     "recalibrate": lambda model, x, y: lc.recalibrate(model, x, y, fit=lc.ScaledRadius.fit).base.radius.cdf(
@@ -45,7 +45,7 @@ CALLS = {
     ),
     "conformal_region": lambda model, x, y: lc.conformal_region(model, x, y).threshold,
     "contains": lambda model, x, y: lc.Region(
-        model, lc.LatentScore(), torch.arange(20.0).double(), 0.5
+        model, lc.conformal.LatentScore(), torch.arange(20.0).double(), 0.5
     ).contains(y, x),
     "linear fit": lambda model, x, y: lc.flows.LinearGaussianFlow.fit(x, y).bias,
     "energy score": lambda model, x, y: lc.metrics.energy_score(torch.zeros(3, len(y), 2), y),
@@ -67,7 +67,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.filterwarnings("ignore::latentcal.CalibrationReuseWarning")
+@pytest.mark.filterwarnings("ignore::latentcal.recalibration.CalibrationReuseWarning")
 def test_every_kind_of_numbers_gives_the_same_answer(name, kind, model, rows):
     x, y = (part[40:] for part in rows)
     expected = CALLS[name](model, x, y)
@@ -106,7 +106,10 @@ def test_no_rows_give_no_answers(name, model):
 
 def test_no_rows_give_no_actions(model):
     assert (
-        lc.best_action(model, torch.empty(0, 2), {"go": lc.Payoff(lc.Box(-1, 1), 1, -1), "wait": 0.0}) == []
+        lc.best_action(
+            model, torch.empty(0, 2), {"go": lc.events.Payoff(lc.events.Box(-1, 1), 1, -1), "wait": 0.0}
+        )
+        == []
     )
 
 
@@ -120,7 +123,7 @@ def test_a_shape_of_draws_that_is_none_is_refused_in_words(shape, error, model):
 
 def test_a_latent_that_overflows_has_density_zero():
     flow = lc.flows.LinearGaussianFlow(None, torch.zeros(1), 1e-30 * torch.eye(1))
-    for model in (flow, flow.with_base(lc.RadialBase(lc.ScaledRadius(lc.Chi(1), 2.0, 1.5), 1))):
+    for model in (flow, flow.with_base(lc.RadialBase(lc.ScaledRadius(lc.radius.Chi(1), 2.0, 1.5), 1))):
         assert model().log_prob(torch.tensor([1e30])) == -torch.inf
 
 
@@ -159,14 +162,14 @@ def test_features_that_overflow_the_dtype_of_the_flow_are_refused():
 
 
 def test_a_law_refuses_nan():
-    for law in (lc.Chi(2), lc.ScaledRadius(lc.Chi(1), 2.0, 1.5)):
+    for law in (lc.radius.Chi(2), lc.ScaledRadius(lc.radius.Chi(1), 2.0, 1.5)):
         for method in (law.cdf, law.log_prob, law.log_sf):
             with pytest.raises(ValueError, match="1 of 2 values of r are NaN"):
                 method(torch.tensor([1.0, torch.nan]))
 
 
 def test_a_quantile_beyond_the_floats_is_infinite():
-    heavy = lc.StudentRadius(2, 3.0)
+    heavy = lc.radius.StudentRadius(2, 3.0)
     assert heavy.icdf_log_sf(torch.tensor([-1e59], dtype=torch.float64)) == torch.inf
     assert heavy.icdf_log_cdf(torch.tensor([-1e59], dtype=torch.float64)) == 0
     inside = torch.tensor([-600.0], dtype=torch.float64)
@@ -175,7 +178,7 @@ def test_a_quantile_beyond_the_floats_is_infinite():
 
 def test_radii_whose_squares_overflow_are_refused():
     with pytest.raises(ValueError, match="radii reach 1e\\+200"):
-        lc.StackedRadius.fit(torch.tensor([1.0, 2.0, 1e200], dtype=torch.float64), reference=lc.Chi(2))
+        lc.StackedRadius.fit(torch.tensor([1.0, 2.0, 1e200], dtype=torch.float64), reference=lc.radius.Chi(2))
 
 
 def test_the_moments_of_large_numbers_are_not_nan():
@@ -223,14 +226,14 @@ def test_the_estimator_takes_tensors_of_any_kind_and_refuses_dates(rows):
     "weights", [-torch.ones(60), torch.zeros(60), torch.ones(59), torch.full((60,), torch.nan)]
 )
 def test_weights_that_are_none_are_refused_alike_everywhere(weights, model, rows):
-    flow = model.with_base(lc.standard_normal(2))
+    flow = model.with_base(lc.base.standard_normal(2))
     calls = (
         lambda: lc.recalibrate(flow, *rows, weights=weights),
         lambda: lc.align(flow, *rows, weights=weights),
         lambda: lc.autocalibrate(flow, *rows, weights=weights),
         lambda: lc.cross_calibrate(lc.flows.LinearGaussianFlow.fit, *rows, weights=weights),
-        lambda: lc.ScaledRadius.fit(rows[1][:, 0].abs(), reference=lc.Chi(1), weights=weights),
-        lambda: lc.guarantee(lc.Chi(1), rows[1][:, 0].abs(), weights=weights),
+        lambda: lc.ScaledRadius.fit(rows[1][:, 0].abs(), reference=lc.radius.Chi(1), weights=weights),
+        lambda: lc.guarantee(lc.radius.Chi(1), rows[1][:, 0].abs(), weights=weights),
     )
     for call in calls:
         with pytest.raises(ValueError, match=r"^weights (must be finite|has shape \(59,\) for 60 points)"):

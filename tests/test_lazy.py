@@ -24,7 +24,9 @@ def names_for_type_checkers(path):
     for node in imports:
         for alias in node.names:
             assert alias.asname == alias.name, f"{path}: write {alias.name} as {alias.name}"
-    return {alias.name: node.module for node in imports for alias in node.names}
+    return {
+        alias.name: "." * (node.level - 1) + (node.module or "") for node in imports for alias in node.names
+    }
 
 
 @pytest.mark.parametrize("path", LAZY, ids=map(name_of, LAZY))
@@ -43,8 +45,7 @@ def test_type_checkers_see_the_names_that_a_package_offers(path):
 def test_every_name_comes_from_the_module_that_the_type_checker_sees(path):
     package = importlib.import_module(name_of(path))
     for name, module in names_for_type_checkers(path).items():
-        place = f"{name_of(path)}.{module}" if module else f"{name_of(path)}.{name}"
-        found = importlib.import_module(place)
+        found = importlib.import_module(f".{module or name}", name_of(path))
         assert getattr(package, name) is (getattr(found, name) if module else found)
         assert name in dir(package)
 

@@ -16,7 +16,7 @@ FITS = {
 # The spline is the end of a search: its likelihood is flat, so it is known to fewer digits.
 TOLERANCE = dict.fromkeys(FITS, 1e-6) | {"spline": 2e-2}
 # Judging a model by its own rows warns, which is not the matter here.
-pytestmark = pytest.mark.filterwarnings("ignore::latentcal.CalibrationReuseWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::latentcal.recalibration.CalibrationReuseWarning")
 each_fit = pytest.mark.parametrize("name", FITS)
 each_weighted_fit = pytest.mark.parametrize("name", [name for name in FITS if name != "empirical"])
 
@@ -104,7 +104,7 @@ def test_the_units_of_y_do_not_matter(name, rows, flow):
     x, y = rows
     shift, scale = torch.tensor([5.0, -300.0]).double(), torch.tensor([1e3, 1e-4]).double()
     model = recalibrated(name, flow, x, y)
-    moved = recalibrated(name, lc.Standardized(flow, shift, scale), x, y * scale + shift)
+    moved = recalibrated(name, lc.flows.Standardized(flow, shift, scale), x, y * scale + shift)
     found = moved(x).log_prob(y * scale + shift) + scale.log().sum()
     torch.testing.assert_close(found, model(x).log_prob(y), rtol=0, atol=max(1e-4, 20 * TOLERANCE[name]))
 
@@ -144,7 +144,7 @@ def test_recalibrating_twice_with_other_rows_ends_where_the_second_law_is(name, 
 def test_the_units_of_x_do_not_matter(name, rows, flow):
     x, y = rows
     shift, scale = torch.tensor([3.0, -70.0]).double(), torch.tensor([1e3, 1e-4]).double()
-    moved = lc.Standardized(flow, 0 * shift, shift / shift, shift, scale)
+    moved = lc.flows.Standardized(flow, 0 * shift, shift / shift, shift, scale)
     model, other = recalibrated(name, flow, x, y), recalibrated(name, moved, x * scale + shift, y)
     pits = [
         lc.latent_pit(model(x), y),

@@ -69,10 +69,10 @@ def test_a_loaded_model_has_the_same_numbers_to_the_last_bit_and_the_same_log_de
 
 
 def test_a_tightened_law_and_an_empirical_one_come_back(tmp_path, generator):
-    radii = lc.Chi(3).sample((50,), generator)
+    radii = lc.radius.Chi(3).sample((50,), generator)
     r = torch.linspace(0, 6, 100)
     tight = lc.tighten(lc.GammaKDE.fit(radii), radii, max_lambda=0.5)
-    for law in (tight, lc.EmpiricalRadius.fit(radii), lc.StudentRadius(3, 4.0)):
+    for law in (tight, lc.EmpiricalRadius.fit(radii), lc.radius.StudentRadius(3, 4.0)):
         lc.save(law, tmp_path / "law")
         torch.testing.assert_close(lc.load(tmp_path / "law").cdf(r), law.cdf(r))
 
@@ -96,7 +96,7 @@ def test_the_record_of_the_recalibration_comes_back(tmp_path, recalibrated):
 def test_a_flow_in_the_users_units_comes_back(tmp_path, generator):
     x, y = rows(600, generator)
     inner = lc.flows.LinearGaussianFlow.fit(x[:300], y[:300])
-    flow = lc.Standardized(inner, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    flow = lc.flows.Standardized(inner, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     model = lc.recalibrate(flow, x, y)
     lc.save(model, tmp_path / "model")
     assert_same(lc.load(tmp_path / "model"), model, x, y)
@@ -106,7 +106,7 @@ class Shifted(lc.ConditionalFlow):
     """A flow of somebody else: not in the file, given again when loading."""
 
     def __init__(self, shift: float) -> None:
-        super().__init__(lc.standard_normal(2))
+        super().__init__(lc.base.standard_normal(2))
         self.register_buffer("offset", torch.tensor(shift))
 
     def encode(self, y, x=None):
@@ -121,7 +121,7 @@ def test_a_foreign_flow_is_given_again_when_loading(tmp_path, generator):
     flow = Shifted(0.25)
     model = lc.recalibrate(flow, None, y)
     lc.save(model, tmp_path / "model")
-    with pytest.raises(lc.ModelFileError, match=r"load\(path, flow=...\)"):
+    with pytest.raises(lc.files.ModelFileError, match=r"load\(path, flow=...\)"):
         lc.load(tmp_path / "model")
     loaded = lc.load(tmp_path / "model", flow=flow)
     assert_same(loaded, model, None, y)
@@ -131,7 +131,7 @@ def test_a_foreign_flow_is_given_again_when_loading(tmp_path, generator):
 def test_an_ensemble_a_prerank_model_and_regions_come_back(tmp_path, generator, recalibrated):
     x, y = rows(300, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x, y)
-    ensemble = lc.FlowEnsemble([flow, recalibrated])
+    ensemble = lc.recalibration.FlowEnsemble([flow, recalibrated])
     prerank = lc.recalibrate_prerank(flow, x, y, samples=20, generator=generator)
     for name, model in (("ensemble", ensemble), ("prerank", prerank)):
         lc.save(model, tmp_path / name)
@@ -174,8 +174,8 @@ def test_no_pickle_is_in_the_files_and_colleagues_may_read_them(tmp_path, recali
 def test_a_saved_model_replaces_an_earlier_one_and_nothing_else(tmp_path, recalibrated):
     lc.save(recalibrated, tmp_path / "model")
     (tmp_path / "model" / "thesis.tex").write_text("...")
-    lc.save(lc.Chi(2), tmp_path / "model")
-    assert isinstance(lc.load(tmp_path / "model"), lc.Chi)
+    lc.save(lc.radius.Chi(2), tmp_path / "model")
+    assert isinstance(lc.load(tmp_path / "model"), lc.radius.Chi)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     names = sorted(path.name for path in (tmp_path / "model").iterdir())
     assert [name for name in names if not name.startswith("numbers-")] == ["model.json", "thesis.tex"]
@@ -222,7 +222,7 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, recalibrated):
         lc.save(recalibrated, folder)
         (numbers,) = folder.glob("numbers-*.safetensors")
         damage(numbers)
-        with pytest.raises(lc.ModelFileError, match=message) as caught:
+        with pytest.raises(lc.files.ModelFileError, match=message) as caught:
             lc.load(folder)
         assert "\n" not in str(caught.value)
 
@@ -237,7 +237,7 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, recalibrated):
     damaged(lambda _: structure.write_text("[" * 100_000), "too deep")
     flipped = lambda content: content[:-1] + bytes([content[-1] ^ 1])  # noqa: E731
     damaged(lambda numbers: numbers.write_bytes(flipped(numbers.read_bytes())), "was changed")
-    with pytest.raises(lc.ModelFileError, match="no such folder"):
+    with pytest.raises(lc.files.ModelFileError, match="no such folder"):
         lc.load(tmp_path / "nowhere")
 
 
@@ -281,7 +281,7 @@ def test_a_forged_manifest_is_refused_in_one_line(tmp_path, name):
     edit, message = FORGED[name]
     lc.save(lc.flows.ConvexPotentialFlow(2, 3, hidden=8), tmp_path / "model")
     rewrite(tmp_path / "model", lambda document: edit(document["model"]))
-    with pytest.raises(lc.ModelFileError, match=message) as caught:
+    with pytest.raises(lc.files.ModelFileError, match=message) as caught:
         lc.load(tmp_path / "model")
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 700
@@ -292,13 +292,14 @@ def test_a_forged_manifest_is_refused_in_one_line(tmp_path, name):
 def test_a_manifest_that_names_other_numbers_is_refused(tmp_path, recalibrated, entry, value):
     lc.save(recalibrated, tmp_path / "model")
     rewrite(tmp_path / "model", lambda document: document["numbers"].update({entry: value}))
-    with pytest.raises(lc.ModelFileError):
+    with pytest.raises(lc.files.ModelFileError):
         lc.load(tmp_path / "model")
 
 
 SAVE_FOREVER = """
 import sys, torch, latentcal as lc
-laws = [lc.Chi(dim) for dim in range(1, 50)]
+laws = [lc.radius.Chi(dim) for dim in range(1, 50)]
+lc.save, lc.ScaledRadius  # are loaded before the clock starts
 print("ready", flush=True)
 while True:
     for law in laws:
@@ -309,7 +310,7 @@ while True:
 def test_whenever_a_process_is_killed_the_old_or_the_new_model_is_there(tmp_path, generator):
     """There was a moment without any model. A model that is half written fails to load."""
     folder = tmp_path / "model"
-    lc.save(lc.Chi(3), folder)
+    lc.save(lc.radius.Chi(3), folder)
     for _ in range(5):
         process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, folder], stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -317,7 +318,7 @@ def test_whenever_a_process_is_killed_the_old_or_the_new_model_is_there(tmp_path
         time.sleep(0.02 + 0.1 * float(torch.rand((), generator=generator)))
         process.kill()
         process.communicate()
-        assert isinstance(lc.load(folder), (lc.Chi, lc.ScaledRadius))
+        assert isinstance(lc.load(folder), (lc.radius.Chi, lc.ScaledRadius))
     assert isinstance(lc.load(folder), lc.ScaledRadius)  # control: models were written
 
 
@@ -326,18 +327,18 @@ def test_a_first_save_that_was_killed_does_not_block_the_folder(tmp_path):
     folder.mkdir()
     (folder / "numbers-0123456789abcdef.safetensors").write_text("half")
     (folder / ".latentcal-0123456789abcdef").write_text("half")
-    lc.save(lc.Chi(3), folder)
+    lc.save(lc.radius.Chi(3), folder)
     assert lc.load(folder).dim == 3
 
 
 def test_two_writers_and_a_reader_at_once_never_see_half_a_model(tmp_path):
     folder, failures = tmp_path / "model", []
-    lc.save(lc.Chi(1), folder)
+    lc.save(lc.radius.Chi(1), folder)
 
     def write(dim: int) -> None:
         try:
             for _ in range(40):
-                lc.save(lc.ScaledRadius(lc.Chi(dim), 2.0), folder)
+                lc.save(lc.ScaledRadius(lc.radius.Chi(dim), 2.0), folder)
         except Exception as error:
             failures.append(error)
 
@@ -353,7 +354,7 @@ def test_two_writers_and_a_reader_at_once_never_see_half_a_model(tmp_path):
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, failing):
     folder, calls = tmp_path / "model", []
-    lc.save(lc.Chi(3), folder)
+    lc.save(lc.radius.Chi(3), folder)
     before = sorted(path.name for path in folder.iterdir())
 
     def full(descriptor: int) -> None:
@@ -363,9 +364,9 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        lc.save(lc.Chi(5), folder)
+        lc.save(lc.radius.Chi(5), folder)
     with pytest.raises(OSError, match="No space"):
-        lc.save(lc.Chi(5), tmp_path / "new" / "model")
+        lc.save(lc.radius.Chi(5), tmp_path / "new" / "model")
     monkeypatch.undo()
     assert lc.load(folder).dim == 3
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -374,16 +375,16 @@ def test_a_full_disk_leaves_the_old_model_and_no_rubbish(tmp_path, monkeypatch, 
 
 def test_the_next_save_removes_what_a_killed_process_left_and_nothing_that_is_being_written(tmp_path):
     folder = tmp_path / "model"
-    lc.save(lc.Chi(3), folder)
+    lc.save(lc.radius.Chi(3), folder)
     rubbish = [folder / "numbers-0123456789abcdef.safetensors", folder / ".latentcal-0123456789abcdef"]
     for path in rubbish:
         path.write_text("half")
     written = folder / "numbers-0000000000000000.safetensors"
     with new_file(written, b"by another process"):
-        lc.save(lc.Chi(4), folder)
+        lc.save(lc.radius.Chi(4), folder)
         assert written.exists()
     assert not any(path.exists() for path in rubbish)
-    lc.save(lc.Chi(5), folder)
+    lc.save(lc.radius.Chi(5), folder)
     assert not written.exists()
     assert len([*folder.iterdir()]) == 2
 

@@ -110,7 +110,7 @@ def test_fifty_thousand_rows_are_the_default_limit():
 def test_means_and_scales_make_a_flow_that_speaks_the_units_of_the_data(data):
     result = split(data, seed=0)
     flow = lc.flows.LinearGaussianFlow(weight=torch.ones(2, 4), bias=torch.zeros(2), scale_tril=torch.eye(2))
-    own = lc.Standardized(flow, **result.flow_units)
+    own = lc.flows.Standardized(flow, **result.flow_units)
     rows = result.indices["test"]
     z, _ = own.encode(data[1][rows], data[0][rows])
     torch.testing.assert_close(z, flow.encode(result.test.y, result.test.x)[0])

@@ -52,8 +52,8 @@ import click  # noqa: E402
 from safetensors.torch import load as from_safetensors  # noqa: E402
 from safetensors.torch import save as as_safetensors  # noqa: E402
 
-from latentcal import ModelFileError  # noqa: E402
 from latentcal._internal.names import CLASSES  # noqa: E402
+from latentcal.files import ModelFileError  # noqa: E402
 from model_kinds import Kind, model_kinds  # noqa: E402
 
 OUTCOMES = (

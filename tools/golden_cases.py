@@ -37,11 +37,14 @@ def find(name: str) -> Any:
     """A public name of the package, wherever it lives."""
     for place in (
         lc,
-        *(getattr(lc, space, None) for space in ("radius", "conformal", "events", "metrics", "flows")),
+        *(
+            getattr(lc, space, None)
+            for space in ("base", "radius", "conformal", "events", "metrics", "flows")
+        ),
     ):
         if hasattr(place, name):
             return getattr(place, name)
-    for path in ("data", "splits", "toy", "recalibration", "radius", "base"):
+    for path in ("data", "splits", "toy", "recalibration"):
         module = getattr(lc, path, None)
         if module is not None and hasattr(module, name):
             return getattr(module, name)
@@ -222,7 +225,7 @@ def pit_values() -> Any:
         lc.latent_pit(pred, Y_TEST),
         lc.hdr_pit(pred, Y_TEST, generator=seeded()),
         find("marginal_pit")(pred, Y_TEST, generator=seeded()),
-        find("prerank_pit")(pred, Y_TEST, lc.negative_log_density, generator=seeded()),
+        find("prerank_pit")(pred, Y_TEST, lc.pit.negative_log_density, generator=seeded()),
     ]
 
 

@@ -79,7 +79,7 @@ def subjects(folder: Path) -> dict[str, Subject]:
     ]
 
     def save(place: Path, version: int) -> None:
-        lc.save(lc.ScaledRadius(lc.Chi(version + 1), 2.0), place)
+        lc.save(lc.ScaledRadius(lc.radius.Chi(version + 1), 2.0), place)
 
     def fit(place: Path, version: int) -> None:
         quiet("fit", table, "--targets", "u,v", "--flow", "linear-gaussian", "--recalibration", "scaled",

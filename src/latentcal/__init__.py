@@ -1,240 +1,131 @@
-"""Find out whether a conditional density model's probabilities are true, and repair them after training."""
+"""Find out whether a conditional density model's probabilities are true, and repair them after training.
+
+Importing this loads nothing but itself: a name loads what it needs when it is first used.
+"""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import adapters, flows, metrics, plots, splits, tables, toy
+from ._internal.lazy import attach
 from ._version import __version__
-from .adapters import (
-    from_functions,
-    from_nflows,
-    from_normflows,
-    from_pyro,
-    from_sbi,
-    from_torch,
-    from_velocity,
-    from_zuko,
-    to_sbi,
-)
-from .base import (
-    RadialBase,
-    laplace,
-    standard_normal,
-    student_t,
-    uniform_ball,
-    uniform_cube,
-    uniform_interval,
-)
-from .checks import FlowCheck, check_flow
-from .conformal import (
-    DCPScore,
-    DensityScore,
-    HPDScore,
-    InfiniteRegionWarning,
-    LatentScore,
-    PCPScore,
-    Region,
-    Score,
-    anomaly_pvalue,
-    conformal_region,
-)
-from .decisions import Payoff, best_action, expected_utility
-from .diagnostics import (
-    CalibrationReport,
-    ConditionalCalibration,
-    conditional_calibration,
-    diagnose,
-    diagnose_partitions,
-)
-from .events import Box, HalfSpace, Membership, probability
-from .files import ModelFileError, load, save
-from .flow import ConditionalFlow, FlowDistribution
-from .flows.standardized import Standardized
-from .integration import Estimate, InfiniteVarianceWarning
-from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
-from .pit import hdr_pit, latent_pit, marginal_pit, negative_log_density, prerank_pit
-from .radius import (
-    BallRadius,
-    Chi,
-    ConditionalRadius,
-    DiscreteOutputWarning,
-    EmpiricalRadius,
-    GammaKDE,
-    GammaRadius,
-    Guarantee,
-    RadiusLaw,
-    ScaledRadius,
-    SplineRadius,
-    StackedRadius,
-    StreamingRadius,
-    StudentRadius,
-    TightenedRadius,
-    guarantee,
-    points_needed,
-    tighten,
-)
-from .recalibration import (
-    Aligned,
-    Alignment,
-    AutocorrelationWarning,
-    AutoRecalibration,
-    CalibrationReuseWarning,
-    EffectiveSizeWarning,
-    FlowEnsemble,
-    Ladder,
-    NLLTerms,
-    PrerankDistribution,
-    PrerankRecalibrated,
-    PrerankRecalibration,
-    Recalibration,
-    align,
-    autocalibrate,
-    cross_calibrate,
-    evaluate_partitions,
-    latent_norms,
-    nll_decomposition,
-    recalibrate,
-    recalibrate_partitions,
-    recalibrate_prerank,
-    rolling_pit,
-)
-from .recalibration.discrete import Atoms, Dequantizer, OutputAtoms, atoms
-from .recalibration.shift import density_ratio
-from .transport import RadialTransport, radial_transport
 
 if TYPE_CHECKING:
-    from .estimator import FlowRegressor
+    from . import (
+        adapters as adapters,
+        base as base,
+        checks as checks,
+        conformal as conformal,
+        diagnostics as diagnostics,
+        estimator as estimator,
+        events as events,
+        files as files,
+        flows as flows,
+        metrics as metrics,
+        norms as norms,
+        pit as pit,
+        plots as plots,
+        radius as radius,
+        recalibration as recalibration,
+        splits as splits,
+        tables as tables,
+        toy as toy,
+        transport as transport,
+    )
+    from .adapters import (
+        from_functions as from_functions,
+        from_nflows as from_nflows,
+        from_normflows as from_normflows,
+        from_pyro as from_pyro,
+        from_sbi as from_sbi,
+        from_torch as from_torch,
+        from_velocity as from_velocity,
+        from_zuko as from_zuko,
+        to_sbi as to_sbi,
+    )
+    from .base import RadialBase as RadialBase
+    from .checks import check_flow as check_flow
+    from .conformal import (
+        Region as Region,
+        anomaly_pvalue as anomaly_pvalue,
+        conformal_region as conformal_region,
+    )
+    from .diagnostics import conditional_calibration as conditional_calibration, diagnose as diagnose
+    from .estimator import FlowRegressor as FlowRegressor
+    from .events import (
+        best_action as best_action,
+        expected_utility as expected_utility,
+        probability as probability,
+    )
+    from .files import load as load, save as save
+    from .flow import ConditionalFlow as ConditionalFlow, FlowDistribution as FlowDistribution
+    from .pit import (
+        hdr_pit as hdr_pit,
+        latent_pit as latent_pit,
+        marginal_pit as marginal_pit,
+        prerank_pit as prerank_pit,
+    )
+    from .radius import (
+        CalibrationSample as CalibrationSample,
+        ConditionalRadius as ConditionalRadius,
+        EmpiricalRadius as EmpiricalRadius,
+        GammaKDE as GammaKDE,
+        RadiusLaw as RadiusLaw,
+        ScaledRadius as ScaledRadius,
+        SplineRadius as SplineRadius,
+        StackedRadius as StackedRadius,
+        StreamingRadius as StreamingRadius,
+        guarantee as guarantee,
+        points_needed as points_needed,
+        tighten as tighten,
+    )
+    from .recalibration import (
+        align as align,
+        autocalibrate as autocalibrate,
+        cross_calibrate as cross_calibrate,
+        density_ratio as density_ratio,
+        latent_norms as latent_norms,
+        nll_decomposition as nll_decomposition,
+        recalibrate as recalibrate,
+        recalibrate_prerank as recalibrate_prerank,
+        rolling_pit as rolling_pit,
+    )
+    from .transport import radial_transport as radial_transport
 
-__all__ = [
-    "L1",
-    "Aligned",
-    "Alignment",
-    "Atoms",
-    "AutoRecalibration",
-    "AutocorrelationWarning",
-    "BallRadius",
-    "Box",
-    "CalibrationReport",
-    "CalibrationReuseWarning",
-    "Chi",
-    "ConditionalCalibration",
-    "ConditionalFlow",
-    "ConditionalRadius",
-    "DCPScore",
-    "DensityScore",
-    "Dequantizer",
-    "DiscreteOutputWarning",
-    "EffectiveSizeWarning",
-    "EmpiricalRadius",
-    "Estimate",
-    "Euclidean",
-    "FirstCoordinate",
-    "FlowCheck",
-    "FlowDistribution",
-    "FlowEnsemble",
-    "GammaKDE",
-    "GammaRadius",
-    "Guarantee",
-    "HPDScore",
-    "HalfSpace",
-    "InfiniteRegionWarning",
-    "InfiniteVarianceWarning",
-    "Ladder",
-    "LatentScore",
-    "MaxNorm",
-    "Membership",
-    "ModelFileError",
-    "NLLTerms",
-    "Norm",
-    "OutputAtoms",
-    "PCPScore",
-    "Payoff",
-    "PrerankDistribution",
-    "PrerankRecalibrated",
-    "PrerankRecalibration",
-    "RadialBase",
-    "RadialTransport",
-    "RadiusLaw",
-    "Recalibration",
-    "Region",
-    "ScaledRadius",
-    "Score",
-    "SplineRadius",
-    "StackedRadius",
-    "Standardized",
-    "StreamingRadius",
-    "StudentRadius",
-    "TightenedRadius",
-    "__version__",
-    "adapters",
-    "align",
-    "anomaly_pvalue",
-    "atoms",
-    "autocalibrate",
-    "best_action",
-    "check_flow",
-    "conditional_calibration",
-    "conformal_region",
-    "cross_calibrate",
-    "density_ratio",
-    "diagnose",
-    "diagnose_partitions",
-    "evaluate_partitions",
-    "expected_utility",
-    "flows",
-    "from_functions",
-    "from_nflows",
-    "from_normflows",
-    "from_pyro",
-    "from_sbi",
-    "from_torch",
-    "from_velocity",
-    "from_zuko",
-    "guarantee",
-    "hdr_pit",
-    "laplace",
-    "latent_norms",
-    "latent_pit",
-    "load",
-    "marginal_pit",
-    "metrics",
-    "negative_log_density",
-    "nll_decomposition",
-    "plots",
-    "points_needed",
-    "prerank_pit",
-    "probability",
-    "radial_transport",
-    "recalibrate",
-    "recalibrate_partitions",
-    "recalibrate_prerank",
-    "rolling_pit",
-    "save",
-    "splits",
-    "standard_normal",
-    "student_t",
-    "tables",
-    "tighten",
-    "to_sbi",
-    "toy",
-    "uniform_ball",
-    "uniform_cube",
-    "uniform_interval",
-]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "adapters": [
+            *("from_functions", "from_nflows", "from_normflows", "from_pyro", "from_sbi", "from_torch"),
+            *("from_velocity", "from_zuko", "to_sbi"),
+        ],
+        "base": ["RadialBase"],
+        "checks": ["check_flow"],
+        "conformal": ["Region", "anomaly_pvalue", "conformal_region"],
+        "diagnostics": ["conditional_calibration", "diagnose"],
+        "estimator": ["FlowRegressor"],
+        "events": ["best_action", "expected_utility", "probability"],
+        "files": ["load", "save"],
+        "flow": ["ConditionalFlow", "FlowDistribution"],
+        "pit": ["hdr_pit", "latent_pit", "marginal_pit", "prerank_pit"],
+        "radius": [
+            *("CalibrationSample", "ConditionalRadius", "EmpiricalRadius", "GammaKDE", "RadiusLaw"),
+            *("ScaledRadius", "SplineRadius", "StackedRadius", "StreamingRadius"),
+            *("guarantee", "points_needed", "tighten"),
+        ],
+        "recalibration": [
+            *("align", "autocalibrate", "cross_calibrate", "density_ratio", "latent_norms"),
+            *("nll_decomposition", "recalibrate", "recalibrate_prerank", "rolling_pit"),
+        ],
+        "transport": ["radial_transport"],
+    },
+    [
+        *("adapters", "base", "checks", "conformal", "diagnostics", "estimator", "events", "files", "flows"),
+        *("metrics", "norms", "pit", "plots", "radius", "recalibration", "splits", "tables", "toy"),
+        "transport",
+    ],
+)
+__all__ += ["__version__"]
 
 # scikit-learn is optional: without it ``from latentcal import *`` leaves its face out.
-if find_spec("sklearn") is not None:
-    __all__ += ["FlowRegressor"]
-
-
-def __getattr__(name: str) -> Any:
-    """FlowRegressor when it is first asked for: importing latentcal loads nothing optional."""
-    if name != "FlowRegressor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .estimator import FlowRegressor
-
-    return FlowRegressor
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "FlowRegressor"})
+if find_spec("sklearn") is None:
+    __all__.remove("FlowRegressor")

@@ -15,6 +15,16 @@ from .radius.empirical import EmpiricalRadius
 from .radius.law import RadiusLaw
 from .radius.reference import BallRadius, Chi, GammaRadius, StudentRadius
 
+__all__ = [
+    "RadialBase",
+    "laplace",
+    "standard_normal",
+    "student_t",
+    "uniform_ball",
+    "uniform_cube",
+    "uniform_interval",
+]
+
 
 class RadialBase(nn.Module):
     r"""The law of :math:`z = r \cdot \omega` with a radius r of any law and a direction uniform in the norm.

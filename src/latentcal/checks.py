@@ -14,6 +14,7 @@ from ._internal.numerics import to_tensor
 from ._internal.validate import as_whole
 from .flow import ConditionalFlow, evaluation_mode
 
+__all__ = ["Check", "FlowCheck", "check_flow"]
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.05  # for half precision
 _LARGEST_JACOBIAN = 64

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+__all__ = ["L1", "Euclidean", "FirstCoordinate", "MaxNorm", "Norm"]
+
 
 @dataclass(frozen=True)
 class Norm:

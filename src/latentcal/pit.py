@@ -15,8 +15,9 @@ from ._internal.numerics import to_tensor
 from ._internal.validate import as_floating, as_whole, check_finite
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
-from .toy import drawing_from
+from .toy import draw_from
 
+__all__ = ["hdr_pit", "latent_pit", "marginal_pit", "negative_log_density", "prerank_pit"]
 Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 
 
@@ -167,7 +168,7 @@ def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator 
         return pred.sample(shape)
     if "generator" in inspect.signature(pred.sample).parameters:
         return pred.sample(shape, generator=generator)  # type: ignore[call-arg]
-    with drawing_from(generator):
+    with draw_from(generator):
         return pred.sample(shape)
 
 

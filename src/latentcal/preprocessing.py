@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column, table_cells
+from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
 from ._internal.wording import check_names, join_some, list_names, quote
@@ -241,7 +242,7 @@ class Preprocessing:
             x, y, numbers, _ = zip(*parts, strict=True)
             return Encoded(torch.cat(x), torch.cat(y) if targets else None, torch.cat(numbers))
         cells = table_cells(rows)
-        check_names(self._needed(targets), [*cells])
+        check_names(self._columns_with(targets), [*cells])
         return self._encode_cells(cells, 0, set(), **how)
 
     def chunks(
@@ -269,12 +270,12 @@ class Preprocessing:
             encoding: of a csv file.
         """
         path, start, warned = as_path(path), 0, set[str]()
-        names = [*dict.fromkeys([*self._needed(targets), *keep])]
+        names = [*dict.fromkeys([*self._columns_with(targets), *keep])]
         for cells in file_chunks(path, names, size, delimiter, encoding):
             try:
                 part = self._encode_cells(cells, start, warned, targets, unknown, missing)
             except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
+                raise place_error(f"{path}: ", error) from None
             index = part.rows.numpy() - start
             yield part._replace(kept={name: cells[name].astype(object)[index] for name in keep})
             start += len(cells[names[0]])
@@ -323,7 +324,7 @@ class Preprocessing:
             )
         return rules
 
-    def _needed(self, targets: bool) -> tuple[str, ...]:
+    def _columns_with(self, targets: bool) -> tuple[str, ...]:
         return (*self.columns, *(self.targets if targets else ()))
 
     def _encode_cells(
@@ -361,10 +362,10 @@ def check_complete(columns: Sequence[Column], rows: np.ndarray) -> None:
     if complete.all():
         return
     name = next(column.name for column in columns if column.missing.any())
-    raise ValueError(
+    raise ArgumentError(
         f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with "
-        "missing='drop'."
+        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with ",
+        *(Argument("missing", "drop"), "."),
     )
 
 

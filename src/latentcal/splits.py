@@ -260,7 +260,7 @@ def _split(
     preprocessing = None
     if isinstance(data, TableDataset):
         # A feature that only these rules keep may be missing in rows that are complete by the others.
-        x, complete, preprocessing = data.learned_on(indices["train"])
+        x, complete, preprocessing = data.learn_rules(indices["train"])
         indices = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in indices.items()}
     if tiny := [f"{name} {len(rows)}" for name, rows in indices.items() if len(rows) < _FEWEST_ROWS]:
         raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._internal.columns import Column, infer_column, is_number
+from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.optional import require
 from ._internal.table_files import column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
@@ -101,7 +102,7 @@ class TableDataset(Dataset):
         check_names(as_names(name, "name"), [column.name for column in self.columns])
         return next(column.values for column in self.columns if column.name == name)
 
-    def learned_on(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
+    def learn_rules(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
         """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
         rules = Preprocessing.fit(self.columns, self.target_names, rows)
         x, complete = rules.encode_columns(self.columns)
@@ -155,14 +156,14 @@ def load_csv(
     try:
         check_names([*targets, *drop], names)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise place_error(f"{path}: ", error) from error
     dropped = {*drop}
     names = [name for name in names if name not in dropped]
     sample = read_sample(path, names, max_rows, seed, delimiter=delimiter, encoding=encoding)
     try:
         return _make_dataset(path, sample, targets, min_rows, missing)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise place_error(f"{path}: ", error) from error
 
 
 def _make_dataset(
@@ -191,9 +192,10 @@ def _make_dataset(
     if missing == "error":
         check_complete([*features, *y_columns], sample.rows)
     if len(index) < min_rows:
-        raise ValueError(
+        raise ArgumentError(
             f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
-            "columns with many of them in drop=, or set min_rows."
+            "columns with many of them in ",
+            *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
         )
     columns = [column.of(index) for column in columns]
     x, _ = rules.encode_columns(columns)
@@ -322,7 +324,7 @@ def read_sample(
     try:
         columns = [*map(infer_column, names, (column.to_numpy() for column in table.columns))]
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise place_error(f"{path}: ", error) from error
     return Sample(columns, rows[keep], reservoir.seen)
 
 

@@ -22,6 +22,20 @@ from torch.distributions import (
     constraints,
 )
 
+__all__ = [
+    "HOUSEHOLD_TARGETS",
+    "MultivariateStudentT",
+    "Toy",
+    "arc",
+    "bimodal",
+    "heteroscedastic_arc",
+    "heteroscedastic_linear",
+    "household_table",
+    "mixture_of_normals",
+    "multivariate_normal",
+    "student_t",
+    "two_moons",
+]
 HOUSEHOLD_TARGETS = ("food", "housing", "energy")
 _REGIONS = ("north", "east", "south", "west")
 _TENURES = ("owner", "tenant", "other")
@@ -66,7 +80,7 @@ class Toy:
             dtype: of x and y.
         """
         x = torch.rand(n, self.x_dim, generator=generator, dtype=dtype)
-        with drawing_from(generator):
+        with draw_from(generator):
             return x, self.conditional(x).sample()
 
 
@@ -122,7 +136,7 @@ def bimodal() -> Toy:
 
 def multivariate_normal(dim: int = 2, correlation: float = 0.5) -> Toy:
     """A normal with mean 0, variances 1 and the same correlation between all outputs, without features."""
-    tril = _equicorrelated(dim, correlation)
+    tril = _equicorrelation(dim, correlation)
 
     def law(x: Tensor) -> Distribution:
         return MultivariateNormal(x.new_zeros(*x.shape[:-1], dim), scale_tril=tril.to(x))
@@ -155,7 +169,7 @@ def mixture_of_normals(dim: int = 2, components: int = 3, scale: float = 0.5) ->
 
 def student_t(dim: int = 2, degrees_of_freedom: float = 3.0, correlation: float = 0.5) -> Toy:
     """A multivariate Student-t around 0 with equicorrelated scale matrix, without features."""
-    tril = _equicorrelated(dim, correlation)
+    tril = _equicorrelation(dim, correlation)
 
     def law(x: Tensor) -> Distribution:
         return MultivariateStudentT(degrees_of_freedom, x.new_zeros(*x.shape[:-1], dim), tril.to(x))
@@ -179,7 +193,7 @@ def heteroscedastic_linear(
         contrast: ratio c of the largest to the smallest noise.
         degrees_of_freedom: nu of the noise; normal if infinite.
     """
-    tril = _equicorrelated(y_dim, 0.5)
+    tril = _equicorrelation(y_dim, 0.5)
     weight = torch.cos(torch.arange(y_dim, dtype=torch.float64)[:, None] + 2 * torch.arange(x_dim))
 
     def law(x: Tensor) -> Distribution:
@@ -298,7 +312,7 @@ def _half_circle(x: Tensor, points: int) -> Tensor:
     return curve.expand(*x.shape[:-1], points, 2)
 
 
-def _equicorrelated(dim: int, correlation: float) -> Tensor:
+def _equicorrelation(dim: int, correlation: float) -> Tensor:
     """Cholesky factor (d, d) of the matrix with ones on the diagonal and ``correlation`` elsewhere."""
     if not -1 / max(dim - 1, 1) < correlation < 1:
         raise ValueError(
@@ -310,7 +324,7 @@ def _equicorrelated(dim: int, correlation: float) -> Tensor:
 
 
 @contextmanager
-def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+def draw_from(generator: torch.Generator | None) -> Iterator[None]:
     """Let torch's distributions, which know only the global source, draw from ``generator``."""
     if generator is None:
         yield

@@ -9,6 +9,7 @@ from ._internal.numerics import with_slope
 from .base import RadialBase, as_latent
 from .radius.law import as_float64
 
+__all__ = ["RadialTransport", "radial_transport"]
 _FARTHEST = 1e9  # negative log density up to which determinants are computed
 
 

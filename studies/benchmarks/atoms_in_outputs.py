@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 
 import latentcal as lc
-from latentcal import Dequantizer, GammaKDE, StackedRadius, atoms, recalibrate
+from latentcal import GammaKDE, StackedRadius, recalibrate
 from latentcal.flows import AutoregressiveFlow, ConvexPotentialFlow, mean_nll, train_flow
+from latentcal.recalibration import Dequantizer, atoms
 
 from ..tabular import load
 from .resumable import read, run_all

@@ -231,12 +231,12 @@ def _standard_errors(name: str, method: str, dim: int, boxes: int, samples: int,
         flow, low, high, exact, mean = _case(dim, 31 * dim + seed)
         options = {"method": method, "samples": samples, "generator": seeded(seed)}
         if utility:  # a payoff of the box, and the first output itself
-            pay = lc.Payoff(lc.Box(low, high), inside=3.0, outside=-1.0)
+            pay = lc.events.Payoff(lc.events.Box(low, high), inside=3.0, outside=-1.0)
             found = lc.expected_utility(flow, None, {"box": pay, "first": lambda y, x: y[..., 0]}, **options)
             value, error = found.value.reshape(-1), found.error.reshape(-1)
             truth = torch.tensor([4 * exact - 1, mean], dtype=torch.float64)
         else:
-            found = lc.probability(flow, None, lc.Box(low, high), **options)
+            found = lc.probability(flow, None, lc.events.Box(low, high), **options)
             value, error = found.value.reshape(-1), found.error.reshape(-1)
             truth = torch.tensor([exact], dtype=torch.float64)
         ratios.append((value - truth).abs() / error)
@@ -259,11 +259,11 @@ def _quadrature(boxes: int) -> Line:
     worst, worst_of_control = 0.0, 0.0
     for seed in range(boxes):
         flow, low, high, exact, _ = _case(2, 7919 + seed)
-        found = lc.probability(flow, None, lc.Box(low, high))
+        found = lc.probability(flow, None, lc.events.Box(low, high))
         assert found.method == "quadrature"
         worst = max(worst, abs(float(found.value) - exact) / float(found.error + 1e-12))
         coarse = lc.probability(
-            flow, None, lc.Box(low, high), method="quadrature", points=3, rule="trapezoid"
+            flow, None, lc.events.Box(low, high), method="quadrature", points=3, rule="trapezoid"
         )
         worst_of_control = max(
             worst_of_control, abs(float(coarse.value) - exact) / float(found.error + 1e-12)

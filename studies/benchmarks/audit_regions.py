@@ -67,7 +67,7 @@ def check_interval(scale: float) -> Iterator[Line]:
                 "the interval of one order statistic, bimodal, n = 50",
                 _regions("gamma_kde", "bimodal", 50, round(scale * 120)),
             )
-            control = control[0], [lc.Guarantee(50, 0.0, steps=True)] * len(control[1])
+            control = control[0], [lc.radius.Guarantee(50, 0.0, steps=True)] * len(control[1])
         control_share = coverage.share_held(*control)
         limit, limit_of_control = fewest(sets * len(shares), 0.95), fewest(len(control[1]), 0.95)
         yield Line(
@@ -82,7 +82,7 @@ def check_interval(scale: float) -> Iterator[Line]:
         )
 
 
-def _regions(name: str, kind: str, n: int, sets: int) -> tuple[Tensor, list[lc.Guarantee]]:
+def _regions(name: str, kind: str, n: int, sets: int) -> tuple[Tensor, list[lc.radius.Guarantee]]:
     """Coverage (sets,) of the 90 % regions of a law, and what is stated about each."""
     parts = TRUTHS[kind]
     found, stated = coverage.own_regions(

@@ -33,7 +33,7 @@ METHODS = ("base", "kde", "stacked", "auto")
 def run(cell: tuple[str, str, int]) -> dict[str, object]:
     name, dataset, seed = cell
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", lc.DiscreteOutputWarning)
+    warnings.simplefilter("ignore", lc.radius.DiscreteOutputWarning)
     with np.load(path_of(*cell)) as arrays:
         part = {key: torch.from_numpy(value).double() for key, value in arrays.items() if value.ndim}
     x, z = part["calibration_x"], part["calibration_z"]

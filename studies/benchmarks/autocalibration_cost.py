@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    flow, reference = identity(DIM), lc.Chi(DIM)
+    flow, reference = identity(DIM), lc.radius.Chi(DIM)
     # First calls load scipy and compute constants.
     lc.autocalibrate(flow, *draw("calibrated", 200, torch.Generator().manual_seed(1), DIM, GAUSSIAN_FEATURES))
     report: dict[str, object] = {

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import latentcal as lc
-from latentcal import Box, Payoff, best_action
+from latentcal import best_action
+from latentcal.events import Box, Payoff
 from latentcal.flows import ConvexPotentialFlow, train_flow
 
 from ..tabular import load
@@ -61,7 +62,7 @@ def run(seed: int) -> dict[str, object]:
     parts = lc.splits.split(load("slump"), seed)
     flow = ConvexPotentialFlow(3, parts.train.x.shape[1]).to(parts.train.y.dtype)
     train_flow(flow, *parts.train, validation=parts.validation, seed=seed)
-    base = lc.Standardized(flow, **parts.flow_units).requires_grad_(False)
+    base = lc.flows.Standardized(flow, **parts.flow_units).requires_grad_(False)
     in_units = {
         name: (part.x * parts.x_scale + parts.x_mean, part.y * parts.y_scale + parts.y_mean)
         for name, part in (("calibration", parts.validation), ("test", parts.test))

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from latentcal import ConditionalFlow, DCPScore, HPDScore, PCPScore, Region, conformal_region, standard_normal
+from latentcal import ConditionalFlow, Region, conformal_region
+from latentcal.base import standard_normal
+from latentcal.conformal import DCPScore, HPDScore, PCPScore
 
 RESULTS = Path(__file__).parent / "results" / "conformal_coverage.csv"
 SIZES = (50, 500)

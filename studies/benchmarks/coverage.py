@@ -24,7 +24,7 @@ from .resumable import read, run_all
 RESULTS = Path(__file__).parent / "results" / "coverage.csv"
 SIZES = (19, 50, 200)
 LEVELS = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
-REFERENCE = lc.Chi(2)
+REFERENCE = lc.radius.Chi(2)
 TRUTH = lc.ScaledRadius(REFERENCE, 1.3)
 MAX_LAMBDA = 1.0
 IN_ADVANCE = ("tightened", "uncalibrated")  # of these lambda <= 1 is said before the data are seen
@@ -63,7 +63,7 @@ def own_regions(
     sample: Callable[[int, torch.Generator], torch.Tensor],
     cdf: Callable[[torch.Tensor], torch.Tensor],
     levels: torch.Tensor,
-) -> tuple[torch.Tensor, list[lc.Guarantee]]:
+) -> tuple[torch.Tensor, list[lc.radius.Guarantee]]:
     """True coverage (calibrations, levels) of a law's own regions, and what is stated about each law.
 
     Args:
@@ -79,11 +79,11 @@ def own_regions(
         radii = sample(n, torch.Generator().manual_seed(seed))
         law = FITS[name](radii, reference=REFERENCE)
         coverages.append(cdf(law.icdf(levels)))
-        stated.append(lc.Guarantee(n, MAX_LAMBDA) if name in IN_ADVANCE else lc.guarantee(law, radii))
+        stated.append(lc.radius.Guarantee(n, MAX_LAMBDA) if name in IN_ADVANCE else lc.guarantee(law, radii))
     return torch.stack(coverages), stated
 
 
-def share_held(coverage: torch.Tensor, stated: list[lc.Guarantee], level: float = 0.9) -> float:
+def share_held(coverage: torch.Tensor, stated: list[lc.radius.Guarantee], level: float = 0.9) -> float:
     """Share of calibration sets whose interval holds the true coverage (calibrations,) of their region."""
     intervals = torch.tensor([bound.coverage_interval(level) for bound in stated], dtype=torch.float64)
     return float(((intervals[:, 0] <= coverage) & (coverage <= intervals[:, 1])).double().mean())

@@ -43,7 +43,7 @@ def median_microseconds(action: Callable[[Tensor], object], radii: Tensor) -> fl
 
 
 def speed(settings: dict[str, float]) -> dict[str, float]:
-    reference = lc.Chi(2)
+    reference = lc.radius.Chi(2)
     radii = reference.sample((2000,), torch.Generator().manual_seed(0))
     law = StreamingRadius.fit(radii, reference=reference, **settings)
 
@@ -74,8 +74,8 @@ def resident_bytes() -> int:
 
 def memory(settings: dict[str, float], updates: int) -> dict[str, float]:
     """Bytes before and after a million updates, a thousandth of them one by one."""
-    law, generator = StreamingRadius(lc.Chi(2), **settings), torch.Generator().manual_seed(0)
-    radii = lc.Chi(2).sample((updates // 100,), generator)
+    law, generator = StreamingRadius(lc.radius.Chi(2), **settings), torch.Generator().manual_seed(0)
+    radii = lc.radius.Chi(2).sample((updates // 100,), generator)
     law.update(radii[:1000])
     law.cdf(radii[0])
     before, blocks = state_bytes(law), 100
@@ -99,7 +99,7 @@ def memory(settings: dict[str, float], updates: int) -> dict[str, float]:
 
 def stream(dim: int, settings: dict[str, float], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """PIT values of the law that learns and of the one that does not, and the loss of log-likelihood."""
-    reference, generator = lc.Chi(dim), torch.Generator().manual_seed(seed)
+    reference, generator = lc.radius.Chi(dim), torch.Generator().manual_seed(seed)
     law = StreamingRadius.fit(reference.sample((1000,), generator), reference=reference, **settings)
     fixed, radii = law.snapshot(), reference.sample((BEFORE + AFTER,), generator)
     radii[BEFORE:] *= 2

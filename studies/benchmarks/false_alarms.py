@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from latentcal import RadialBase, diagnose, laplace, recalibrate, standard_normal, student_t
+from latentcal import RadialBase, diagnose, recalibrate
+from latentcal.base import laplace, standard_normal, student_t
 from latentcal.flows import LinearGaussianFlow
 from latentcal.metrics import binomial_interval
 

@@ -91,7 +91,7 @@ def run(name: str, seed: int) -> dict[str, object]:
         )
         calibration, (x, y) = parts.validation, parts.test
 
-    def error(pred: Distribution, prerank: Callable[..., Tensor] = lc.negative_log_density) -> float:
+    def error(pred: Distribution, prerank: Callable[..., Tensor] = lc.pit.negative_log_density) -> float:
         u = lc.prerank_pit(pred, y, prerank, generator=source, randomize=False)
         return float(lc.metrics.calibration_error(u))
 
@@ -117,7 +117,7 @@ def run(name: str, seed: int) -> dict[str, object]:
         }
         if isinstance(model, lc.ConditionalFlow):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", lc.DiscreteOutputWarning)
+                warnings.simplefilter("ignore", lc.radius.DiscreteOutputWarning)
                 row["lr"] = error(lc.recalibrate(model, *calibration, fit=lc.GammaKDE.fit)(x))
     return {**row, "seconds": time.time() - start}
 

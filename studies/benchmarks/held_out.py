@@ -18,15 +18,8 @@ from pathlib import Path
 
 import torch
 
-from latentcal import (
-    Chi,
-    GammaKDE,
-    RadiusLaw,
-    ScaledRadius,
-    SplineRadius,
-    StackedRadius,
-    StudentRadius,
-)
+from latentcal import GammaKDE, RadiusLaw, ScaledRadius, SplineRadius, StackedRadius
+from latentcal.radius import Chi, StudentRadius
 
 from .resumable import read, run_all
 

@@ -71,7 +71,7 @@ class Linear(lc.ConditionalFlow):
     """N(x, (width (0.5 + x))^2 I) as a flow."""
 
     def __init__(self, dim: int, width: float) -> None:
-        super().__init__(lc.standard_normal(dim))
+        super().__init__(lc.base.standard_normal(dim))
         self.width = width
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,10 @@ def run(kind: str, method: str, dim: int, width: float, seed: int) -> dict[str, 
 
 
 def check(
-    recalibrated: lc.PrerankRecalibrated, models: tuple[Model, ...], x: Tensor, source: torch.Generator
+    recalibrated: lc.recalibration.PrerankRecalibrated,
+    models: tuple[Model, ...],
+    x: Tensor,
+    source: torch.Generator,
 ) -> dict[str, object]:
     """Integral and variances at one x."""
     pred, parts = recalibrated(x), [model(x) for model in models]

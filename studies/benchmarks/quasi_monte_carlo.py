@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from latentcal import Box, probability
+from latentcal import probability
+from latentcal.events import Box
 from latentcal.flows import LinearGaussianFlow
 
 RESULTS = Path(__file__).parent / "results" / "quasi_monte_carlo.json"

@@ -34,7 +34,7 @@ DIM = 2
 
 def norms(n: int, seed: int = 0) -> torch.Tensor:
     """Norms that a spherical model with too small a scale would see."""
-    return 1.3 * lc.Chi(DIM).sample((n,), torch.Generator().manual_seed(seed))
+    return 1.3 * lc.radius.Chi(DIM).sample((n,), torch.Generator().manual_seed(seed))
 
 
 def median_seconds(action: Callable[[], object], repetitions: int) -> float:
@@ -55,14 +55,16 @@ def peak_megabytes(task: str, law: str, n: int) -> float:
 def _peak_of(task: str, law: str, n: int) -> float:
     torch.set_num_threads(1)
     fit = LAWS[law]
-    fit(norms(100), reference=lc.Chi(DIM)).cdf(torch.ones(1))  # what the code itself takes is there already
-    fitted, points = fit(norms(1000), reference=lc.Chi(DIM)), norms(n, seed=1)
+    fit(norms(100), reference=lc.radius.Chi(DIM)).cdf(
+        torch.ones(1)
+    )  # what the code itself takes is there already
+    fitted, points = fit(norms(1000), reference=lc.radius.Chi(DIM)), norms(n, seed=1)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = _status("VmRSS")
     if task == "evaluate":
         fitted.log_prob(points)
     else:
-        fit(points, reference=lc.Chi(DIM)).cdf(torch.ones(1))
+        fit(points, reference=lc.radius.Chi(DIM)).cdf(torch.ones(1))
     return (_status("VmHWM") - before) / 1024
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    reference = lc.Chi(DIM)
+    reference = lc.radius.Chi(DIM)
     points = norms(POINTS, seed=1)
     for fit in LAWS.values():  # first calls load scipy and compute constants
         fit(norms(100), reference=reference).cdf(torch.ones(1))
@@ -121,7 +123,7 @@ def main() -> None:
             fit_seconds = median_seconds(fresh, repetitions)
             row = {"fit": fit_seconds, "table": median_seconds(ready, repetitions) - fit_seconds}
             law = ready()
-            base = lc.standard_normal(DIM)
+            base = lc.base.standard_normal(DIM)
             transport = lc.radial_transport(base, base.with_radius(law))
             row["log_prob"] = median_seconds(lambda law=law: law.log_prob(points), 3)
             row["sample"] = median_seconds(lambda law=law: law.sample((POINTS,)), 3)

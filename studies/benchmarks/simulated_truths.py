@@ -108,7 +108,7 @@ def identity(dim: int = DIM) -> LinearGaussianFlow:
 def gaussian_latents(model: lc.ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
     """Latents (n, d) that are N(0, I) where the model is true."""
     prediction = model(x)
-    return lc.radial_transport(prediction.base, lc.standard_normal(y.shape[1]))(prediction.latent(y))
+    return lc.radial_transport(prediction.base, lc.base.standard_normal(y.shape[1]))(prediction.latent(y))
 
 
 def energy_test(a: Tensor, b: Tensor, generator: torch.Generator) -> float:

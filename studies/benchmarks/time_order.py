@@ -192,7 +192,7 @@ def fit(kind: str, x: Tensor, y: Tensor, seed: int) -> lc.ConditionalFlow:
     torch.manual_seed(seed)
     scales = (y.mean(0), y.std(0), x.mean(0), x.std(0))
     inner = AutoregressiveFlow(y.shape[1], x.shape[1], transform="affine", flows=2, hidden=32)
-    flow, first = lc.Standardized(inner, *scales), round(0.8 * len(y))
+    flow, first = lc.flows.Standardized(inner, *scales), round(0.8 * len(y))
     settings = {"max_epochs": 100, "patience": 10, "batch_size": 256, "learning_rate": 3e-3}
     train_flow(flow, x[:first], y[:first], validation=(x[first:], y[first:]), seed=seed, **settings)
     return flow
@@ -221,7 +221,7 @@ def run(cell: tuple[str, str, int]) -> dict[str, object]:
         flow = fit(kind, x[:begin], y[:begin], seed)
         calibration, seconds = (x[begin:end], y[begin:end]), time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", lc.AutocorrelationWarning)
+            warnings.simplefilter("ignore", lc.recalibration.AutocorrelationWarning)
             in_time = lc.autocalibrate(flow, *calibration, order="time")
         seconds = time.perf_counter() - seconds
         fitted = (flow, lc.recalibrate(flow, *calibration), lc.autocalibrate(flow, *calibration), in_time)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from latentcal import PrerankRecalibrated, latent_pit, nll_decomposition
+from latentcal import latent_pit, nll_decomposition
 from latentcal.metrics import calibration_error, empirical_coverage, energy_score
+from latentcal.recalibration import PrerankRecalibrated
 
 from .methods import Calibrated
 from .sampling import Draws, draw_samples

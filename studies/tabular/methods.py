@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from latentcal import (
-    Aligned,
     ConditionalFlow,
     ConditionalRadius,
     GammaKDE,
-    PrerankRecalibrated,
     RadiusLaw,
     SplineRadius,
     StackedRadius,
@@ -28,6 +26,7 @@ from latentcal import (
     recalibrate_prerank,
 )
 from latentcal.flows import LinearGaussianFlow
+from latentcal.recalibration import Aligned, PrerankRecalibrated
 
 from .sampling import sampler
 from .trainings import TrainedRun

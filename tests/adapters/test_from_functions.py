@@ -62,9 +62,9 @@ def test_another_base_is_standardised():
     truth = td.TransformedDistribution(base, [td.ExpTransform()])
     y = truth.sample((30,))
     torch.testing.assert_close(flow().log_prob(y), truth.log_prob(y), rtol=1e-5, atol=1e-5)
-    assert isinstance(flow.base.norm, lc.L1)
-    standard = from_functions(lambda y: (y, y.new_zeros(len(y))), lambda z: z, 2, base=lc.laplace(2))
-    torch.testing.assert_close(standard().log_prob(y), lc.laplace(2).log_prob(y))
+    assert isinstance(flow.base.norm, lc.norms.L1)
+    standard = from_functions(lambda y: (y, y.new_zeros(len(y))), lambda z: z, 2, base=lc.base.laplace(2))
+    torch.testing.assert_close(standard().log_prob(y), lc.base.laplace(2).log_prob(y))
     lc.check_flow(flow, None, y).require()
     assert flow.double()().sample((2,)).dtype == torch.float64
 

@@ -111,7 +111,7 @@ def test_a_uniform_base_is_a_cube():
         torch.testing.assert_close(flow(x).log_prob(y), network.log_prob(y, context=x), rtol=1e-5, atol=1e-5)
         assert torch.isneginf(network.log_prob(y + 3, context=x)).all()
         assert torch.isneginf(flow(x).log_prob(y + 3)).all()
-    assert isinstance(flow.base.norm, lc.MaxNorm)
+    assert isinstance(flow.base.norm, lc.norms.MaxNorm)
     lc.check_flow(flow, x, y).require()
 
 
@@ -154,7 +154,7 @@ def test_a_base_that_is_not_standard_is_standardised(base):
         right = from_normflows(network, x).latent(y, x)
         naive = network.inverse(y, context=x)
     limit = uniform_limit(n)  # a true base law fails with probability 1e-6
-    right, wrong = (distance_to_uniform(lc.Chi(DIM).cdf(z.norm(dim=-1))) for z in (right, naive))
+    right, wrong = (distance_to_uniform(lc.radius.Chi(DIM).cdf(z.norm(dim=-1))) for z in (right, naive))
     assert right < limit < wrong
 
 

@@ -66,7 +66,7 @@ def test_a_base_that_is_not_standard_is_standardised():
         naive, _ = network(x).transform.call_and_ladj(y)
     limit = 0.045  # Kolmogorov distance that 2000 uniforms exceed with probability 6e-4
     right, wrong = (
-        lc.metrics.uniformity_test(lc.Chi(2).cdf(z.norm(dim=-1))).statistic
+        lc.metrics.uniformity_test(lc.radius.Chi(2).cdf(z.norm(dim=-1))).statistic
         for z in (flow(x).latent(y), naive)
     )
     assert right < limit < wrong
@@ -79,7 +79,7 @@ def test_a_box_that_is_no_circle_is_a_cube():
         y = network(x).sample()
         flow = from_zuko(network)
         torch.testing.assert_close(flow(x).log_prob(y), network(x).log_prob(y), rtol=1e-5, atol=1e-5)
-    assert isinstance(flow.base.norm, lc.MaxNorm)
+    assert isinstance(flow.base.norm, lc.norms.MaxNorm)
 
 
 def test_element_wise_determinants_are_summed_over_the_outputs():

@@ -206,10 +206,10 @@ def test_latents_of_draws_are_standard_normal(models, kind):
         naive = model(x).latent(theta)  # without the transport to N(0, I)
     limit = uniform_limit(n)  # a true law fails each of the three checks with probability 1e-6
     assert z.shape == (n, 2)
-    assert distance_to_uniform(lc.Chi(2).cdf(z.norm(dim=-1))) < limit
+    assert distance_to_uniform(lc.radius.Chi(2).cdf(z.norm(dim=-1))) < limit
     for coordinate in z.T:
         assert distance_to_uniform(torch.special.ndtr(coordinate)) < limit
-    assert distance_to_uniform(lc.Chi(2).cdf(naive.norm(dim=-1))) > limit
+    assert distance_to_uniform(lc.radius.Chi(2).cdf(naive.norm(dim=-1))) > limit
 
 
 def test_latents_are_those_of_each_pair_in_any_leading_shape(models):
@@ -303,7 +303,7 @@ def test_an_observation_is_embedded_once_however_many_parameters_are_asked_for(t
 
 
 def test_members_of_an_ensemble_become_one_posterior(trained, models):
-    ensemble = lc.FlowEnsemble([models["radial"], trained.flow])
+    ensemble = lc.recalibration.FlowEnsemble([models["radial"], trained.flow])
     posterior = to_sbi(ensemble, PRIOR)
     theta, x = simulate(5)
     ours = posterior.log_prob(theta, x=x[0], norm_posterior=False)
@@ -328,7 +328,7 @@ def test_a_model_that_was_recalibrated_by_its_pre_rank_becomes_a_posterior():
 
 
 def test_a_cube_has_no_latents_to_compare_with_a_normal_law():
-    flow = LinearGaussianFlow(torch.ones(2, 3), torch.zeros(2), torch.eye(2), base=lc.uniform_cube(2))
+    flow = LinearGaussianFlow(torch.ones(2, 3), torch.zeros(2), torch.eye(2), base=lc.base.uniform_cube(2))
     estimator = to_sbi(flow, PRIOR, x_shape=(3,)).posterior_estimator
     with pytest.raises(NotImplementedError, match="radial in the Euclidean norm"):
         estimator.inverse_transform(torch.zeros(1, 2), torch.zeros(1, 3))

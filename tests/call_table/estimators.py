@@ -136,7 +136,7 @@ def _(draw: Draw) -> Call:
     if share not in (0.0, 0.05, 0.5):
         draw.odd(f"share = {share}")
     return Call(
-        lambda y, share: [lc.atoms(y, share).share, lc.atoms(y, share).n],
+        lambda y, share: [lc.recalibration.atoms(y, share).share, lc.recalibration.atoms(y, share).n],
         {"y": y, "share": share},
         answers=n > 0,
     )
@@ -149,7 +149,7 @@ def _(draw: Draw) -> Call:
     y = draw.matrix("y", n, 2, values, ("flat", "deep", "number"))
     new = draw.matrix("new", 3, 2, None, ("wider", "number"))
     return Call(
-        lambda y, new, source: lc.Dequantizer.fit(y).jitter(new, source),
+        lambda y, new, source: lc.recalibration.Dequantizer.fit(y).jitter(new, source),
         {"y": y, "new": new, "source": Seed()},
         (3, 2),
         answers=n > 0,

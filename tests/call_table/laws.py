@@ -39,7 +39,7 @@ def _fitting(name: str, effort: int, fewest: int) -> None:
             arguments["weights"] = draw.weights(n)
         if name == "conditional":
             arguments["x"] = draw.matrix("x", n, 2)
-        reference = draw.choice((lc.Chi(2), lc.StudentRadius(2, 3.0), lc.GammaRadius(3)))
+        reference = draw.choice((lc.radius.Chi(2), lc.radius.StudentRadius(2, 3.0), lc.radius.GammaRadius(3)))
 
         def fit(radii: Any, **arguments: Any) -> Any:
             law = FITS[name](radii, reference=reference, **arguments)
@@ -72,16 +72,18 @@ for _name, _effort, _fewest in (
 @functools.cache
 def laws() -> dict[str, lc.RadiusLaw]:
     norms = torch.tensor(np.hypot(*np.random.default_rng(3).standard_normal((2, 50))))
-    made = {name: fit(norms, reference=lc.Chi(2)) for name, fit in FITS.items() if name != "conditional"}
+    made = {
+        name: fit(norms, reference=lc.radius.Chi(2)) for name, fit in FITS.items() if name != "conditional"
+    }
     return {
         **made,
-        "chi": lc.Chi(2),
-        "chi of one": lc.Chi(1),
-        "chi of many": lc.Chi(3000),
-        "ball": lc.BallRadius(3),
-        "gamma": lc.GammaRadius(2),
-        "student": lc.StudentRadius(3, 2.5),
-        "power": lc.ScaledRadius(lc.Chi(1), 2.0, 1.5),
+        "chi": lc.radius.Chi(2),
+        "chi of one": lc.radius.Chi(1),
+        "chi of many": lc.radius.Chi(3000),
+        "ball": lc.radius.BallRadius(3),
+        "gamma": lc.radius.GammaRadius(2),
+        "student": lc.radius.StudentRadius(3, 2.5),
+        "power": lc.ScaledRadius(lc.radius.Chi(1), 2.0, 1.5),
         "tightened": lc.tighten(made["scaled"], norms, max_lambda=0.5),
     }
 
@@ -178,7 +180,7 @@ def _(draw: Draw) -> Call:
     given = radii(draw, draw.rows(5))
 
     def update(radii: Any) -> Any:
-        law = lc.StreamingRadius.fit(torch.linspace(0.1, 3, 30), reference=lc.Chi(2))
+        law = lc.StreamingRadius.fit(torch.linspace(0.1, 3, 30), reference=lc.radius.Chi(2))
         law.update(radii)
         return law.cdf(GRID)
 
@@ -187,12 +189,12 @@ def _(draw: Draw) -> Call:
 
 
 BASES = (
-    lc.standard_normal(2),
-    lc.uniform_ball(2),
-    lc.uniform_cube(2),
-    lc.laplace(2),
-    lc.student_t(2, 4.0),
-    lc.standard_normal(2).with_radius(lc.ScaledRadius(lc.Chi(2), 2.0, 1.2)),
+    lc.base.standard_normal(2),
+    lc.base.uniform_ball(2),
+    lc.base.uniform_cube(2),
+    lc.base.laplace(2),
+    lc.base.student_t(2, 4.0),
+    lc.base.standard_normal(2).with_radius(lc.ScaledRadius(lc.radius.Chi(2), 2.0, 1.2)),
 )
 
 
@@ -224,7 +226,7 @@ def _(draw: Draw) -> Call:
 
 @entry("radial_transport", 3)
 def _(draw: Draw) -> Call:
-    normal = lc.standard_normal(2)
+    normal = lc.base.standard_normal(2)
     other = normal.with_radius(
         draw.choice([laws()[n] for n in ("stacked", "scaled", "gamma_kde", "student")])
     )
@@ -239,7 +241,7 @@ def _(draw: Draw) -> Call:
 @entry("guarantee", 2)
 def _(draw: Draw) -> Call:
     law, n = law_of(draw, density=False), draw.rows(10)
-    law = lc.Chi(2) if law.upper < 2 else law
+    law = lc.radius.Chi(2) if law.upper < 2 else law
     arguments = {"radii": radii(draw, n), "weights": draw.weights(n)}
     return Call(
         lambda radii, weights: (
@@ -259,7 +261,7 @@ def _(draw: Draw) -> Call:
     if not isinstance(most, float) or not most >= 0:
         draw.odd(f"max_lambda = {most}")
     return Call(
-        lambda radii, max_lambda: lc.tighten(lc.Chi(2), radii, max_lambda=max_lambda).cdf(GRID),
+        lambda radii, max_lambda: lc.tighten(lc.radius.Chi(2), radii, max_lambda=max_lambda).cdf(GRID),
         {"radii": radii(draw, n), "max_lambda": most},
         (len(GRID),),
         answers=n > 1,

@@ -30,7 +30,7 @@ _predictive("FlowDistribution.log_prob", lambda flow, x, y: flow(x).log_prob(y),
 _predictive("FlowDistribution.latent", lambda flow, x, y: flow(x).latent(y), event=True, infinite=True)
 _predictive("FlowDistribution.latent_norm", lambda flow, x, y: flow(x).latent_norm(y), infinite=True)
 _predictive("latent_pit", lambda flow, x, y: lc.latent_pit(flow(x), y))
-_predictive("negative_log_density", lambda flow, x, y: lc.negative_log_density(flow(x), y), infinite=True)
+_predictive("negative_log_density", lambda flow, x, y: lc.pit.negative_log_density(flow(x), y), infinite=True)
 _predictive("nll_decomposition", lambda flow, x, y: lc.nll_decomposition(flow, x, y), infinite=True, effort=3)
 
 
@@ -142,7 +142,7 @@ def _(draw: Draw) -> Call:
     if scale.numbers is not None and not (scale.numbers > 0).all():
         draw.odd("scale is not positive")
     return Call(
-        lambda y_mean, y_scale: lc.Standardized(model.flow, y_mean, y_scale)(x).log_prob(y),
+        lambda y_mean, y_scale: lc.flows.Standardized(model.flow, y_mean, y_scale)(x).log_prob(y),
         {"y_mean": mean, "y_scale": scale},
         (1,),
         answers=True,

@@ -137,7 +137,7 @@ def _(draw: Draw) -> Call:
     }
     return Call(
         lambda x, lower, upper, source, **options: (
-            lc.probability(model.flow, x, lc.Box(lower, upper), generator=source, **options).value
+            lc.probability(model.flow, x, lc.events.Box(lower, upper), generator=source, **options).value
         ),
         {"x": x, "lower": lower, "upper": upper, "source": Seed(), **options},
         () if x is None else (n,),
@@ -160,7 +160,7 @@ def _(draw: Draw) -> Call:
             lc.expected_utility(
                 model.flow,
                 x,
-                {"go": lc.Payoff(lc.Box(lower, upper), 1.0, -2.0), "wait": 0.0},
+                {"go": lc.events.Payoff(lc.events.Box(lower, upper), 1.0, -2.0), "wait": 0.0},
                 generator=source,
                 **options,
             ).value
@@ -177,7 +177,7 @@ def _(draw: Draw) -> Call:
     model, n = any_model(draw), draw.rows(3)
     x = features(draw, model, n)
     inside = draw.choice((1.0, -1.0, 5))
-    actions = {"go": lc.Payoff(lc.HalfSpace([1.0] * model.dim, 0.3), inside), "wait": 0.0}
+    actions = {"go": lc.events.Payoff(lc.events.HalfSpace([1.0] * model.dim, 0.3), inside), "wait": 0.0}
     return Call(
         lambda x, samples, source: [
             ["go", "wait"].index(action)
@@ -196,7 +196,9 @@ def _(draw: Draw) -> Call:
     if normal.numbers is not None and not normal.numbers.any():
         draw.odd("normal is 0")
     return Call(
-        lambda lower, upper, normal, y: (lc.Box(lower, upper) | ~lc.HalfSpace(normal, 0.5)).contains(y),
+        lambda lower, upper, normal, y: (
+            lc.events.Box(lower, upper) | ~lc.events.HalfSpace(normal, 0.5)
+        ).contains(y),
         {"lower": lower, "upper": upper, "normal": normal, "y": y},
         (4,),
         answers=True,

@@ -68,15 +68,15 @@ def trained() -> dict[str, Model]:
         "two outputs": _linear(2, 2, torch.float64),
         "one output, float32": _linear(1, 1, torch.float32),
         "no features": _linear(0, 3, torch.float64),
-        "heavy tails": _linear(2, 2, torch.float64, lc.student_t(2, 3.0)),
-        "one output, L1": _linear(3, 1, torch.float64, lc.laplace(1)),
+        "heavy tails": _linear(2, 2, torch.float64, lc.base.student_t(2, 3.0)),
+        "one output, L1": _linear(3, 1, torch.float64, lc.base.laplace(1)),
         "small": _linear(1, 1, torch.float64, None, 1e-30),
     }
 
 
 @functools.cache
 def bounded() -> Model:
-    return _linear(2, 2, torch.float64, lc.uniform_ball(2), 8.0)
+    return _linear(2, 2, torch.float64, lc.base.uniform_ball(2), 8.0)
 
 
 @functools.cache

@@ -71,7 +71,14 @@ def test_a_bad_table_is_refused_by_fit(tmp_path, case):
 
 FILES = {
     "one row": ("a,b,c\n1,2,3\n", "has one row of data; at least 100 are needed"),
-    "few rows": ("a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(30)), "at least 100 are needed"),
+    "few rows": (
+        "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(30)),
+        "name columns with many of them in --drop, or lower --min-rows 100",
+    ),
+    "gaps": (
+        "a,b,c\n" + "".join(f"{i},{i * i},{-i if i < 190 else ''}\n" for i in range(200)),
+        "one of the columns is 'c'. Fill the gaps, or leave these rows out with --missing drop",
+    ),
     "no rows": ("a,b,c\n", "no row of data"),
     "empty file": ("", "its first line is empty"),
     "another delimiter": ("a;b;c\n1;2;3\n", "pass --delimiter ;"),
@@ -95,7 +102,9 @@ def test_a_wrong_encoding_is_refused(tmp_path, model, command):
     regions = ["Köln"] * N
     data = write_csv(tmp_path / "data.csv", households(N, region=regions), encoding="latin-1")
     words = (data, *FIT, "--out", tmp_path / "model") if command == "fit" else (model, data)
-    refused(latentcal(command, *words), "is not utf-8 text")
+    answer = latentcal(command, *words)
+    refused(answer, "is not utf-8 text")
+    refused(answer, "pass --encoding, for example 'latin-1'")
     refused(latentcal(command, *words, "--encoding", "latin-17"), "unknown encoding: 'latin-17'")
     assert os.listdir(tmp_path) == ["data.csv"]
 

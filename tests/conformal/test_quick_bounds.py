@@ -35,7 +35,7 @@ def test_quick_bounds_are_close_to_the_ends_of_a_curved_region(generator):
     assert bool((upper <= y.amax(0) + 1e-9).all())  # from within
 
 
-@pytest.mark.filterwarnings("ignore::latentcal.InfiniteRegionWarning")
+@pytest.mark.filterwarnings("ignore::latentcal.conformal.InfiniteRegionWarning")
 def test_quick_bounds_of_an_infinite_region_are_infinite_and_levels_come_first(generator):
     flow = moved_by(SinhFlow(3), 0.3)
     x = torch.randn(7, 3, generator=generator).double()

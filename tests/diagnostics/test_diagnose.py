@@ -40,7 +40,7 @@ class Widened(ConditionalFlow):
     """N(0, exp(2 x_0) I), whose base law depends on x and not its maps."""
 
     def __init__(self):
-        super().__init__(lc.RadialBase(ScaleFromX(lc.Chi(2)), 2, lc.Euclidean()))
+        super().__init__(lc.RadialBase(ScaleFromX(lc.radius.Chi(2)), 2, lc.norms.Euclidean()))
 
     def encode(self, y, x=None):
         return y, torch.zeros(y.shape[:-1], dtype=y.dtype)
@@ -150,7 +150,7 @@ def test_what_a_flow_was_before_is_found_under_alignments_and_recalibrations(gen
 def test_rows_that_served_for_calibration_are_warned_of(generator):
     x, y = draw(generator, 300, "scale")
     model = lc.recalibrate(FLOW, x, y)
-    with pytest.warns(lc.CalibrationReuseWarning, match="100%"):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning, match="100%"):
         report = diagnose(model, x, y, **QUICK)
     assert report.reused == 1
     assert "looks better than it is" in str(report)
@@ -165,7 +165,7 @@ def test_repeated_values_are_found_and_noise_on_them_takes_them_away(generator):
     assert "y[1]" in report["atoms"].verdict
     assert "Dequantizer" in report["atoms"].remedy
     assert report.to_dict()["atoms"][1]["values"] == [0.0]
-    jittered = lc.Dequantizer.fit(y).jitter(y, generator)
+    jittered = lc.recalibration.Dequantizer.fit(y).jitter(y, generator)
     assert "atoms" not in diagnose(FLOW, x, jittered, **QUICK).faults
 
 
@@ -190,12 +190,12 @@ def test_bases_without_directions_and_flows_without_features_say_what_is_absent(
 
 def test_a_flow_without_a_density_is_diagnosed_without_likelihood(generator):
     y = torch.randn(300, 2, generator=generator)
-    report = diagnose(SamplerOnly(lc.standard_normal(2)), None, y)
+    report = diagnose(SamplerOnly(lc.base.standard_normal(2)), None, y)
     assert report.calibrated
     assert "uniform HDR-PIT" in report.absent
     assert [measure.name for measure in report.measured.numbers][:2] == ["energy score", "L-ECE"]
     assert "coverage 90 %" in str(report)
-    assert diagnose(SamplerOnly(lc.standard_normal(2)), None, 2 * y).faults[0] == "scale"  # control
+    assert diagnose(SamplerOnly(lc.base.standard_normal(2)), None, 2 * y).faults[0] == "scale"  # control
 
 
 def test_a_law_that_cannot_be_sampled_says_which_can(generator):
@@ -206,7 +206,7 @@ def test_a_law_that_cannot_be_sampled_says_which_can(generator):
 
 
 def test_density_zero_gives_an_infinite_likelihood_that_is_said_aloud():
-    flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2), lc.uniform_ball(2))
+    flow = LinearGaussianFlow(None, torch.zeros(2), torch.eye(2), lc.base.uniform_ball(2))
     y = 0.9 * torch.nn.functional.normalize(torch.randn(50, 2), dim=1) * torch.rand(50, 1) ** 0.5
     y[:3] *= 5 / y[:3].norm(dim=1, keepdim=True)
     report = diagnose(flow, None, y)

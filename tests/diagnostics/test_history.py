@@ -67,5 +67,5 @@ def test_rows_that_served_inside_a_wrapper_are_recognised(generator):
     assert record.n == 200
     assert reused > 0.95  # a row may differ by rounding
     assert last_recalibration(model, *(part[200:] for part in user)).reused == 0
-    with pytest.warns(lc.CalibrationReuseWarning):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning):
         assert diagnose(model, *user, samples=10, permutations=399).points.n == 200

@@ -14,7 +14,7 @@ class Widened(ConditionalFlow):
     """N(0, exp(2 x_0) I), whose base law depends on x and not its maps."""
 
     def __init__(self):
-        super().__init__(lc.RadialBase(ScaleFromX(lc.Chi(2)), 2, lc.Euclidean()))
+        super().__init__(lc.RadialBase(ScaleFromX(lc.radius.Chi(2)), 2, lc.norms.Euclidean()))
 
 
 def chi(n, dim, generator):
@@ -28,7 +28,7 @@ def test_shares_are_those_of_the_rows_and_of_the_law(generator):
         low, high = law.edges[i], law.edges[i + 1]
         inside = ((norms > low) & (norms <= high)) | ((norms == low) if i == 0 else False)
         assert float(law.observed[i]) == pytest.approx(float(inside.double().mean()))
-        expected = lc.Chi(3).cdf(high) - lc.Chi(3).cdf(low)
+        expected = lc.radius.Chi(3).cdf(high) - lc.radius.Chi(3).cdf(low)
         assert float(law.assumed[i]) == pytest.approx(float(expected))
     assert 0.99 < float(law.observed.sum()) <= 1
     assert bool((law.observed > law.upper).any())  # the rows are wider than the law says

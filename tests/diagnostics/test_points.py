@@ -30,7 +30,7 @@ def test_what_is_said_of_a_recalibrated_model_is_about_its_own_law(generator):
     y = torch.randn(500, 2, generator=generator)
     record = lc.recalibrate(LinearGaussianFlow(None, torch.zeros(2), torch.eye(2)), None, y).recalibration
     points = CalibrationPoints.behind(record, coverage=0.9)
-    assert points.interval == pytest.approx(lc.Guarantee(500, record.lambda_).coverage_interval(0.9))
+    assert points.interval == pytest.approx(lc.radius.Guarantee(500, record.lambda_).coverage_interval(0.9))
     low, high = CalibrationPoints.of(500, coverage=0.9).interval
     assert points.interval[0] < low
     assert points.interval[1] > high

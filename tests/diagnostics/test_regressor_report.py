@@ -64,7 +64,7 @@ def test_arrays_and_single_outputs_have_plain_names():
 
 def test_rows_of_the_training_are_warned_of_and_unfitted_estimators_told(fitted):
     X, Y = household(1200, 0)
-    reuse = lc.CalibrationReuseWarning
+    reuse = lc.recalibration.CalibrationReuseWarning
     with pytest.warns(reuse, match="flow was trained on"), pytest.warns(reuse, match="was recalibrated on"):
         fitted.diagnose(X, Y, **QUICK)
     with pytest.raises(NotFittedError):

@@ -180,7 +180,7 @@ def test_a_model_that_stands_alone_has_one_chart_of_each_kind(generator, tmp_pat
     ("model", "x", "y", "charts"),
     [
         (scaled_gaussian(1, 1.0), None, torch.linspace(-2, 2, 20)[:, None], 6),
-        (SamplerOnly(lc.standard_normal(2)), torch.ones(30, 1), noise(30, 2), 6),
+        (SamplerOnly(lc.base.standard_normal(2)), torch.ones(30, 1), noise(30, 2), 6),
         (scaled_gaussian(9, 1.0), torch.arange(60.0)[:, None] % 2, noise(60, 9), 12),
         (scaled_gaussian(2, 1.0), None, torch.eye(2).repeat(10, 1), 6),
         (scaled_gaussian(2, 1.0), noise(50, 2, seed=1), 1e30 * noise(50, 2).double(), 8),

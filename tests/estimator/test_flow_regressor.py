@@ -221,7 +221,7 @@ def test_new_rows_recalibrate_without_training():
     # A window that grows is not a second use of the rows: the law is always fitted to the flow as trained.
     est.recalibrate(new_X, new_Y)
     assert est.model_.recalibration.n == 600
-    with pytest.warns(lc.CalibrationReuseWarning, match="was trained on"):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning, match="was trained on"):
         est.recalibrate(X, Y)
 
 
@@ -318,7 +318,7 @@ def test_a_copy_of_any_kind_answers_the_same(flow, way, tmp_path):
     new = frames(50, seed=1)
     again, expected = (each.recalibrate(*new).log_prob(X, Y) for each in (copy, est))
     np.testing.assert_allclose(again, expected, rtol=1e-6, atol=1e-6)
-    with pytest.warns(lc.CalibrationReuseWarning):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning):
         copy.recalibrate(X, Y)
 
 
@@ -336,7 +336,7 @@ def test_a_saved_estimator_is_also_a_saved_model(tmp_path):
 def test_a_folder_without_its_estimator_cannot_be_loaded(tmp_path):
     X, Y = linear_data(40)
     lc.save(quick().fit(X, Y).model_, tmp_path / "model")
-    with pytest.raises(lc.ModelFileError, match="holds a Standardized and no estimator"):
+    with pytest.raises(lc.files.ModelFileError, match="holds a Standardized and no estimator"):
         FlowRegressor.load(tmp_path / "model")
 
 
@@ -361,7 +361,7 @@ def test_a_forged_estimator_is_refused_in_one_line(tmp_path, name):
     FORGED[name](document["estimator"])
     document["sha256"] = _document_hash(document)
     file.write_text(json.dumps(document))
-    with pytest.raises(lc.ModelFileError) as caught:
+    with pytest.raises(lc.files.ModelFileError) as caught:
         FlowRegressor.load(tmp_path / "model")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -387,7 +387,7 @@ def test_a_flipped_bit_in_the_norms_is_noticed_and_a_flow_does_not_replace_an_es
     content = bytearray(numbers.read_bytes())
     content[content.rindex(est._norms.numpy().tobytes())] ^= 1
     numbers.write_bytes(bytes(content))
-    with pytest.raises(lc.ModelFileError, match="was changed"):
+    with pytest.raises(lc.files.ModelFileError, match="was changed"):
         FlowRegressor.load(tmp_path / "model")
 
 
@@ -589,7 +589,7 @@ def test_auto_mends_what_one_law_of_the_radius_cannot():
 def test_an_estimator_with_auto_is_the_same_after_saving(tmp_path):
     X, Y = skewed_and_uneven(1500, 0)
     model = quick(recalibration="auto", calibration_fraction=0.4).fit(X, Y)
-    assert isinstance(model.model_, lc.Aligned)
+    assert isinstance(model.model_, lc.recalibration.Aligned)
     model.save(tmp_path / "model")
     loaded = FlowRegressor.load(tmp_path / "model")
     assert_copied(loaded, model)

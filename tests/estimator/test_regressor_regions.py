@@ -50,12 +50,12 @@ def test_several_levels_give_nested_regions(fitted, data):
 def test_the_probability_of_a_box_is_that_of_the_model(fitted, data):
     X, _ = data[2]
     value, error = fitted.probability(X[:5], ([-1, -1], [1, 2]), return_error=True)
-    expected = lc.probability(fitted.model_, torch.from_numpy(X[:5]), lc.Box([-1, -1], [1, 2]))
+    expected = lc.probability(fitted.model_, torch.from_numpy(X[:5]), lc.events.Box([-1, -1], [1, 2]))
     assert np.allclose(value, expected.value.numpy(), atol=1e-6)
     assert (error < 1e-3).all()
-    half = fitted.probability(X[:5], lc.HalfSpace([1.0, 0.0], 0.0))
+    half = fitted.probability(X[:5], lc.events.HalfSpace([1.0, 0.0], 0.0))
     assert ((half > 0) & (half < 1)).all()
-    np.testing.assert_allclose(fitted.probability(X[:5], lc.HalfSpace([1.0, 0.0], 0.0)), half)
+    np.testing.assert_allclose(fitted.probability(X[:5], lc.events.HalfSpace([1.0, 0.0], 0.0)), half)
 
 
 def test_the_pvalue_is_the_conformal_one(fitted, data):
@@ -99,7 +99,7 @@ def test_without_calibration_rows_there_is_no_guarantee(data):
 
 def test_calibration_on_the_training_rows_is_noticed(data):
     train, *_ = data
-    with pytest.warns(lc.CalibrationReuseWarning, match="rows that the flow was trained on"):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning, match="rows that the flow was trained on"):
         lc.FlowRegressor("linear_gaussian", random_state=0).fit(*train, calibration=train)
 
 

@@ -38,7 +38,7 @@ def test_a_trained_flow_decodes_far_into_the_tails(transform, dtype, least, gene
     direction = torch.nn.functional.normalize(
         torch.randn(10, 1000, 2, generator=generator, dtype=dtype), dim=-1
     )
-    farthest = 2 * float(lc.Chi(2).icdf(torch.tensor(0.9999)))
+    farthest = 2 * float(lc.radius.Chi(2).icdf(torch.tensor(0.9999)))
     z = farthest * torch.rand(10, 1000, 1, generator=generator, dtype=dtype) * direction
     with torch.no_grad():
         y = flow.decode(z, x)

@@ -314,8 +314,8 @@ SMALL = {"hidden": [2], "learning_rate": [1e-2]}
     ("first", "second", "names"),
     [
         (
-            functools.partial(ConvexPotentialFlow, base=lc.standard_normal(2)),
-            functools.partial(ConvexPotentialFlow, base=lc.student_t(2, 3.0)),
+            functools.partial(ConvexPotentialFlow, base=lc.base.standard_normal(2)),
+            functools.partial(ConvexPotentialFlow, base=lc.base.student_t(2, 3.0)),
             (None, None),
         ),
         (

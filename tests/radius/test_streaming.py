@@ -11,7 +11,7 @@ import latentcal as lc
 import same
 from latentcal.metrics import calibration_error
 from latentcal.radius import BallRadius, Chi
-from latentcal.radius.guarantee import TightenedRadius
+from latentcal.radius.coverage import TightenedRadius
 from latentcal.radius.streaming import StreamingRadius
 from toys import scaled_gaussian
 

@@ -15,8 +15,8 @@ from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
 from latentcal.radius import Chi, ConditionalRadius
 from latentcal.radius.conditional import GroupedRadius
+from latentcal.radius.coverage import guarantee as measure
 from latentcal.radius.folds import fold_numbers
-from latentcal.radius.guarantee import guarantee as measure
 from latentcal.recalibration import Aligned, AutoRecalibration, autocalibrate
 from latentcal.recalibration.ladder import climb
 from latentcal.recalibration.rows import LatentRows, gather
@@ -199,7 +199,9 @@ def test_an_unconditional_flow_has_the_rungs_without_x():
     assert model(None).sample((7,)).shape == (7, DIM)
 
 
-@pytest.mark.parametrize("base", [lc.student_t(2, 5.0), lc.laplace(2), lc.uniform_ball(2)], ids=str)
+@pytest.mark.parametrize(
+    "base", [lc.base.student_t(2, 5.0), lc.base.laplace(2), lc.base.uniform_ball(2)], ids=str
+)
 def test_other_bases_are_recalibrated_and_bounded_ones_radially_only(base, generator):
     flow = LinearGaussianFlow(None, torch.zeros(2).double(), torch.eye(2).double(), base=base)
     bounded = math.isfinite(base.radius.upper)
@@ -258,7 +260,7 @@ def test_one_outlier_and_duplicated_rows_do_no_harm():
     model = autocalibrate(flow, x, spoilt, folds=2)
     loss = flow(x[1:]).log_prob(y[1:]) - model(x[1:]).log_prob(y[1:])
     assert loss.mean() < 0.1
-    with pytest.warns(lc.DiscreteOutputWarning):
+    with pytest.warns(lc.radius.DiscreteOutputWarning):
         twice = autocalibrate(flow, None, 2 * y[:29].repeat(2, 1), folds=2)
     assert torch.isfinite(twice(None).log_prob(y)).all()
 
@@ -293,7 +295,7 @@ def test_rows_in_time_order_are_judged_by_blocks():
     y = torch.randn(400, 1, generator=generator, dtype=torch.float64) + level[:, None]
     flow = scaled_gaussian(1, 1.0)
     shuffled = autocalibrate(flow, None, y, folds=2).recalibration
-    with pytest.warns(lc.AutocorrelationWarning):
+    with pytest.warns(lc.recalibration.AutocorrelationWarning):
         ordered = autocalibrate(flow, None, y, order="time", folds=2).recalibration
     error = [record.ladder.errors[1] for record in (shuffled, ordered)]
     assert error[1] > 1.3 * error[0]
@@ -311,7 +313,7 @@ def test_with_a_guarantee_lambda_holds_on_the_half_that_the_law_was_fitted_to():
     judged = fold_numbers(torch.cat([flow.latent(y, x), x], 1), 2, seed=2) == 1
     with pytest.warns(CalibrationReuseWarning):
         u = latent_pit(model(x[judged]), y[judged])
-    assert measure(lc.BallRadius(1), u).lambda_ <= bound + 1e-6
+    assert measure(lc.radius.BallRadius(1), u).lambda_ <= bound + 1e-6
     record = model.recalibration
     assert record.guaranteed
     assert record.n == 80
@@ -332,13 +334,15 @@ def test_with_a_guarantee_lambda_holds_in_every_group_and_epsilon_is_that_of_the
         u = latent_pit(model(x), y)
     groups = [x[:, GROUPS] == label for label in range(3)]
     for group in groups:
-        assert measure(lc.BallRadius(1), u[judged & group]).lambda_ <= bound + 1e-6
-        assert measure(lc.BallRadius(1), u[~judged & group]).lambda_ > bound  # control: nobody holds it
+        assert measure(lc.radius.BallRadius(1), u[judged & group]).lambda_ <= bound + 1e-6
+        assert (
+            measure(lc.radius.BallRadius(1), u[~judged & group]).lambda_ > bound
+        )  # control: nobody holds it
     smallest = min(int((judged & group).sum()) for group in groups)
     record = model.recalibration
     assert record.guaranteed
     assert record.epsilon == pytest.approx((1 + bound) / (smallest + 1))
-    assert record.guarantee == lc.Guarantee(smallest, bound)
+    assert record.guarantee == lc.radius.Guarantee(smallest, bound)
 
 
 def coverages(repetitions: int, n: int, **options) -> torch.Tensor:
@@ -389,10 +393,10 @@ def test_lambda_of_a_map_is_read_off_rows_that_it_did_not_see():
     rows = LatentRows.of(gather(flow, x, y, statistic=FlowDistribution.latent, **options), None)
     held_out = climb(rows, standard_normal(DIM), rungs=["aligned, radial"]).u
     lambda_ = model.recalibration.lambda_
-    assert lambda_ == pytest.approx(measure(lc.BallRadius(1), held_out).lambda_)
+    assert lambda_ == pytest.approx(measure(lc.radius.BallRadius(1), held_out).lambda_)
     with pytest.warns(CalibrationReuseWarning):
         seen = latent_pit(model(x), y)
-    assert measure(lc.BallRadius(1), seen).lambda_ != pytest.approx(lambda_, rel=1e-4)
+    assert measure(lc.radius.BallRadius(1), seen).lambda_ != pytest.approx(lambda_, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +434,7 @@ def test_a_flow_without_tensors_keeps_its_dtype_when_it_is_aligned():
         """A float32 matrix that torch cannot see, as in a network held by a function."""
 
         def __init__(self):
-            super().__init__(lc.standard_normal(2))
+            super().__init__(lc.base.standard_normal(2))
             self.matrix = [2 * torch.eye(2)]
 
         def encode(self, y, x=None):
@@ -457,7 +461,7 @@ def test_conformal_regions_of_a_model_by_x_depend_on_x():
         inside = region.contains(y[2000:], x[2000:]).double()
         assert abs(float(inside[lowest].mean()) - lower) < 0.04
         assert abs(float(inside[highest].mean()) - upper) < 0.04
-    with pytest.warns(lc.CalibrationReuseWarning):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning):
         lc.conformal_region(model, *simulated("scale by x", 1000, 0))
 
 
@@ -483,8 +487,8 @@ def test_tables_of_pandas_are_taken_everywhere():
     lc.rolling_pit(flow, frame_x, frame_y, first=60, fit=lc.ScaledRadius.fit)
     assert lc.density_ratio(frame_x, frame_x[:40]).shape == (80,)
     lc.ConditionalRadius.fit(y.norm(dim=1), frame_x, reference=flow.base.radius)
-    assert lc.atoms(frame_y).share == 0
-    assert lc.Dequantizer.fit(frame_y).jitter(frame_y).shape == y.shape
+    assert lc.recalibration.atoms(frame_y).share == 0
+    assert lc.recalibration.Dequantizer.fit(frame_y).jitter(frame_y).shape == y.shape
     stream = lc.recalibrate(flow, frame_x, frame_y, fit=lc.StreamingRadius.fit)
     stream.update(frame_x, frame_y)
 

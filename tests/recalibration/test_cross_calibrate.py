@@ -62,7 +62,7 @@ def test_the_ladder_is_climbed_by_out_of_fold_latents():
     ladder = model.recalibration.ladder
     assert "by x" in ladder.names[ladder.chosen]
     assert model.recalibration.n == 400
-    with pytest.warns(lc.CalibrationReuseWarning):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning):
         lc.latent_pit(model(x), torch.exp(0.8 * x[:, :1]) * y)
 
 
@@ -89,7 +89,7 @@ def test_an_ensemble_is_the_mixture_of_its_flows(fit):
 
 def test_draws_of_an_ensemble_come_from_every_flow():
     far = [LinearGaussianFlow(None, torch.full((1,), m).double(), torch.eye(1).double()) for m in (-9.0, 9.0)]
-    draws = lc.FlowEnsemble(far)(None).sample((2000,), torch.Generator().manual_seed(0))
+    draws = lc.recalibration.FlowEnsemble(far)(None).sample((2000,), torch.Generator().manual_seed(0))
     # 0.5 +- 5 standard errors of 2,000 coin flips.
     assert abs(float((draws > 0).double().mean()) - 0.5) < 0.056
 
@@ -130,7 +130,7 @@ def test_a_trained_flow_is_no_recipe():
     with pytest.raises(ValueError, match="x has 59 rows and y has 60"):
         lc.cross_calibrate(overfitted, x[1:], y)
     with pytest.raises(ValueError, match="one dimension"):
-        lc.FlowEnsemble([])
+        lc.recalibration.FlowEnsemble([])
 
 
 def test_rows_without_weight_count_for_nothing_in_the_calibration():

@@ -14,9 +14,9 @@ from latentcal.base import standard_normal, student_t, uniform_ball
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.pit import latent_pit
+from latentcal.radius.coverage import guarantee
 from latentcal.radius.empirical import EmpiricalRadius
 from latentcal.radius.gamma_kde import GammaKDE
-from latentcal.radius.guarantee import guarantee
 from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.spline import SplineRadius

@@ -7,8 +7,9 @@ import torch
 
 import latentcal as lc
 from alike import alike
-from latentcal import diagnose_partitions, evaluate_partitions, recalibrate_partitions
 from latentcal._internal import progress_bar
+from latentcal.diagnostics import diagnose_partitions
+from latentcal.recalibration import evaluate_partitions, recalibrate_partitions
 from latentcal.recalibration import partitions as delayed
 from toys import SinhFlow
 
@@ -77,7 +78,9 @@ def test_two_workers_over_tcp_fit_what_one_machine_fits(client):
         torch.testing.assert_close(u, lc.latent_pit(expected(new_x), new_y), rtol=1e-6, atol=1e-6)
         direct = expected(new_x).log_prob(new_y.double())
     torch.testing.assert_close(log_density, direct, rtol=1e-6, atol=1e-6)
-    with pytest.warns(lc.CalibrationReuseWarning, match="used again"):  # said by workers, heard here
+    with pytest.warns(
+        lc.recalibration.CalibrationReuseWarning, match="used again"
+    ):  # said by workers, heard here
         evaluate_partitions(model, in_parts(x, y))
 
 

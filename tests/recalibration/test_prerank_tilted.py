@@ -10,7 +10,8 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 
 import latentcal as lc
 import same
-from latentcal.recalibration import BetaMixture, ProbitMixture, TiltedDistribution, recalibrate_prerank
+from latentcal.radius import BetaMixture, ProbitMixture
+from latentcal.recalibration import TiltedDistribution, recalibrate_prerank
 from latentcal.recalibration.prerank_tilted import normal_score
 from toys import scaled_gaussian
 

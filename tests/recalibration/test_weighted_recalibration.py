@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from latentcal.pit import latent_pit
+from latentcal.radius.coverage import guarantee
 from latentcal.radius.gamma_kde import GammaKDE
-from latentcal.radius.guarantee import guarantee
 from latentcal.radius.reference import Chi
 from latentcal.radius.scaled import ScaledRadius
 from latentcal.radius.stacked import StackedRadius

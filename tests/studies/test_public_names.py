@@ -2,15 +2,16 @@
 
 import ast
 import importlib
+from importlib.util import resolve_name
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import latentcal
+
 STUDIES = Path(__file__).parents[2] / "studies"
-NAMESPACES = (
-    *("adapters", "diagnostics", "flows", "metrics", "plots", "radius"),
-    *("splits", "tables", "toy"),
-)
+NAMESPACES = [name for name in latentcal.__all__ if isinstance(getattr(latentcal, name), ModuleType)]
 PUBLIC = ("latentcal", *(f"latentcal.{name}" for name in NAMESPACES))
 
 
@@ -18,19 +19,23 @@ def is_public(module: str, name: str) -> bool:
     """Whether a public namespace has this among its public names."""
     if module not in PUBLIC:
         return False
-    names = getattr(importlib.import_module(module), "__all__", None)
-    return not name.startswith("_") if names is None else name in names or f"{module}.{name}" in PUBLIC
+    return name in importlib.import_module(module).__all__
 
 
-def private_uses(source: str) -> list[str]:
-    """What a file takes from latentcal beside public names."""
+def private_uses(source: str, package: str = "") -> list[str]:
+    """What a file, of a package within latentcal or of none, takes from latentcal beside public names."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names if alias.name.split(".")[0] == "latentcal"]
             found += [module for module in modules if module not in PUBLIC]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "latentcal":
-            names = [(str(node.module), alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            if node.level and package:
+                module = resolve_name("." * node.level + (node.module or ""), package)
+            if module.split(".")[0] != "latentcal" or (package and module.startswith(package)):
+                continue
+            names = [(module, alias.name) for alias in node.names]
             found += [f"{module}.{name}" for module, name in names if not is_public(module, name)]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "lc":
             found += [f"lc.{node.attr}"] if not is_public("latentcal", node.attr) else []
@@ -59,6 +64,23 @@ def test_a_study_imports_only_public_names_of_the_library(part):
 def test_the_check_sees_a_private_name(line):
     assert len(private_uses(line)) == 1
     assert private_uses("import latentcal as lc\nfrom latentcal.flows import TarFlow\nlc.splits.split") == []
+
+
+def test_the_command_line_uses_public_names_and_helpers_that_know_nothing_of_models():
+    """Of ``_internal`` it shares files, names, messages and sizes, and the folder that holds its card."""
+    helpers = ("atomic_files", "chunks", "hints", "model_folder", "names", "optional", "wording")
+    allowed = ("latentcal._version.", *(f"latentcal._internal.{name}." for name in helpers))
+    files = sorted((STUDIES.parent / "src" / "latentcal" / "cli").glob("*.py"))
+    assert files
+    uses = {path.name: private_uses(path.read_text("utf-8"), "latentcal.cli") for path in files}
+    strange = {file: [name for name in names if not name.startswith(allowed)] for file, names in uses.items()}
+    assert {file: names for file, names in strange.items() if names} == {}
+
+
+def test_the_check_sees_a_private_name_of_the_package_itself():
+    wrong = "from .._internal.numerics import log1mexp\nfrom ..flows.tuning import GRIDS"
+    assert len(private_uses(wrong, "latentcal.cli")) == 2
+    assert private_uses("from .options import seed\nfrom ..flows import GRIDS", "latentcal.cli") == []
 
 
 def test_the_library_knows_nothing_of_the_studies():

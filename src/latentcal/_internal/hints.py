@@ -47,3 +47,13 @@ class ArgumentError(ValueError):
     def as_options(self) -> str:
         """The message for a user of the command line."""
         return "".join(part.as_option() if isinstance(part, Argument) else part for part in self.parts)
+
+
+def place_error(place: str, error: ValueError) -> ArgumentError:
+    """An error with the place where it occurred in front of its message.
+
+    Examples:
+        >>> place_error("a.csv: ", ArgumentError("set ", Argument("drop"), ".")).as_options()
+        'a.csv: set --drop.'
+    """
+    return ArgumentError(place, *(error.parts if isinstance(error, ArgumentError) else (str(error),)))

@@ -18,7 +18,8 @@ def attach(
 
     Args:
         package: its ``__name__``.
-        names: what the package offers, by the module that defines it, relative to the package.
+        names: what the package offers, by the module that defines it: ``"scores"`` is one of the package,
+            ``".fingerprint"`` one of the package that it lies in.
         submodules: modules and packages that are offered themselves.
 
     Raises:
@@ -40,7 +41,7 @@ def attach(
             return importlib.import_module(f"{package}.{name}")
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{places[name]}"), name)
+        value = getattr(importlib.import_module(f".{places[name]}", package), name)
         setattr(sys.modules[package], name, value)  # found without this function from now on
         return value
 

@@ -217,14 +217,14 @@ def outside_inference_mode(function: Callable[..., _Result]) -> Callable[..., _R
     """
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> _Result:
+    def call(*args: Any, **kwargs: Any) -> _Result:
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             args = tuple(_ordinary(value) for value in args)
             return function(*args, **{name: _ordinary(value) for name, value in kwargs.items()})
 
-    return wrapped
+    return call
 
 
 def _ordinary(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from .chunks import rows_at_a_time
+from .hints import Argument, ArgumentError, place_error
 from .optional import require
 from .validate import as_whole
 from .wording import check_names, check_unique, quote
@@ -85,13 +86,13 @@ def _open_csv(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[TextI
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a text file compressed with gzip: {error}.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise ArgumentError(
             f"{path} is not {encoding.removesuffix('-sig')} text: {error.reason} at byte "
-            f"{error.object[error.start]:#04x}. It is damaged, or in another encoding: pass encoding=, for "
-            "example 'latin-1', 'cp1252' or 'utf-16'."
+            f"{error.object[error.start]:#04x}. It is damaged, or in another encoding: pass ",
+            *(Argument("encoding"), ", for example 'latin-1', 'cp1252' or 'utf-16'."),
         ) from error
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise place_error(f"{path} cannot be read: ", error) from error
 
 
 def _check_encoding(encoding: str) -> str:
@@ -125,9 +126,10 @@ def _read_header(file: TextIO, delimiter: str) -> list[str]:
     if len(header) > COLUMNS:
         raise ValueError(f"it has {len(header):,} columns; a table has at most {COLUMNS:,}.")
     if len(header) == 1 and (found := [c for c in ";\t|," if c in header[0] and c != delimiter]):
-        raise ValueError(
+        raise ArgumentError(
             f"With the delimiter {delimiter!r} it has the one column {quote(header[0])}. "
-            f"Its delimiter seems to be {found[0]!r}: pass delimiter={found[0]!r}."
+            f"Its delimiter seems to be {found[0]!r}: pass ",
+            *(Argument("delimiter", found[0]), "."),
         )
     return header
 

@@ -113,7 +113,7 @@ def networks_in(*things: Any) -> list[nn.Module]:
             pending += [owner, thing.__func__]
             pending += () if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}).values()
         elif inspect.isfunction(thing):
-            pending += _used_by(thing)
+            pending += _contents_of(thing)
         elif isinstance(thing, (list, tuple)):
             pending += thing
         elif isinstance(thing, dict):
@@ -123,7 +123,7 @@ def networks_in(*things: Any) -> list[nn.Module]:
     return list(found.values())
 
 
-def _used_by(function: Any) -> Iterator[Any]:
+def _contents_of(function: Any) -> Iterator[Any]:
     """What a function holds, and the modules and functions of its own file that it names."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet

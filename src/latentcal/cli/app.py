@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from .._internal.hints import ArgumentError
 from .._version import __version__
-from .messages import one_line, translate_reader_message
+from .messages import one_line
 
 _DEBUG = "--debug"
 _MODULES = {
@@ -104,13 +104,13 @@ def run(arguments: Sequence[str]) -> None:
     except ArgumentError as error:
         _fail(error.as_options(), 1, debug)
     except Exception as error:
-        _fail(translate_reader_message(str(error)) or type(error).__name__, 1, debug)
+        _fail(str(error) or type(error).__name__, 1, debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
     """A warning as one line, without the place in the code."""
-    click.echo(f"Warning: {translate_reader_message(one_line(str(message)))}", err=True)
+    click.echo(f"Warning: {one_line(str(message))}", err=True)
 
 
 def _fail(message: str, code: int, debug: bool) -> None:

@@ -74,7 +74,7 @@ def fit_table(
     order = torch.from_numpy(random.permutation(len(data)))
     tested = round(settings.test_share * len(data))
     test, rest = order[:tested], order[tested:].sort().values
-    x, complete, rules = data.learned_on(rest)
+    x, complete, rules = data.learn_rules(rest)
     test, rest = (rows[torch.from_numpy(complete)[rows]] for rows in (test, rest))
     _check_targets(data, rest)
     _describe(data, rules)

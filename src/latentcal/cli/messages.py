@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,23 +31,6 @@ def printable(text: str, *, lines: bool = False) -> str:
 def one_line(message: str) -> str:
     """The message on one line that steers no terminal."""
     return printable(" ".join(line.strip() for line in message.splitlines() if line.strip()))
-
-
-def translate_reader_message(message: str) -> str:
-    """A message of the readers of tables, with options where they speak of arguments.
-
-    To be removed when the readers raise ``ArgumentError``, whose arguments are no text to be searched for.
-
-    Examples:
-        >>> translate_reader_message("leave these rows out with missing='drop'.")
-        'leave these rows out with --missing drop.'
-    """
-    line = re.sub(
-        r"\b(missing|delimiter|encoding|drop)=(?:'([^']*)')?",
-        lambda found: f"--{found[1]} {found[2] or ''}".rstrip(),
-        message,
-    )
-    return line.replace("set min_rows", "set --min-rows")
 
 
 @contextmanager

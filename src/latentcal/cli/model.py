@@ -14,9 +14,10 @@ import click
 import torch
 from torch import Tensor
 
-from .._internal.model_folder import MANIFEST, SECTIONS, ModelFileError, check_target, read_numbers
+from .._internal.model_folder import MANIFEST, SECTIONS, check_target, read_numbers
 from ..diagnostics import CalibrationReport, Measure
 from ..estimator import TablePredictor
+from ..files import ModelFileError
 from ..plots import reliability_diagram
 from ..tables import Preprocessing
 from .messages import say

@@ -17,8 +17,8 @@ from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole
 from ..fingerprint import Fingerprint
+from ..radius.coverage import Guarantee
 from ..radius.empirical import EmpiricalRadius
-from ..radius.guarantee import Guarantee
 from .conformity_scores import Everything, Score
 from .evaluation import as_points, evaluate, inference, model_draws, outputs_of, random_seed
 from .geometry import Bounds, SublevelSet, Volume

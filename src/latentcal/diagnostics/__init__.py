@@ -1,23 +1,32 @@
 """Is a model calibrated, and where not? Tests with a stated level, and what to do about what they find."""
 
-from .conditional_report import ConditionalCalibration, conditional_calibration
-from .diagnosis import diagnose, diagnose_partitions
-from .findings import Finding, holm
-from .limits import CalibrationPoints, GroupCalibration, group_calibration
-from .measures import Measure, Measured
-from .report import CalibrationReport
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CalibrationPoints",
-    "CalibrationReport",
-    "ConditionalCalibration",
-    "Finding",
-    "GroupCalibration",
-    "Measure",
-    "Measured",
-    "conditional_calibration",
-    "diagnose",
-    "diagnose_partitions",
-    "group_calibration",
-    "holm",
-]
+from .._internal.lazy import attach
+
+if TYPE_CHECKING:
+    from .conditional_report import (
+        ConditionalCalibration as ConditionalCalibration,
+        conditional_calibration as conditional_calibration,
+    )
+    from .diagnosis import diagnose as diagnose, diagnose_partitions as diagnose_partitions
+    from .findings import Finding as Finding, holm as holm
+    from .limits import (
+        CalibrationPoints as CalibrationPoints,
+        GroupCalibration as GroupCalibration,
+        group_calibration as group_calibration,
+    )
+    from .measures import Measure as Measure, Measured as Measured
+    from .report import CalibrationReport as CalibrationReport
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "conditional_report": ["ConditionalCalibration", "conditional_calibration"],
+        "diagnosis": ["diagnose", "diagnose_partitions"],
+        "findings": ["Finding", "holm"],
+        "limits": ["CalibrationPoints", "GroupCalibration", "group_calibration"],
+        "measures": ["Measure", "Measured"],
+        "report": ["CalibrationReport"],
+    },
+)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import calibration_error
-from ..radius.guarantee import Guarantee, points_needed
+from ..radius.coverage import Guarantee, points_needed
 
 _SIMULATIONS = 20_000
 # The law of sqrt(n + 2) times the error is simulated at the next lower of these n. There it is at most 3 %
@@ -168,7 +168,7 @@ class CalibrationPoints:
 
     @classmethod
     def behind(cls, record: Any, *, coverage: float) -> CalibrationPoints:
-        """For the points of a recalibration, by its :class:`~latentcal.Recalibration`."""
+        """For the points of a recalibration, by its :class:`~latentcal.recalibration.Recalibration`."""
         law = record.guarantee
         interval = None if law is None else law.coverage_interval(coverage)
         return cls(round(effective_points(record)), True, coverage, interval, dict(_points_needed(coverage)))

@@ -1,20 +1,19 @@
 """Flows for tables: ``TablePredictor`` answers, ``FlowRegressor`` fits (it needs the extra ``sklearn``)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .predictor import TablePredictor
-from .summaries import PredictedRegion, check_levels
+from .._internal.lazy import attach
 
 if TYPE_CHECKING:
-    from .regressor import FlowRegressor
+    from .predictor import TablePredictor as TablePredictor
+    from .regressor import FlowRegressor as FlowRegressor
+    from .summaries import PredictedRegion as PredictedRegion, check_levels as check_levels
 
-__all__ = ["FlowRegressor", "PredictedRegion", "TablePredictor", "check_levels"]
-
-
-def __getattr__(name: str) -> Any:
-    """FlowRegressor when it is first asked for: predictions do without scikit-learn."""
-    if name != "FlowRegressor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .regressor import FlowRegressor
-
-    return FlowRegressor
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "predictor": ["TablePredictor"],
+        "regressor": ["FlowRegressor"],
+        "summaries": ["PredictedRegion", "check_levels"],
+    },
+)

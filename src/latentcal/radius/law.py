@@ -150,7 +150,7 @@ class RadiusLaw(Float64Module):
     def log_anchors(self) -> tuple[float, ...]:
         """Logs of the quartiles and of the quantiles at log tails of -500: where the law lives."""
         if self._anchors is None:
-            levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=self._device())
+            levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=self.device)
             far = levels.new_tensor(-500.0)
             ends = (self.icdf_log_cdf(far), self.icdf_log_sf(far))
             self._anchors = tuple(torch.cat([self.icdf(levels), torch.stack(ends)]).log().tolist())
@@ -167,7 +167,7 @@ class RadiusLaw(Float64Module):
 
     def _landmarks(self) -> Tensor:
         """Radii (k,) that a table must not step over: kinks of the density, peaks, the ends of its bulk."""
-        v = torch.tensor([-20.0, -7.0, LOG_HALF], dtype=torch.float64, device=self._device())
+        v = torch.tensor([-20.0, -7.0, LOG_HALF], dtype=torch.float64, device=self.device)
         return torch.cat([self.icdf_log_cdf(v), self.icdf_log_sf(v[:2])])
 
     def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
@@ -237,12 +237,14 @@ class RadiusLaw(Float64Module):
         return with_own_slope(argument, r, lambda point, r: slope(r, point))
 
     def _uniform(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        device = generator.device if generator is not None else self._device()
+        device = generator.device if generator is not None else self.device
         return torch.rand(as_shape(shape), dtype=torch.float64, generator=generator, device=device).to(
-            self._device()
+            self.device
         )
 
-    def _device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:
+        """Where the law computes: that of its tensors."""
         for tensor in (*self.buffers(), *self.parameters()):
             return tensor.device
         return torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .calibration_sample import CalibrationSample, fit_to_sample
-from .guarantee import TightenedRadius
+from .coverage import TightenedRadius
 from .law import RadiusLaw, as_float64
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
 
@@ -97,7 +97,7 @@ class StreamingRadius(RadiusLaw):
         self.window = None if window is None else int(window)
         self.half_life = None if window is not None else float(half_life or _HALF_LIFE)
         with torch.no_grad():
-            levels = torch.tensor((*_KNOTS, 0.25, 0.5, 0.75), dtype=torch.float64, device=reference._device())
+            levels = torch.tensor((*_KNOTS, 0.25, 0.5, 0.75), dtype=torch.float64, device=reference.device)
             log_quantiles = torch.log(reference.icdf(levels).clamp(min=_SMALLEST))
         median, spread = log_quantiles[-2], (log_quantiles[-1] - log_quantiles[-3]).clamp(min=1e-9)
         knots = levels[:-3]

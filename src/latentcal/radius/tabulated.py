@@ -61,7 +61,7 @@ class TabulatedLaw(LawByTails):
 
     def _breaks(self) -> Tensor:
         """Points t at which the density is not smooth."""
-        return torch.empty(0, dtype=torch.float64, device=self._device())
+        return torch.empty(0, dtype=torch.float64, device=self.device)
 
     def _landmarks(self) -> Tensor:
         return torch.cat([super()._landmarks(), self._breaks() ** 3])
@@ -154,7 +154,7 @@ class TabulatedLaw(LawByTails):
         return log_above + log1mexp(ratio.clamp(max=0.0))
 
     def _scalar(self, t: float) -> Tensor:
-        return torch.tensor([t], dtype=torch.float64, device=self._device())
+        return torch.tensor([t], dtype=torch.float64, device=self.device)
 
 
 class DensityTable(nn.Module):

@@ -17,13 +17,13 @@ from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test, drift_test
 from ..radius.calibration_sample import warn_if_tied
 from ..radius.conditional import GroupedRadius
-from ..radius.guarantee import Guarantee, tighten
-from ..radius.guarantee import guarantee as measure
+from ..radius.coverage import Guarantee, tighten
+from ..radius.coverage import guarantee as measure
 from ..radius.law import RadiusLaw
 from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
-from .align import Aligned
+from .alignment import Aligned
 from .discrete import AtomCare, Dequantizer, Discrete
 from .draws import MOST_OUTPUTS
 from .ladder import Ladder, climb, silent_about_ties

@@ -19,7 +19,7 @@ from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
 from ..radius.stacked import StackedRadius
-from .align import Aligned
+from .alignment import Aligned
 from .auto import calibrate_rows
 from .latent import check_base, latent_norms, recalibrate_norms
 from .maps import FOLDS

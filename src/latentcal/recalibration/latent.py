@@ -20,9 +20,9 @@ from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 from ..metrics.autocorrelation import AutocorrelationTest, autocorrelation_test, drift_test
 from ..radius.calibration_sample import CalibrationSample, tied_share
+from ..radius.coverage import Guarantee, guarantee
 from ..radius.empirical import EmpiricalRadius
 from ..radius.folds import effective_size
-from ..radius.guarantee import Guarantee, guarantee
 from ..radius.law import RadiusLaw, as_float64
 from ..radius.reference import BallRadius
 from ..radius.stacked import StackedRadius

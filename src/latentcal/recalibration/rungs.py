@@ -18,7 +18,7 @@ from ..radius.law import RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
-from .align import MAPS, find_obstacle
+from .alignment import MAPS, find_obstacle
 from .maps import FOLDS, Chain, LatentMap
 from .rows import LatentRows
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._internal.validate import as_whole
-from .events import as_membership, default_method, flat_rows, probability
+from .._internal.validate import as_whole
 from .integration import (
     INFINITE_VARIANCE,
     Estimate,
@@ -23,6 +22,7 @@ from .integration import (
     model_dim,
     tail_index,
 )
+from .sets import as_membership, default_method, flat_rows, probability
 
 
 @dataclass(frozen=True)

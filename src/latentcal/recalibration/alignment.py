@@ -15,7 +15,7 @@ from .._internal.numerics import outside_inference_mode
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
-from ..radius.guarantee import guarantee
+from ..radius.coverage import guarantee
 from ..radius.reference import Chi
 from .dependence import MOST_CORRELATED, cross_fit_correlation, cross_fit_layers, cross_fit_rotation
 from .latent import Recalibration, record_recalibration

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from ._internal.chunks import MEMORY, rows_at_a_time
-from .base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
-from .flow import FlowDistribution
-from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
-from .pit import draw
-from .transport import radial_transport
+from .._internal.chunks import MEMORY, rows_at_a_time
+from ..base import RadialBase, laplace, standard_normal, uniform_cube, uniform_interval
+from ..flow import FlowDistribution
+from ..norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
+from ..pit import draw
+from ..transport import radial_transport
 
 INFINITE_VARIANCE = 0.5
 """Tail index beyond which a law has no finite variance."""

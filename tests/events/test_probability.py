@@ -135,7 +135,7 @@ def test_the_result_does_not_depend_on_how_x_is_cut_into_pieces(generator, monke
         return probability(flow, x, Box(-1, 1), method=method, generator=seeded).value
 
     whole = [values(method) for method in METHODS]
-    monkeypatch.setattr("latentcal.integration._HELD", 2**16)
+    monkeypatch.setattr("latentcal.events.integration._HELD", 2**16)
     for method, value in zip(METHODS, whole, strict=True):
         pieces = values(method)
         if method == "sampling":  # the draws are others

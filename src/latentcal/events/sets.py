@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._internal.numerics import as_tensor, to_tensor
-from ._internal.validate import as_number, as_whole, check_finite, check_numbers
-from .flow import ConditionalFlow
+from .._internal.numerics import as_tensor, to_tensor
+from .._internal.validate import as_number, as_whole, check_finite, check_numbers
+from ..flow import ConditionalFlow
 from .integration import Estimate, box_quadrature, by_quasi_monte_carlo, by_sampling, model_dim, share_error
 
 _SETTLED = 1e-3  # error of a grid that is better than Sobol points

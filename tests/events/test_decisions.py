@@ -6,10 +6,9 @@ import torch
 from scipy.stats import norm
 
 from latentcal.base import student_t
-from latentcal.decisions import Payoff, best_action, expected_utility
-from latentcal.events import Box
+from latentcal.events import Box, Payoff, best_action, expected_utility
+from latentcal.events.integration import InfiniteVarianceWarning, tail_index
 from latentcal.flows import LinearGaussianFlow
-from latentcal.integration import InfiniteVarianceWarning, tail_index
 
 FLOW = LinearGaussianFlow(torch.ones(1, 1).double(), torch.zeros(1).double(), torch.ones(1, 1).double())
 X = torch.tensor([[-3.0], [0.0], [4.0]], dtype=torch.float64)
