@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._internal.numerics import as_tensor
 from .._internal.features import AdditiveFeatures
+from .._internal.numerics import as_tensor
 from .._internal.validate import as_number, as_whole, check_finite, check_size
 
 _PENALTIES = tuple(10.0 ** (i / 2) for i in range(7, -7, -1))  # relative to 1 a row
