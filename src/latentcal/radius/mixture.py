@@ -50,7 +50,9 @@ class MixtureRadius(LawByTails):
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
         r = as_float64(r)
         below, above = zip(*(part.log_tails(r) for part in self.parts), strict=True)
-        return self._mix(below).clamp(max=0.0), self._mix(above).clamp(max=0.0)
+        log_cdf, log_sf = (self._mix(logs).clamp(max=0.0) for logs in (below, above))
+        # Weights that sum to 1 up to rounding: where one tail is empty the other one is everything.
+        return log_cdf.masked_fill(log_sf.isneginf(), 0.0), log_sf.masked_fill(log_cdf.isneginf(), 0.0)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         return self._mix([part.log_radial_density(r, dim) for part in self.parts])
