@@ -19,6 +19,8 @@ from latentcal._internal.smoothers import NeighbourSmoother, RidgeSmoother
 from latentcal.cli.model import Model, load_model, write_model
 from latentcal.flow import tensor_options
 from latentcal.radius import GroupedRadius, SmoothRadius
+from latentcal.radius.mixture import MixtureRadius
+from latentcal.recalibration.dependence import CorrelationMap, cross_fit_correlation
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
 
 RADII = torch.tensor([0.3, 0.9, 1.4, 2.2, 3.1], dtype=torch.float64)
@@ -121,6 +123,7 @@ def _laws() -> dict[str, lc.RadiusLaw]:
         "gamma_kde": kde,
         "spline": lc.SplineRadius.fit(radii),
         "stacked": lc.StackedRadius.fit(radii, reference=lc.Chi(2), nodes=16),
+        "mixture": MixtureRadius([lc.Chi(2), lc.ScaledRadius(lc.Chi(2), 2.0)], torch.tensor([0.25, 0.75])),
         "tightened": lc.tighten(kde, radii, max_lambda=0.5),
         "window": window,
         "grouped": grouped,
@@ -146,6 +149,16 @@ def _aligned() -> lc.Aligned:
     return lc.Aligned(_linear(), Chain(maps))
 
 
+def _correlated() -> lc.Aligned:
+    """A flow whose correlation depends on a product of features."""
+    x, y = _rows(200)
+    y[:, 1] = y[:, 0] * x[:, 0] * x[:, 1] + 0.3 * y[:, 1]
+    fold, weights = torch.arange(200) % 4, torch.ones(200, dtype=torch.float64)
+    crossed, _ = RidgeSmoother.cross_fit(x, (x[:, :1] * x[:, 1:2]).expand(-1, 2) + 0.1 * y, fold, weights)
+    plain = cross_fit_correlation(y, x, fold, weights).map
+    return lc.Aligned(_linear(), Chain([CorrelationMap(plain.slopes, crossed)]))
+
+
 def _flows() -> dict[str, lc.ConditionalFlow]:
     x, y = _rows(24)
     flow, ones = _linear(), torch.ones(2, dtype=torch.float64)
@@ -161,6 +174,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "standardized": lc.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),
+        "correlated": _correlated(),
         "recalibrated": lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit),
         "autocalibrated": lc.autocalibrate(flow, *_rows(60), folds=2),
     }

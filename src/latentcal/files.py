@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ._internal.model_folder import MANIFEST, ModelFileError, read_model, write_model
 from ._internal.names import CLASSES, FUNCTIONS, find
 from .flow import ConditionalFlow
-from .model_classes import EXTENDED, SAVED, arguments_of, is_known
+from .model_classes import EXTENDED, SAVED, arguments_of, is_known, parameters_of
 from .model_schema import DEEPEST, Reader
 
 __all__ = ["ModelFileError", "load", "save"]
@@ -189,6 +189,7 @@ def _check_written_again(model: Any, root: Any, tensors: Mapping[str, Tensor]) -
 
 def _difference(one: Any, other: Any, where: str) -> str:
     """Where two documents differ first, but for the names of flows that are in neither; empty if nowhere."""
+    one = _without_later_arguments(one, other)
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         pairs = [(f"{where}.{name}", one[name], other[name]) for name in one if name != "foreign"]
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -196,3 +197,22 @@ def _difference(one: Any, other: Any, where: str) -> str:
     else:
         return "" if one == other else where
     return next((found for name, a, b in pairs if (found := _difference(a, b, name))), "")
+
+
+def _without_later_arguments(written: Any, stored: Any) -> Any:
+    """A node without the arguments that its class did not have yet when the file was written.
+
+    They have their default values, so nothing is lost.
+    """
+    if not all(isinstance(node, dict) and "args" in node for node in (written, stored)):
+        return written
+    known = parameters_of(find(CLASSES[written["class"]])) if written.get("class") in CLASSES else {}
+    later = (name for name in written["args"] if name in known and name not in stored["args"])
+    defaults = {name: known[name].default for name in later}
+    left_out = {name for name, value in defaults.items() if written["args"][name] == _plain(value)}
+    return written | {"args": {k: v for k, v in written["args"].items() if k not in left_out}}
+
+
+def _plain(value: Any) -> Any:
+    """A default value as a document holds it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -62,7 +62,7 @@ def test_a_rung_whose_draws_explode_is_refused_and_the_record_says_why():
     ladder = model.recalibration.ladder
     assert ladder.names[ladder.chosen] == "unchanged"
     assert [bool(why) for why in ladder.refusals] == [False, True]
-    assert not ladder.refuted
+    assert not ladder.is_refuted
     text = str(model.recalibration)
     assert "Refused: radial;" in text
     assert "by more than 3 times their range" in text

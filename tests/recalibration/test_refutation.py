@@ -71,7 +71,7 @@ def test_the_unchanged_model_is_no_choice_where_its_norms_contradict_it():
 def test_rows_that_are_not_exchangeable_are_not_tested(options):
     ladder = autocalibrate(scaled_gaussian(2, 1.0), None, outliers(), folds=2, **options).recalibration.ladder
     assert ladder.p_value is None
-    assert not ladder.refuted
+    assert not ladder.is_refuted
 
 
 def test_norms_at_the_quantiles_of_the_law_have_a_p_value_of_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -15,6 +16,7 @@ _FINE = 1000  # rows from which hinges are at eighths instead of quarters
 _MOST_VALUES = 10  # of a column that is taken for a label
 _MOST_COLUMNS = 400
 _MOST_CROSSED = 64  # columns of x whose products are looked at
+_CHANCE = 15.0  # n times the squared correlations of four products, which chance alone rarely reaches
 
 
 class AdditiveFeatures(Float64Module):
@@ -216,15 +218,26 @@ class ProductSearch:
         self.most = room // max(1, int(torch.bincount(self.pair).max())) if kept.any() else 0
         """Number of pairs."""
 
+    def is_promising(self, targets: Tensor, weights: Tensor) -> bool:
+        """Whether a pair tells more about targets (n, k) than the best of as many would by chance."""
+        if self.most < 1:
+            return False
+        strength = self._strengths(targets, weights)
+        return float(strength.max()) * len(targets) > _CHANCE + 2 * math.log(len(strength))
+
     def choose(self, targets: Tensor, weights: Tensor) -> ProductFeatures:
         """Products of the pairs that have the largest squared correlations with targets (n, k)."""
+        strength = self._strengths(targets, weights)
+        best = strength.topk(min(self.most, len(strength))).indices
+        return self.all.take(torch.isin(self.pair, best))
+
+    def _strengths(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """Squared correlations of each pair's products with the target they tell most about, summed."""
         targets = targets - weights @ targets / weights.sum()
         cross = (self.values * weights[:, None]).T @ targets / weights.sum()
         share = cross**2 / (weights @ targets**2 / weights.sum()).clamp(min=1e-300)
         count = int(self.pair.max()) + 1
-        strength = share.new_zeros(count, share.shape[1]).index_add_(0, self.pair, share).amax(1)
-        best = strength.topk(min(self.most, count)).indices
-        return self.all.take(torch.isin(self.pair, best))
+        return share.new_zeros(count, share.shape[1]).index_add_(0, self.pair, share).amax(1)
 
 
 def _factors(additive: AdditiveFeatures, column: int) -> list[int]:

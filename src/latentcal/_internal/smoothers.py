@@ -119,7 +119,7 @@ class RidgeSmoother(Smoother):
         folds = int(fold.max()) + 1
         plain = fit_ridge(columns, targets, fold, weights, level=level)
         search = ProductSearch(additive, columns)
-        if search.most < 1:
+        if not search.is_promising(targets, weights):
             return cls(additive, plain.coefficients, plain.intercept), plain.held_out
         # Pairs that all rows choose would know the rows that judge them.
         designs = [search.choose(targets, weights * (fold != f)).extend(columns) for f in range(folds)]
@@ -195,21 +195,15 @@ def fit_ridge(
             for own, row in zip(designs, rows, strict=True)
         ]
     solvers = [_Solver(part, centred, level) for part in parts]
-    seen = [(columns if designs is None else designs[f])[rows[f]] for f in numbers]
-
-    def answer(solutions: list[tuple[Tensor, Tensor]]) -> Tensor:
-        guess = torch.empty_like(targets)
-        for row, own, (coefficients, intercept) in zip(rows, seen, solutions, strict=True):
-            guess[row] = own @ coefficients + intercept
-        return guess
-
-    errors = []
-    for penalty in _PENALTIES:
-        guess = answer([solver.solve(torch.full_like(targets[0], penalty)) for solver in solvers])
-        errors.append((weights[:, None] * (targets - guess) ** 2).sum(0))
-    best = targets.new_tensor(_PENALTIES)[torch.stack(errors).argmin(0)]
-    by_fold = [solver.solve(best) for solver in solvers]
-    return RidgeFit(*_Solver(total, centred, level).solve(best), by_fold, answer(by_fold))
+    penalties = targets.new_tensor(_PENALTIES)
+    guesses = targets.new_empty(len(penalties), *targets.shape)
+    for number, row in enumerate(rows):
+        design = (columns if designs is None else designs[number])[row]
+        guesses[:, row] = solvers[number].answer(design, penalties)
+    best = ((targets - guesses) ** 2 * weights[:, None]).sum(1).argmin(0)
+    by_fold = [solver.solve(penalties[best]) for solver in solvers]
+    held_out = guesses.gather(0, best.expand(1, *targets.shape))[0]
+    return RidgeFit(*_Solver(total, centred, level).solve(penalties[best]), by_fold, held_out)
 
 
 class _Moments:
@@ -240,6 +234,12 @@ class _Solver:
         self.projected = self.vectors.T @ (cross - torch.outer(column_sum, self.target_mean))
         if not level:
             self.target_mean = torch.zeros_like(self.target_mean)
+
+    def answer(self, design: Tensor, penalties: Tensor) -> Tensor:
+        """Answers (q, n, k) at rows (n, m) for penalties (q,), each of them for all targets."""
+        rotated = (design - self.column_mean) @ self.vectors
+        scaled = self.projected / (self.values[:, None] + penalties[:, None, None])  # (q, m, k)
+        return rotated @ scaled + self.target_mean
 
     def solve(self, penalties: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients (m, k) and intercept (k,) at penalties (k,)."""

@@ -213,6 +213,9 @@ class ChosenRadius(RadiusLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._choose(lambda law, r: law.log_prob_untabulated(r), r)
 
+    def cdf_untabulated(self, r: Tensor) -> Tensor:
+        return self._choose(lambda law, r: law.cdf_untabulated(r), r)
+
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         places = torch.zeros(shape, dtype=torch.float64)
         return self._choose(lambda law, r: law.sample_untabulated(tuple(r.shape), generator), places)

@@ -22,8 +22,8 @@ class MixtureRadius(LawByTails):
     Examples:
         >>> from latentcal.radius import Chi, ScaledRadius
         >>> law = MixtureRadius([Chi(2), ScaledRadius(Chi(2), 2.0)], torch.tensor([0.5, 0.5]))
-        >>> float(law.cdf(law.icdf(torch.tensor(0.9))))
-        0.9
+        >>> float(law.cdf(law.icdf(torch.tensor(0.75))))
+        0.75
     """
 
     parts: Sequence[RadiusLaw]

@@ -125,6 +125,9 @@ class StretchedRadius(RadiusLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._stretch.log_prob(self.law.log_prob_untabulated, as_float64(r))
 
+    def cdf_untabulated(self, r: Tensor) -> Tensor:
+        return self.law.cdf_untabulated(self._stretch.standard(as_float64(r)))
+
     @torch.no_grad()
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         return self._stretch.radius(self.law.sample_untabulated(shape, generator))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
+_NEWTON_STEPS = 100  # at most; ten are enough
 _RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
 PARTS = 3 + len(_RATES)  # of the stack
 _CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
@@ -129,6 +131,10 @@ class StackedRadius(TabulatedLaw):
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
         return self._mixture("log_prob_untabulated", as_float64(r).reshape(-1)).reshape(r.shape)
 
+    def cdf_untabulated(self, r: Tensor) -> Tensor:
+        r = as_float64(r)
+        return torch.exp(self._mixture("log_cdf", r.reshape(-1))).reshape(r.shape)
+
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         count = math.prod(shape)
         part = torch.multinomial(self.weights, count, replacement=True, generator=generator)
@@ -232,21 +238,40 @@ def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
     return (n * weights + 1 / len(weights)) / (n + 1)
 
 
-def mixture_weights(log_densities: Tensor, counts: Tensor, *, steps: int = 1000) -> Tensor:
-    """Weights (k,) of the mixture with the highest likelihood, for log densities (k, ...) and counts (...).
+def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
+    r"""Weights (k,) of the mixture with the highest likelihood, for log densities (k, ...) and counts (...).
 
-    By EM: each step raises the likelihood, which is concave in the weights.
+    .. math:: \min_{w \ge 0}\; \sum_k w_k - \sum_i c_i \log \sum_k w_k f_k(r_i), \qquad \sum_i c_i = 1,
+
+    whose solution sums to 1. By Newton's method: the quadratic model of each step is a non-negative least
+    squares problem in k unknowns, and a step is halved until it goes downhill.
     """
+    from scipy.linalg import solve_triangular
+    from scipy.optimize import nnls
+
     kept = counts.reshape(-1) > 0
     logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]
-    counts = counts.reshape(-1)[kept]
-    density = torch.exp(logs - logs.amax(0))
-    weights = density.new_full((density.shape[0],), 1 / density.shape[0])
-    share = counts / counts.sum()
-    for _ in range(steps):
-        # The gradient: density / mixture, averaged over the points. At the optimum it is at most 1.
-        gradient = density @ (share / (weights @ density))
-        if float(gradient.max()) < 1 + 1e-6:
+    density = torch.exp(logs - logs.amax(0)).cpu().numpy()
+    share = counts.reshape(-1)[kept].cpu().numpy()
+    share = share / share.sum()
+    weights = np.full(len(density), 1 / len(density))
+
+    def height(weights: np.ndarray) -> float:
+        mixture = weights @ density
+        return math.inf if mixture.min() <= 0 else float(weights.sum() - share @ np.log(mixture))
+
+    for _ in range(_NEWTON_STEPS):
+        ratio = density / (weights @ density)
+        gradient = 1 - ratio @ share
+        if max(-gradient.min(), np.abs(weights * gradient).max()) < 1e-9:
             break
-        weights = weights * gradient
-    return weights / weights.sum()
+        hessian = (ratio * share) @ ratio.T
+        root = np.linalg.cholesky(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)))
+        target = solve_triangular(root, hessian @ weights - gradient, lower=True)
+        step, size, before = nnls(root.T, target)[0] - weights, 1.0, height(weights)
+        while height(weights + size * step) > before and size > 1e-6:
+            size /= 2
+        if size <= 1e-6:
+            break
+        weights = weights + size * step
+    return torch.as_tensor(weights / weights.sum(), dtype=log_densities.dtype, device=log_densities.device)

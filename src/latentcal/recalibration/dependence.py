@@ -13,7 +13,7 @@ from .maps import LARGEST, AffineMap, Chain, CrossFitted, LatentMap, fit_log_sca
 from .marginals import cross_fit_marginals
 
 MOST_CORRELATED = 16  # coordinates: their pairs have a function of x each
-_STARTS, _STEPS = 4, 200  # of the search for a rotation
+_STARTS, _STEPS = 3, 100  # of the search for a rotation
 _LAYERS, _CLIP = 8, 3.0  # at most; nats that one row may gain or lose in one
 
 
@@ -169,7 +169,7 @@ def _rotate(white: Tensor, share: Tensor, rotation: Tensor) -> Tensor:
         update = (score * share[:, None]).T @ white - (share @ (1 - score**2))[:, None] * rotation
         left, _, right = torch.linalg.svd(update)
         before, rotation = rotation, left @ right
-        if float(1 - (before * rotation).sum(1).abs().min()) < 1e-9:
+        if float(1 - (before * rotation).sum(1).abs().min()) < 1e-7:
             break
     return rotation
 

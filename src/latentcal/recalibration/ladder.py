@@ -28,8 +28,9 @@ _COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
 _REFUTED = 0.01  # p-value of the base's law of the norm
+_OUT_OF_REACH = 3.0  # standard errors by which a rung must be able to catch up, or is dropped
 _FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
-_IN_TIME = 2.0  # standard errors that a gain must exceed in time order, instead of one
+_FEW = 60  # rows up to which standard errors, uncertain themselves, count for one more
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -75,6 +76,8 @@ class Ladder:
             chosen.
         unexamined: why the draws of rungs could not be compared, empty where they could.
         in_time: whether rows were held out in time order, each block judged by what earlier ones taught.
+        judged: held-out rows that each was judged on. A rung that can no longer win is dropped after a fold,
+            and its numbers are those of the folds before.
     """
 
     names: list[str]
@@ -89,6 +92,7 @@ class Ladder:
     refusals: list[str] = field(default_factory=list)
     unexamined: str = ""
     in_time: bool = False
+    judged: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
@@ -99,13 +103,15 @@ class Ladder:
         width = max(len(name) for name in self.names)
         lines = [
             f"Held-out log-likelihood over the unchanged model, nats a point ({self.n:,} rows)",
-            f"    {'rung':<{width}}  {'gain':>8}  {'s.e.':>7}  {'behind the best':>18}",
+            f"    {'rung':<{width}}  {'gain':>8}  {'s.e.':>7}  {'behind the best':>21}",
         ]
         for i, name in enumerate(self.names):
             gap = f"{self.behind[i]:.4f} ± {self.behind_errors[i]:.4f}"
+            if self._is_dropped(i):
+                gap = f"dropped at {self.judged[i]:,} rows"
             gap = "refused" if self._is_refused(i) else "the best" if i == self.best else gap
             mark = "->" if i == self.chosen else "  "
-            lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>18}")
+            lines.append(f" {mark} {name:<{width}}  {self.gains[i]:>8.4f}  {self.errors[i]:>7.4f}  {gap:>21}")
         refused = [(name, why) for name, why in zip(self.names, self.refusals, strict=False) if why]
         lines += [f"Refused: {name}; {why}." for name, why in refused]
         lines.append(f"Chosen: {self.names[self.chosen]} ({self._reason()}).")
@@ -115,10 +121,8 @@ class Ladder:
 
     def _reason(self) -> str:
         best = "the best that was not refused" if any(self.refusals) else "the best"
-        if self.chosen == self.best:
-            return f"it is {best}"
-        errors = "two standard errors" if self.in_time else "one standard error"
-        reason = f"the simplest that is behind {best} by no more than {_WORTH:g} nats or {errors}"
+        errors = f"{_WORTH:g} nats or {self.standard_errors:.1f} standard errors"
+        reason = f"it is {best}" if self.chosen == self.best else f"the simplest within {errors} of {best}"
         if self.chosen == 1 and self.behind[0] <= self.margin(0):
             if self.is_refuted:
                 reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
@@ -128,13 +132,19 @@ class Ladder:
 
     @property
     def best(self) -> int:
-        """Number of the rung that gains most, of those that were not refused."""
-        return max((i for i in range(len(self.gains)) if not self._is_refused(i)), key=self.gains.__getitem__)
+        """Number of the rung that gains most, of those that were neither refused nor dropped."""
+        return max(self.possible, key=self.gains.__getitem__)
+
+    @property
+    def possible(self) -> list[int]:
+        """Numbers of the rungs that were neither refused nor dropped."""
+        return [i for i in range(len(self.names)) if not self._is_refused(i) and not self._is_dropped(i)]
 
     @property
     def is_refuted(self) -> bool:
         """Whether the norms contradict the unchanged model, and the plain law does better."""
-        return self.p_value is not None and self.p_value < _REFUTED and self.gains[1] > 0
+        contradicted = self.p_value is not None and self.p_value < _REFUTED
+        return contradicted and self.gains[1] > 0 and not self._is_refused(1)
 
     @property
     def may_stay(self) -> bool:
@@ -142,9 +152,21 @@ class Ladder:
         limit = 0.0 if self.in_time else _WORTH
         return self._is_refused(1) or (self.gains[1] <= limit and not self.is_refuted)
 
+    @property
+    def standard_errors(self) -> float:
+        """Standard errors that a rung may be behind the best one and still be taken for its simplicity.
+
+        One; one more in time order, where the next block may differ from the last; and one more for up to
+        60 rows, less for more of them, from which a standard error itself is hardly known.
+        """
+        return 1.0 + self.in_time + min(1.0, _FEW / self.n)
+
     def margin(self, number: int) -> float:
         """Nats that a rung may be behind the best one and still be taken for its simplicity."""
-        return max(_WORTH, (_IN_TIME if self.in_time else 1.0) * self.behind_errors[number])
+        return max(_WORTH, self.standard_errors * self.behind_errors[number])
+
+    def _is_dropped(self, number: int) -> bool:
+        return number < len(self.judged) and self.judged[number] < self.n
 
     def _is_refused(self, number: int) -> bool:
         return number < len(self.refusals) and bool(self.refusals[number])
@@ -228,24 +250,28 @@ def climb(
         return Climb(tried[0], only, None, rows.weights)
     validation = plan_validation(rows, base, folds, in_time=contiguous)
     folds = len(validation.parts)
-    log_likelihood = torch.full((len(tried), len(rows)), math.nan, dtype=torch.float64)
-    fitted: list[list[FittedRung]] = [[] for _ in tried]
-    with silent_about_ties(), ProgressBar(total=folds * len(tried), desc="ladder", progress=progress) as bar:
-        for seen, held_out in validation.parts:
-            fitter = RungFitter(rows.take(seen), base, groups, contiguous=contiguous, nodes=_COARSE)
-            for i, rung in enumerate(tried):
-                fitted[i].append(fitter.fit(rung))
-                log_likelihood[i, held_out] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
-                bar.update()
+    kept = validation.held_out
+    log_likelihood = torch.full((len(tried), int(kept.sum())), math.nan, dtype=torch.float64)
     exchangeable = not contiguous and bool((rows.weights == rows.weights[0]).all())
     comparison = Comparison(
         [rung.name for rung in tried],
-        log_likelihood[:, validation.held_out],
-        rows.weights[validation.held_out],
+        log_likelihood,
+        rows.weights[kept],
         folds,
         contiguous,
         contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None,
     )
+    fitted: list[list[FittedRung]] = [[] for _ in tried]
+    with silent_about_ties(), ProgressBar(total=folds * len(tried), desc="ladder", progress=progress) as bar:
+        racing = list(range(len(tried)))
+        for seen, held_out in validation.parts:
+            fitter = RungFitter(rows.take(seen), base, groups, contiguous=contiguous, nodes=_COARSE)
+            for i in racing:
+                fitted[i].append(fitter.fit(tried[i]))
+                log_likelihood[i, held_out[kept]] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
+            bar.update(len(tried))
+            if not contiguous:
+                racing = comparison.drop_hopeless(racing)
     draws = DrawComparison(rows, base, validation.fold, contiguous=contiguous)
     refusals = comparison.refuse_by_last_block() if contiguous else [""] * len(tried)
     while True:
@@ -259,7 +285,6 @@ def climb(
     u = torch.empty(len(rows), dtype=torch.float64)
     for (_, held_out), rung_of_part in zip(validation.parts, fitted[ladder.chosen], strict=True):
         u[held_out] = rung_of_part.pit(rows.take(held_out), base)
-    kept = validation.held_out
     return Climb(tried[ladder.chosen], ladder, u[kept], rows.weights[kept])
 
 
@@ -286,33 +311,51 @@ class Comparison:
     def choose(self, refusals: Sequence[str]) -> Ladder:
         """The simplest rung that is not clearly behind the best, of those that were not refused.
 
-        Behind by 0.01 nats, or by one standard error, is not clearly behind; in time order, where the next
-        block may differ from the last, by two. The unchanged model has a rule of its own: the plain law
-        contains the model's own law and costs next to nothing where that is right, so the model is left alone
-        only where the plain law gains no more than 0.01 nats (in time order, nothing), whatever its error.
+        Behind by 0.01 nats, or by one or two standard errors (:attr:`Ladder.standard_errors`), is not clearly
+        behind. The unchanged model has a rule of its own: the plain law contains the model's own law and
+        costs next to nothing where that is right, so the model is left alone only where the plain law gains
+        no more than 0.01 nats (in time order, nothing), whatever its error.
         """
-        gains, errors = zip(
-            *(self._mean(row - self.log_likelihood[0]) for row in self.log_likelihood), strict=True
-        )
+        gains, errors = zip(*(self._lead(i, 0) for i in range(len(self.names))), strict=True)
         nothing, n = [0.0] * len(self.names), self.log_likelihood.shape[1]
         ladder = Ladder(
             self.names,
             [*gains],
             [*errors],
-            nothing,
-            nothing,
-            0,
-            n,
-            self.folds,
-            self.p_value,
-            [*refusals],
+            behind=nothing,
+            behind_errors=nothing,
+            chosen=0,
+            n=n,
+            folds=self.folds,
+            p_value=self.p_value,
+            refusals=[*refusals],
             in_time=self.in_time,
+            judged=(n - torch.isnan(self.log_likelihood).sum(1)).tolist(),
         )
-        best = self.log_likelihood[ladder.best]
-        behind, behind_errors = zip(*(self._mean(best - row) for row in self.log_likelihood), strict=True)
+        behind, behind_errors = zip(
+            *(self._lead(ladder.best, i) for i in range(len(self.names))), strict=True
+        )
         ladder = replace(ladder, behind=[*behind], behind_errors=[*behind_errors])
-        possible = (i for i in range(len(self.names)) if not refusals[i] and (i > 0 or ladder.may_stay))
+        possible = (i for i in ladder.possible if i > 0 or ladder.may_stay)
         return replace(ladder, chosen=next(i for i in possible if behind[i] <= ladder.margin(i)))
+
+    def drop_hopeless(self, racing: Sequence[int]) -> list[int]:
+        """The rungs that can still win, by what the folds so far say.
+
+        One is out of reach where it is behind another by more than 0.01 nats and three standard errors, or
+        ahead of none of the simpler ones by 0.01 nats even with three standard errors added. The unchanged
+        model and the plain law stay.
+        """
+        gains = [self._lead(i, 0)[0] for i in range(len(self.names))]
+        best = max(racing, key=gains.__getitem__)
+        kept = [*racing[:2]]
+        for i in racing[2:]:
+            behind, behind_error = self._lead(best, i)
+            ahead, ahead_error = self._lead(i, max(kept, key=gains.__getitem__))
+            in_reach = behind - _OUT_OF_REACH * behind_error <= _WORTH
+            if in_reach and ahead + _OUT_OF_REACH * ahead_error > _WORTH:
+                kept.append(i)
+        return kept
 
     def refuse_by_last_block(self) -> list[str]:
         """Why rungs beyond the plain law are no choice for rows in time order; empty where they are."""
@@ -325,9 +368,15 @@ class Comparison:
                 refusals[i] = f"in the last block of time it is behind the plain law by {-mean:.2g}"
         return refusals
 
-    def _mean(self, difference: Tensor) -> tuple[float, float]:
+    def _lead(self, one: int, other: int) -> tuple[float, float]:
+        """Mean of what a rung is ahead of another, on rows that judged both, and its standard error."""
+        difference = self.log_likelihood[one] - self.log_likelihood[other]
+        both = ~torch.isnan(difference)
         return mean_and_error(
-            difference.clamp(-_CLIP, _CLIP), self.weights, contiguous=self.in_time, folds=self.folds
+            difference[both].clamp(-_CLIP, _CLIP),
+            self.weights[both],
+            contiguous=self.in_time,
+            folds=self.folds,
         )
 
 

@@ -95,9 +95,7 @@ def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...
         mass / mass.sum(1, keepdim=True),
     )
     log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)
-    shares = torch.stack(
-        [mixture_weights(log_density[:, :-1, j], counts[:, j], steps=200) for j in range(dim)], 1
-    )
+    shares = torch.stack([mixture_weights(log_density[:, :-1, j], counts[:, j]) for j in range(dim)], 1)
     shares = (n * shares + 1 / 3) / (n + 1)
     spline = _spline(laws, shares.repeat(1, sets), min(_LARGEST_SCORE, _score_within(n)))
     return list(zip(*(part.split(dim) for part in spline), strict=True))

@@ -166,8 +166,9 @@ class FittedRung:
 
     @torch.no_grad()
     def pit(self, rows: LatentRows, base: RadialBase) -> Tensor:
-        """Latent PIT of rows, (n,)."""
-        return self.law.given(rows.x).cdf(base.norm_of(self.map(rows.z, rows.x)[0])).clamp(0, 1)
+        """Latent PIT of rows, (n,); exact but in the core of the law, where a hundredth of the rows are."""
+        norms = base.norm_of(self.map(rows.z, rows.x)[0])
+        return self.law.given(rows.x).cdf_untabulated(norms).clamp(0, 1)
 
 
 class RungFitter:
