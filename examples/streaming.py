@@ -3,8 +3,6 @@
 python examples/streaming.py
 """
 
-from functools import partial
-
 import torch
 
 import latentcal as lc
@@ -20,9 +18,7 @@ def main() -> None:
     y[3000:] = centre[3000:] + 2 * (y[3000:] - centre[3000:])  # the world changes at row 3,000
 
     fixed = lc.recalibrate(flow, x[1000:2000], y[1000:2000])
-    # 250 rows are scored before any is learned: one half-life, instead of the mixture for rows one by one.
-    learn = partial(lc.StreamingRadius.fit, half_life=100)
-    stream = lc.recalibrate(flow, x[1000:2000], y[1000:2000], fit=learn)
+    stream = lc.recalibrate(flow, x[1000:2000], y[1000:2000], fit=lc.StreamingRadius.fit)
     print("rows          fixed   learning   (share of points inside the 90 % region)")
     for start in range(2000, 4000, 250):
         rows = slice(start, start + 250)

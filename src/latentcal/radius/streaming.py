@@ -50,8 +50,7 @@ class StreamingRadius(RadiusLaw):
 
     The likelihood is then close to that of the best half-life in hindsight, and better where the best one
     changes. (A norm speaks against a half-life by at most 3 nats, and is judged by the laws before its block
-    of 16, so shares are right for norms that are learned soon after they are scored; where hundreds are scored
-    before any is learned, give one long half-life.) One number costs a quarter.
+    of 16.) One number costs a quarter.
 
     Memory is constant. With a half-life, the norms are counted in 512 cells of log r, fine around their
     median and wide far off, so that every positive float has its cell; each keeps weight, mean and spread,
