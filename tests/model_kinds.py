@@ -19,6 +19,7 @@ from latentcal._internal.smoothers import NeighbourSmoother, RidgeSmoother
 from latentcal.cli.model import Model, load_model, write_model
 from latentcal.flow import tensor_options
 from latentcal.radius import GroupedRadius, SmoothRadius
+from latentcal.radius.mixture import MixtureRadius
 from latentcal.recalibration.dependence import CorrelationMap, cross_fit_correlation
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
 
@@ -126,6 +127,9 @@ def _laws() -> dict[str, lc.RadiusLaw]:
         "gamma_kde": kde,
         "spline": lc.SplineRadius.fit(radii),
         "stacked": lc.StackedRadius.fit(radii, reference=lc.radius.Chi(2), nodes=16),
+        "mixture": MixtureRadius(
+            [lc.radius.Chi(2), lc.ScaledRadius(lc.radius.Chi(2), 2.0)], torch.tensor([0.25, 0.75])
+        ),
         "tightened": lc.tighten(kde, radii, max_lambda=0.5),
         "window": window,
         "grouped": grouped,

@@ -1,7 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import latentcal as lc
+from latentcal.flows import LinearGaussianFlow
 from latentcal.radius.folds import effective_size
+from latentcal.recalibration import shift
 from latentcal.recalibration.shift import (
     _PENALTIES,
     _clip,
@@ -119,3 +124,38 @@ def test_the_regression_of_every_penalty_is_where_the_slope_of_its_loss_is_0(gen
         slope = columns.T @ (weights * (p - labels))
         slope[1:] += penalty * 80 * beta[1:]  # the constant is free
         assert slope.abs().max() < 1e-2, (penalty, slope)
+
+
+def _draw_together(n, strength, generator):
+    """Features on a cube with density proportional to exp(c x_0 x_1), and outputs as wide as exp(x_0 x_1)."""
+    x = 2 * torch.rand(40 * n, 4, generator=generator, dtype=torch.float64) - 1
+    kept = torch.rand(40 * n, generator=generator) < torch.exp(strength * (x[:, 0] * x[:, 1] - 1))
+    x = x[kept][:n]
+    assert len(x) == n
+    noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return x, torch.exp(x[:, :1] * x[:, 1:2]) * noise
+
+
+# Coverage of the 90 % region at 1,000 calibration rows, mean of 10 sets: unweighted 0.742, additive features
+# 0.781, products 0.883, known weights 0.885; standard deviation of one set 0.025 (products), 0.022
+# (additive). Of 4 sets the limit 0.83 is 4 standard errors off for both: a failure rate below 1e-4.
+def test_a_shift_of_how_features_go_together_is_found_by_their_products(generator, monkeypatch):
+    flow = LinearGaussianFlow(None, torch.zeros(2).double(), torch.eye(2).double())
+    coverage = {"additive": [], "products": []}
+    for _ in range(4):
+        (x, y), (target, outputs) = (_draw_together(1000, c, generator) for c in (0.0, 3.0))
+        for name, values in coverage.items():
+            with monkeypatch.context() as patch:
+                if name == "additive":
+                    patch.setattr(shift, "ProductSearch", lambda *_: SimpleNamespace(most=0))
+                model = lc.recalibrate(flow, x, y, weights=density_ratio(x, target))
+            values.append(float((lc.latent_pit(model(target), outputs) <= 0.9).double().mean()))
+    assert sum(coverage["products"]) / 4 > 0.83
+    assert sum(coverage["additive"]) / 4 < 0.83  # control
+
+
+# Of 1,000 rows, weights stayed at 1 in 10 of 10 pairs of sets without a shift.
+def test_products_make_up_no_weights_where_nothing_shifts(generator):
+    pairs = [[_draw_together(500, 0.0, generator)[0] for _ in range(2)] for _ in range(5)]
+    shares = [effective_size(density_ratio(*pair)) / 500 for pair in pairs]
+    assert sorted(shares)[1] > 0.95

@@ -4,13 +4,21 @@
 
 writes results/streaming.json. Each observation is scored before it is learned. L-ECE is the mean over
 streams; "L-ECE, uniform" is that of as many true uniforms, which is what noise alone gives. The loss of
-log-likelihood against the reference is that of the 500 observations before the drift.
+log-likelihood against the reference is that of the 500 observations before the drift. "followed" compares
+half-lives and their mixture, the default, on scales that go round in 600 observations between a half and 2,
+stay, or double and halve again every 1,000: loss of log-likelihood against the true law and coverage of the
+90 % region, without the first 500 of each stream.
+
+    python -m studies.benchmarks.drifting_scale --only-followed
+
+measures these alone and keeps the rest of the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -30,6 +38,15 @@ MODES: dict[str, dict[str, float]] = {
 }
 DIMENSIONS = (2, 16)
 BEFORE, AFTER = 500, 800
+FOLLOWED: dict[str, float | tuple[float, ...]] = {
+    "10": 10.0,
+    "30": 30.0,
+    "100": 100.0,
+    "300": 300.0,
+    "mixture of 30, 100, 300": (30.0, 100.0, 300.0),
+    "mixture of 10, 30, 100, 300 (default)": (10.0, 30.0, 100.0, 300.0),
+}
+FIRST, LENGTH = 500, 2500
 PARTS = {"before": (0, 500), "1-100": (500, 600), "101-300": (600, 800), "301-800": (800, 1300)}
 
 
@@ -110,6 +127,37 @@ def stream(dim: int, settings: dict[str, float], seed: int) -> tuple[Tensor, Ten
     return u, fixed.cdf(radii), reference.log_prob(radii) - log_density
 
 
+def scales(kind: str) -> Tensor:
+    t = torch.arange(LENGTH, dtype=torch.float64)
+    if kind == "period 600":
+        return 2 ** torch.sin(2 * math.pi * t / 600)
+    return torch.where((t // 1000 % 2 == 1) & (kind == "jumps"), 2.0, 1.0).to(t)
+
+
+def follow(kind: str, dim: int, streams: int) -> dict[str, dict[str, float]]:
+    """Loss and coverage of each setting on streams whose scale changes."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, half_life in FOLLOWED.items():
+        losses, inside = [], []
+        for seed in range(streams):
+            reference, generator = lc.radius.Chi(dim), torch.Generator().manual_seed(seed)
+            scale = scales(kind)
+            radii = scale * reference.sample((LENGTH,), generator)
+            truth = reference.log_prob(radii / scale) - scale.log()
+            law = StreamingRadius(reference, half_life)
+            for i, radius in enumerate(radii):
+                if i >= FIRST:
+                    losses.append(float(truth[i] - law.log_prob(radius)))
+                    inside.append(float(law.cdf(radius) <= 0.9))
+                law.update(radius)
+        rows[name] = {
+            "loss, nats": round(statistics.mean(losses), 4),
+            "coverage of 90 %": round(statistics.mean(inside), 4),
+        }
+        print(kind, dim, name, rows[name], flush=True)
+    return rows
+
+
 def by_part(streams: list[Tensor]) -> dict[str, float]:
     return {
         name: round(statistics.mean(float(lc.metrics.calibration_error(u[low:high])) for u in streams), 4)
@@ -122,14 +170,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--streams", type=int, default=3)
     parser.add_argument("--updates", type=int, default=1_000_000)
+    parser.add_argument("--only-followed", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    followed = {
+        kind: follow(kind, DIMENSIONS[0], arguments.streams) for kind in ("period 600", "stationary", "jumps")
+    }
+    if arguments.only_followed:
+        kept = json.loads(arguments.out.read_text()) | {"followed": followed}
+        arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+        return
     noise = [torch.rand(BEFORE + AFTER, generator=torch.Generator().manual_seed(s)) for s in range(100)]
     report: dict[str, object] = {
         "command": "python -m studies.benchmarks.drifting_scale",
         "threads": 1,
         "streams": arguments.streams,
         "L-ECE, uniform": by_part(noise),
+        "followed": followed,
     }
     for name, settings in MODES.items():
         row: dict[str, object] = {**speed(settings), **memory(settings, arguments.updates)}

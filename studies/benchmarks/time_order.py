@@ -35,7 +35,8 @@ skipped. It says, for the unchanged flow, ``recalibrate`` (plain), ``autocalibra
   of the following block with ``_block``. ``nll_truth``: that of the law of y given x, mu and sigma;
 - ``gain``: log-likelihood of time minus that of plain; ``gain_se``: its error by Newey and West (1994);
 - ``low``, ``high``: the interval that ``recalibration.guarantee`` prints for a region of 90 %, about 95 % of
-  calibration sets, NaN where the rows drift and it is withheld; ``true``: the coverage at 50,000 new independent points, for the stationary series.
+  calibration sets; NaN where the rows drift and it is withheld. ``true``: the coverage at 50,000 new
+  independent points, for the stationary series.
 
 Time is worse than plain where it loses more than 0.02 nats and two standard errors. On a real series a linear
 flow has one seed, and the seeds of a trained one share their test rows.

@@ -18,6 +18,7 @@ from latentcal.radius import (
     TightenedRadius,
     tighten,
 )
+from latentcal.radius.mixture import MixtureRadius
 from latentcal.radius.streaming import StreamingRadius
 
 
@@ -44,6 +45,8 @@ def kinks(law: RadiusLaw) -> torch.Tensor:
         return torch.unique(torch.cat([torch.tensor([law._core_end()[0]], dtype=torch.float64), *inner]))
     if isinstance(law, StreamingRadius):
         return kinks(law.snapshot())
+    if isinstance(law, MixtureRadius):
+        return torch.unique(torch.cat([kinks(part) for part in law.parts]))
     if isinstance(law, TightenedRadius):
         knots = law.law.icdf(torch.cumsum(law.widths / law.widths.sum(), 0)[:-1])
         return torch.unique(torch.cat([knots, kinks(law.law)]))

@@ -12,10 +12,11 @@ import same
 from latentcal.metrics import calibration_error
 from latentcal.radius import BallRadius, Chi
 from latentcal.radius.coverage import TightenedRadius
+from latentcal.radius.mixture import MixtureRadius
 from latentcal.radius.streaming import StreamingRadius
 from toys import scaled_gaussian
 
-MODES = {"half-life": {"half_life": 100}, "window": {"window": 250}}
+MODES = {"half-life": {"half_life": 100}, "window": {"window": 250}, "mixture": {}}
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 R = torch.logspace(-3, 3, 61, dtype=torch.float64)
 
@@ -48,7 +49,7 @@ def test_an_abrupt_drift_of_scale_is_learned_within_three_hundred_observations(d
     radii = 2 * reference.sample((800,), generator)
     u, _ = prequential(law, radii)
     assert calibration_error(u[300:]) < 0.05
-    assert calibration_error(u[:50]) > 0.15  # control: the drift is there before it is learned,
+    assert calibration_error(u[:20]) > 0.15  # control: the drift is there before it is learned,
     assert calibration_error(fixed.cdf(radii[300:])) > 0.2  # and stays for a law without updates
 
 
@@ -93,7 +94,8 @@ def test_another_shape_is_learned_besides_the_scale(mode, generator):
 
     law = StreamingRadius.fit(draw(2000), reference=reference, **mode)
     fresh = draw(5000)
-    assert law.snapshot().pull > 0.5
+    found = law.snapshot()
+    assert (found.parts[-1] if isinstance(found, MixtureRadius) else found).pull > 0.5
     assert calibration_error(law.cdf(fresh)) < 0.05
     scaled = lc.ScaledRadius.fit(fresh, reference=reference, power=False)
     assert calibration_error(scaled.cdf(fresh)) > 0.08  # control: no scale does it
@@ -170,7 +172,7 @@ def test_laying_the_cells_anew_keeps_the_norms(generator):
     law.update(40 * Chi(1000).sample((280,), generator))
     assert law.grid[0] == pytest.approx(math.log(40 * math.sqrt(1000)), abs=0.1)  # they were
     assert float(law.bins[0].sum()) == pytest.approx(480)
-    below = law._curve()
+    below = law._cells()[0].curve()
     share = below[1][(torch.from_numpy(below[0]) < math.log(100)).numpy()].max()
     assert share == pytest.approx(200 / 480)
 
@@ -365,7 +367,7 @@ def test_a_law_read_in_inference_mode_takes_part_in_gradients_later(generator):
 def test_the_cells_in_use_become_uniform_laws_with_the_moments_of_their_norms(generator):
     law = StreamingRadius.fit(Chi(3).sample((500,), generator), reference=Chi(3), half_life=100)
     bins = law.bins.numpy()
-    bins, (weight, ends) = bins[:, bins[0] > 0], law._cell_intervals()
+    bins, (weight, ends) = bins[:, bins[0] > 0], law._cells()[0].intervals()
     mean = bins[1] / bins[0]
     variance = (bins[2] / bins[0] - mean**2).clip(min=0)
     inside = (variance > 1e-4) & (abs(mean - 0.5) + (3 * variance) ** 0.5 < 0.5)
@@ -396,3 +398,70 @@ def test_the_pull_of_the_counts_is_what_their_deviance_leaves_above_its_degrees_
     deviance = 2 * n * float((found.heights * torch.log(found.heights / found.widths)).sum())
     freedom = float((n * found.widths).clamp(max=1).sum())  # less than one norm expected: less than one
     assert found.pull == pytest.approx(1 - freedom / deviance, rel=1e-9)
+
+
+def drifting(kind, n, generator):
+    """Norms whose scale goes round in 600 observations, stays, or doubles at every thousandth."""
+    t = torch.arange(n, dtype=torch.float64)
+    scale = {
+        "period 600": torch.exp(math.log(2) * torch.sin(2 * math.pi * t / 600)),
+        "stationary": torch.ones_like(t),
+        "jumps": torch.where(t // 1000 % 2 == 0, 1.0, 2.0),
+    }[kind]
+    return scale * Chi(2).sample((n,), generator)
+
+
+# The loss against the best of the four was -0.01 to 0.006 nats over 4,000 observations (jumps, period). Of
+# 1,500 the standard error of the difference is about 0.004: the limit is three of them off.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["period 600", "stationary", "jumps"])
+def test_several_half_lives_are_hardly_worse_than_the_best_of_them_in_hindsight(kind, generator):
+    radii = drifting(kind, 1500, generator)
+    alone = {
+        h: prequential(StreamingRadius(Chi(2), half_life=h), radii)[1].mean() for h in (10, 30, 100, 300)
+    }
+    mixed = prequential(StreamingRadius(Chi(2)), radii)[1].mean()
+    assert mixed > max(alone.values()) - 0.02
+    assert mixed > min(alone.values()) + 0.005  # control: it matters which
+
+
+def test_the_shares_follow_the_likelihood_and_come_back(generator):
+    law = StreamingRadius(Chi(2), half_life=(5, 500))
+    law.update(Chi(2).sample((2000,), generator))
+    assert law.credit[1] > 0.6  # 0.87 and 0.83 in two streams
+    law.update(20 * Chi(2).sample((48,), generator))
+    assert law.credit[0] > 0.9
+    assert law.credit.min() >= 0.0025 * (1 - 1e-9)  # half of what is dealt out
+    law.update(20 * Chi(2).sample((4000,), generator))
+    assert law.credit[1] > 0.6
+
+
+def test_one_half_life_in_a_list_is_that_half_life_alone(generator):
+    radii = Chi(3).sample((333,), generator) ** 1.3
+    one, listed = (StreamingRadius.fit(radii, reference=Chi(3), half_life=h) for h in (50, [50]))
+    torch.testing.assert_close(one.log_prob(R), listed.log_prob(R), rtol=1e-9, atol=1e-9)
+    assert one.effective_size == pytest.approx(listed.effective_size)
+    assert listed.half_life == (50.0,)
+    for bad in ([], [10, 0], [math.nan]):
+        with pytest.raises(ValueError, match="half_life must be positive"):
+            StreamingRadius(Chi(2), half_life=bad)
+    with pytest.raises(ValueError, match="credit must be positive"):
+        StreamingRadius(Chi(2), half_life=[5, 6], credit=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"credit must be None, got \(2,\)"):
+        StreamingRadius(Chi(2), half_life=5, credit=torch.ones(2))
+
+
+def test_a_mixture_of_half_lives_with_one_that_never_forgets_is_saved(tmp_path, generator):
+    law = StreamingRadius.fit(Chi(2).sample((100,), generator), reference=Chi(2), half_life=(20, math.inf))
+    for name, each in (("law", law), ("snapshot", law.snapshot())):
+        lc.save(each, tmp_path / name)
+        torch.testing.assert_close(lc.load(tmp_path / name).log_prob(R), law.log_prob(R))
+    assert lc.load(tmp_path / "law").half_life == (20.0, math.inf)
+
+
+def test_one_absurd_norm_does_not_decide_between_half_lives(generator):
+    law = StreamingRadius.fit(Chi(2).sample((1600,), generator), reference=Chi(2))
+    before = law.credit.clone()
+    law.update(torch.cat([torch.tensor([1e200, 0.0], dtype=torch.float64), Chi(2).sample((14,), generator)]))
+    assert (law.credit > before * math.exp(-6 - 3)).all()
+    assert not law.log_prob(R).isnan().any()

@@ -74,13 +74,16 @@ class AdditiveFeatures(Float64Module):
         return len(self.low)
 
     @classmethod
-    def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS) -> AdditiveFeatures:
-        """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10."""
+    def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS, fine: bool = True) -> AdditiveFeatures:
+        """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10.
+
+        Hinges are at quartiles for any n unless ``fine``.
+        """
         x = check_size(x.detach().to(torch.float64), "x")
         low, high = x.amin(0), x.amax(0)
         varying = (high > low).nonzero().reshape(-1)
         column, kind, place = [varying], [torch.zeros_like(varying)], [torch.zeros(len(varying)).to(x)]
-        bends = list(_bends(x, varying))
+        bends = list(_bends(x, varying, 8 if fine and len(x) >= _FINE else 4))
         if sum(len(knots) for _, _, knots in bends) + len(varying) <= min(most_columns, len(x) / 10):
             for j, of_kind, knots in bends:
                 column.append(torch.full((len(knots),), j, device=x.device))
@@ -105,9 +108,8 @@ class AdditiveFeatures(Float64Module):
         return (_columns(x, self.column, self.kind, self.place) - self.mean) / self.scale
 
 
-def _bends(x: Tensor, varying: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def _bends(x: Tensor, varying: Tensor, parts: int) -> Iterator[tuple[int, int, Tensor]]:
     """Column, kind and places of everything but the columns themselves."""
-    parts = 8 if len(x) >= _FINE else 4
     levels = torch.arange(1, parts, dtype=x.dtype, device=x.device) / parts
     for j in varying.tolist():
         values = torch.unique(x[:, j])

@@ -38,6 +38,7 @@ _OTHERS = (
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),
     *("radius:GroupedRadius", "radius:SmoothRadius", "radius:StreamingRadius"),
+    "radius.mixture:MixtureRadius",
     *("radius:BetaMixture", "radius:ProbitMixture"),
     *("base:RadialBase", "norms:Euclidean", "norms:FirstCoordinate", "norms:L1", "norms:MaxNorm"),
     *("conformal:Region", "conformal:DCPScore", "conformal:DensityScore", "conformal:HPDScore"),

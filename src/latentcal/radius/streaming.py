@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor
 from .calibration_sample import CalibrationSample, fit_to_sample
+from .cells import CELLS, SMALLEST, TINY, Cells
 from .coverage import TightenedRadius
 from .law import RadiusLaw, as_float64
+from .mixture import MixtureRadius
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
 
-_HALF_LIFE = 100.0
-_CELLS = 512
+_HALF_LIVES = (10.0, 30.0, 100.0, 300.0)
 _CHECK = 32  # observations between two looks at whether the cells still lie where the data are
-_SLICES = 8
+_BLOCK = 16  # observations that half-lives are judged by at a time; divides the above
+_SWITCHING = 0.005  # probability a norm that another half-life becomes the best
+_SAY = 3.0  # nats that one norm may speak against a half-life
 _PRIOR = 5.0  # observations that the reference is worth
-_LARGEST_LOG_R = 1500.0  # twice the log of any float
-_SMALLEST = 1e-300
-_TINY = 1e-9
 # Between these levels of the scaled reference the data are counted; the outer ones see heavier tails.
 _KNOTS = (1e-4, 1e-3, 0.01, *(k / 16 for k in range(1, 16)), 0.99, 0.999, 1 - 1e-4)
 _TENTHS = np.linspace(0.1, 0.9, 9)
@@ -42,6 +42,16 @@ class StreamingRadius(RadiusLaw):
     :math:`w = (1 - k / D)_+`, with D the deviance of G from the identity and k its degrees of freedom, is 0
     while noise explains as much. Before the first norm the law is the reference.
 
+    *Several half-lives* make a mixture of their laws, with the shares of a fixed-share forecaster: each norm
+    multiplies the share of a half-life by the density that its law gave to the norm, and 0.005 of the whole
+    is then dealt out equally, so that no half-life is lost for ever,
+
+    .. math:: s_k \leftarrow 0.995\, \frac{s_k f_k(r)}{\sum_j s_j f_j(r)} + \frac{0.005}{K}.
+
+    The likelihood is then close to that of the best half-life in hindsight, and better where the best one
+    changes. (A norm speaks against a half-life by at most 3 nats, and is judged by the laws before its block
+    of 16.) One number costs a quarter.
+
     Memory is constant. With a half-life, the norms are counted in 512 cells of log r, fine around their
     median and wide far off, so that every positive float has its cell; each keeps weight, mean and spread,
     and all are laid anew around the data when these have left. A window keeps its norms as they are.
@@ -52,13 +62,18 @@ class StreamingRadius(RadiusLaw):
 
     Args:
         reference: law that the norms should follow.
-        half_life: observations after which a weight has halved; ``math.inf`` never forgets. 100 by default.
+        half_life: observations after which a weight has halved; ``math.inf`` never forgets. A sequence of
+            them mixes their laws; (10, 30, 100, 300) by default.
         window: number of norms in the sliding window, instead of a half-life. An update costs the same for
             any window, the first evaluation after it n log n: from 10,000 norms on prefer a half-life.
-        bins: (3, 512) sums of weight, weight times position in the cell and weight times its square.
-        grid: (2,) centre of the cells in log r, and the distance from it up to which they are about equal.
-        recent: (window,) ring of the last norms.
-        totals: (2,) norms seen so far, sum of the squared weights.
+        bins: (3, 512) sums of weight, weight times position in the cell and weight times its square; with k
+            half-lives in a sequence (k, 3, 512).
+        grid: (2,) or (k, 2) centre of the cells in log r, and the distance from it up to which they are about
+            equal.
+        recent: (window,) ring of the last norms; with several half-lives (2, 16) norms that are not counted
+            yet, and their weights.
+        totals: (2,) or (1 + k,) norms seen so far, sum of the squared weights for each half-life.
+        credit: (k,) shares of several half-lives.
 
     Examples:
         >>> from latentcal.radius import Chi
@@ -73,45 +88,59 @@ class StreamingRadius(RadiusLaw):
     grid: Tensor | None
     recent: Tensor | None
     totals: Tensor
+    credit: Tensor | None
     _log_knots: Tensor
     _widths: Tensor
 
     def __init__(
         self,
         reference: RadiusLaw,
-        half_life: float | None = None,
+        half_life: float | Sequence[float] | None = None,
         window: int | None = None,
         bins: Tensor | None = None,
         grid: Tensor | None = None,
         recent: Tensor | None = None,
         totals: Tensor | None = None,
+        credit: Tensor | None = None,
     ) -> None:
         super().__init__()
         if half_life is not None and window is not None:
             raise ValueError(f"Give half_life or window, not both; got {half_life} and {window}.")
         if window is not None and (window < 1 or window != int(window)):
             raise ValueError(f"window must be a whole number, at least 1, got {window}.")
-        if half_life is not None and not half_life > 0:
+        half_life = _HALF_LIVES if half_life is None else half_life
+        several = isinstance(half_life, Sequence)
+        lives = [float(each) for each in half_life] if isinstance(half_life, Sequence) else [float(half_life)]
+        if not lives or not all(each > 0 for each in lives):
             raise ValueError(f"half_life must be positive, got {half_life}.")
         self.reference, self.upper = reference, reference.upper
         self.window = None if window is None else int(window)
-        self.half_life = None if window is not None else float(half_life or _HALF_LIFE)
+        self.half_life = None if window is not None else tuple(lives) if several else lives[0]
+        self._decays = [2 ** (-1 / each) for each in lives]
         with torch.no_grad():
             levels = torch.tensor((*_KNOTS, 0.25, 0.5, 0.75), dtype=torch.float64, device=reference.device)
-            log_quantiles = torch.log(reference.icdf(levels).clamp(min=_SMALLEST))
+            log_quantiles = torch.log(reference.icdf(levels).clamp(min=SMALLEST))
         median, spread = log_quantiles[-2], (log_quantiles[-1] - log_quantiles[-3]).clamp(min=1e-9)
         knots = levels[:-3]
         widths = torch.cat([knots[:1], knots.diff(), 1 - knots[-1:]])
         self.register_buffer("_log_knots", log_quantiles[:-3], persistent=False)
         self.register_buffer("_widths", widths, persistent=False)
         self._reference_spread = float(spread)
-        empty: dict[str, Tensor | None] = {"bins": None, "grid": None, "recent": None}
-        if self.window is None:
-            empty |= {"bins": knots.new_zeros(3, _CELLS), "grid": torch.stack([median, spread])}
-        else:
-            empty["recent"] = knots.new_zeros(self.window)
+        count = len(lives)
+        empty: dict[str, Tensor | None] = dict.fromkeys(("bins", "grid", "recent", "totals", "credit"))
         empty["totals"] = knots.new_zeros(2)
-        for name, given in (("bins", bins), ("grid", grid), ("recent", recent), ("totals", totals)):
+        if self.window is not None:
+            empty["recent"] = knots.new_zeros(self.window)
+        elif several:
+            empty["bins"] = knots.new_zeros(count, 3, CELLS)
+            empty["grid"] = torch.stack([median, spread]).repeat(count, 1)
+            empty["recent"] = knots.new_zeros(2, _BLOCK)
+            empty["totals"] = knots.new_zeros(1 + count)
+            empty["credit"] = knots.new_full((count,), 1 / count)
+        else:
+            empty |= {"bins": knots.new_zeros(3, CELLS), "grid": torch.stack([median, spread])}
+        state = {"bins": bins, "grid": grid, "recent": recent, "totals": totals, "credit": credit}
+        for name, given in state.items():
             start = empty[name]
             if given is not None and (start is None or given.shape != start.shape):
                 raise ValueError(
@@ -119,22 +148,33 @@ class StreamingRadius(RadiusLaw):
                     f"{tuple(given.shape)}. It is the state of another law; leave it out to start anew."
                 )
             self.register_buffer(name, start if given is None else as_float64(given, name).detach().clone())
-        counted = [self.totals, *([self.recent] if self.bins is None else [self.bins[0], self.bins[2]])]
+        counted = [
+            self.totals,
+            self.recent,
+            *([] if self.bins is None else self.bins.reshape(-1, 3, CELLS)[:, ::2]),
+        ]
         if not all(part is None or bool((part >= 0).all()) for part in counted):
             raise ValueError("totals, recent and bins must not be negative: it is no state of this law.")
-        self._law: tuple[RadiusLaw, ...] = ()  # in a tuple, so that it is no submodule
+        if self.credit is not None and not bool((self.credit > 0).all()):
+            raise ValueError("credit must be positive: it is no state of this law.")
+        self._law: tuple[RadiusLaw, ...] = ()  # in tuples, so that they are no submodules
+        self._settled: tuple[RadiusLaw, ...] = ()  # the laws before the block that is not full yet
 
     @classmethod
     @fit_to_sample
     def fit(
-        cls, sample: CalibrationSample, *, half_life: float | None = None, window: int | None = None
+        cls,
+        sample: CalibrationSample,
+        *,
+        half_life: float | Sequence[float] | None = None,
+        window: int | None = None,
     ) -> StreamingRadius:
         """The law after norms (n,) in the order of time, the last one the latest.
 
         Args:
             sample: the calibration norms, as reference the law that they should follow, and weights, besides
                 what forgetting does; these not with a window.
-            half_life: observations after which a weight has halved.
+            half_life: observations after which a weight has halved, one number or several.
             window: number of norms in a sliding window, instead.
         """
         reference = sample.require_reference("StreamingRadius.fit needs the law to start from")
@@ -163,16 +203,20 @@ class StreamingRadius(RadiusLaw):
         if not self._law:
             # Made inside of somebody's inference mode, its tensors could never take part in a gradient.
             with torch.inference_mode(False), torch.no_grad():
-                self._law = (self._read(),)
+                self._law = (self._read_all(),)
         return self._law[0]
 
     @property
     def effective_size(self) -> float:
         """Number of equally weighted norms that carry as much information as those remembered."""
-        count, squares = self.totals.tolist()
-        if self.bins is None:
-            return min(count, float(self.window or 0))
-        return float(self.bins[0].sum()) ** 2 / squares if squares > 0 else 0.0
+        if self.window is not None:
+            return min(float(self.totals[0]), float(self.window))
+        sizes = [_size_of(*stream) for stream in self._streams()]
+        return (
+            sizes[0]
+            if self.credit is None
+            else float(self._judge(*self._waiting()) @ self.credit.new_tensor(sizes))
+        )
 
     def log_prob(self, r: Tensor) -> Tensor:
         return self.snapshot().log_prob(r)
@@ -192,6 +236,10 @@ class StreamingRadius(RadiusLaw):
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         return self.snapshot().log_radial_density(r, dim)
 
+    def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        draw = super().sample if self.credit is None else self.snapshot().sample
+        return draw(shape, generator)
+
     def _landmarks(self) -> Tensor:
         return self.snapshot()._landmarks()
 
@@ -201,108 +249,112 @@ class StreamingRadius(RadiusLaw):
     # What is remembered.
 
     def _learn(self, radii: Tensor, weights: Tensor) -> None:
+        settled = self._settled
         self._forget()
-        seen = int(self.totals[0])
-        if self.recent is not None:
-            kept = radii[-self.recent.numel() :]
-            first = seen + radii.numel() - kept.numel()
-            place = torch.arange(first, first + kept.numel(), device=kept.device) % self.recent.numel()
-            self.recent[place] = kept
-            self.totals[0] += radii.numel()
+        self._settled = settled
+        if self.window is not None:
+            self._learn_in_window(radii)
             return
-        assert self.half_life is not None
+        seen, step = int(self.totals[0]), _CHECK if self.credit is None else _BLOCK
         while radii.numel() > 0:
-            size = _CHECK - seen % _CHECK
-            self._count(radii[:size], weights[:size], 2 ** (-1 / self.half_life))
-            seen += min(size, radii.numel())
-            radii, weights = radii[size:], weights[size:]
+            size = step - seen % step
+            block, weight = radii[:size], weights[:size]
+            if self.credit is None:
+                self._count(block, weight)
+            else:
+                assert self.recent is not None
+                self.recent[:, seen % step : seen % step + len(block)] = torch.stack([block, weight])
+            seen += len(block)
+            self.totals[0] = seen
+            if self.credit is not None and seen % step == 0:
+                self._settle(*self.recent)  # type: ignore[misc]
             if seen % _CHECK == 0:
-                self._follow()
+                for cells in self._cells():
+                    cells.follow()
+            radii, weights = radii[size:], weights[size:]
 
-    def _count(self, radii: Tensor, weights: Tensor, decay: float) -> None:
-        """Let all weights decay and add norms (m,)."""
-        assert self.bins is not None
-        m = radii.numel()
-        if m > 1:
-            weights = weights * decay ** torch.arange(m - 1, -1, -1, device=radii.device).to(radii)
-        self.bins *= decay**m
-        self._add(torch.log(radii.clamp(min=_SMALLEST)), weights)
-        _, squares = self.totals.tolist()
-        self.totals[0] += m
-        self.totals[1] = squares * decay ** (2 * m) + float((weights * weights).sum())
+    def _learn_in_window(self, radii: Tensor) -> None:
+        assert self.recent is not None
+        kept = radii[-self.recent.numel() :]
+        first = int(self.totals[0]) + radii.numel() - kept.numel()
+        place = torch.arange(first, first + kept.numel(), device=kept.device) % self.recent.numel()
+        self.recent[place] = kept
+        self.totals[0] += radii.numel()
 
-    def _add(self, log_r: Tensor, weights: Tensor) -> None:
-        assert self.bins is not None
-        assert self.grid is not None
-        center, spread = self.grid.tolist()
-        position = torch.asinh((log_r - center) / spread) / self._cell_width() + _CELLS / 2
-        cell = position.long()
-        inside = position - cell
-        self.bins.index_add_(1, cell, torch.stack([weights, weights * inside, weights * inside * inside]))
+    def _settle(self, radii: Tensor, weights: Tensor) -> None:
+        """Judge the half-lives by a block of norms, then count it."""
+        assert self.credit is not None
+        self.credit.copy_(self._judge(radii, weights))
+        self._count(radii, weights)
+        self._settled = ()
 
-    def _cell_width(self) -> float:
-        assert self.grid is not None
-        return 2 * math.asinh(_LARGEST_LOG_R / float(self.grid[1])) / _CELLS
+    def _count(self, radii: Tensor, weights: Tensor) -> None:
+        for number, (cells, decay) in enumerate(zip(self._cells(), self._decays, strict=True), 1):
+            before = float(self.totals[number]) * decay ** (2 * len(radii))
+            self.totals[number] = before + cells.count(radii, weights, decay)
 
-    def _from_position(self, position: np.ndarray) -> np.ndarray:
-        """log r of positions among the cells, (...) -> (...)."""
-        assert self.grid is not None
-        center, spread = self.grid.tolist()
-        return center + spread * np.sinh((position - _CELLS / 2) * self._cell_width())
-
-    def _cell_intervals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weight (k,) of the cells in use, and the ends (k, 2) of a uniform law with their moments."""
-        assert self.bins is not None
-        bins = self.bins.cpu().numpy()
-        used = np.flatnonzero(bins[0])
-        weight, first, second = bins[:, used]
-        mean = first / weight
-        reach = np.sqrt(3 * np.maximum(second / weight - mean * mean, _TINY**2))
-        ends = np.stack([np.maximum(mean - reach, 0), np.minimum(mean + reach, 1)], 1)
-        return weight, used[:, None] + ends
-
-    def _follow(self) -> None:
-        """Forget cells of no weight, and lay the cells anew where the data have left them."""
+    def _cells(self) -> list[Cells]:
         assert self.bins is not None
         assert self.grid is not None
-        # Weights that decay for ever would end as denormal numbers, which are slow.
-        self.bins[:, self.bins[0] < 1e-12 * self.bins[0].sum()] = 0
-        points, levels = self._curve()
-        low, median, high = np.interp([0.25, 0.5, 0.75], levels, points)
-        center, spread = self.grid.tolist()
-        # Never wider than the reference: the cells grow with the distance, and data in two places are
-        # resolved where the median is.
-        wanted = min(max(high - low, 0.01 * self._reference_spread), self._reference_spread)
-        near = abs(median - center) <= 2 * max(spread, 0.2 * (high - low))
-        if near and 0.25 * spread <= wanted <= 4 * spread:
-            return
-        weight, ends = self._cell_intervals()
-        steps = (np.arange(_SLICES) + 0.5) / _SLICES
-        log_r = self._from_position(ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps)
-        self.bins.zero_()
-        self.grid.copy_(self.grid.new_tensor([median, wanted]))
-        weights = np.repeat(weight / _SLICES, _SLICES)
-        self._add(torch.from_numpy(log_r.reshape(-1)).to(self.bins), torch.from_numpy(weights).to(self.bins))
+        pairs = zip(self.bins.reshape(-1, 3, CELLS), self.grid.reshape(-1, 2), strict=True)
+        return [Cells(bins, grid, self._reference_spread) for bins, grid in pairs]
+
+    def _waiting(self) -> Tensor:
+        """Norms and weights (2, m) of the block that is not full yet."""
+        assert self.recent is not None
+        return self.recent[:, : int(self.totals[0]) % _BLOCK]
+
+    def _judge(self, radii: Tensor, weights: Tensor) -> Tensor:
+        """Shares (k,) of the half-lives after norms (m,), by the laws as they were before these."""
+        assert self.credit is not None
+        if not self._settled:
+            squares = self.totals[1:].tolist()
+            self._settled = tuple(map(self._read, self._cells(), squares))
+        log_density = torch.stack([law.log_prob(radii) for law in self._settled])
+        share = self.credit.cpu().numpy()
+        for ours, weight in zip(
+            log_density.clamp(-1e300, 1e300).T.cpu().numpy(), weights.tolist(), strict=True
+        ):
+            log_share = np.log(share) + weight * np.maximum(ours - _log_mean(share, ours), -_SAY)
+            share = np.exp(log_share - log_share.max())
+            share = (1 - _SWITCHING) * share / share.sum() + _SWITCHING / len(share)
+        return torch.from_numpy(share).to(self.credit)
 
     # What it says: a few hundred numbers, for which numpy is the quicker of the two.
 
-    def _curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points of log r, ascending, and the share of the weight below each."""
-        if self.recent is not None:
-            norms = np.sort(self.recent[: int(self.effective_size)].cpu().numpy())
-            order = np.arange(norms.size)
-            # Tied norms are told apart by a hair: a share of the weight belongs to one point only.
-            points = np.log(np.maximum(norms, _SMALLEST)) + _TINY * self._reference_spread * order
-            return points, (order + 0.5) / norms.size
-        weight, ends = self._cell_intervals()
-        above = np.cumsum(weight)
-        levels = np.stack([above - weight, above], 1).reshape(-1) / above[-1]
-        return self._from_position(ends.reshape(-1)), levels
-
-    def _read(self) -> RadiusLaw:
+    def _read_all(self) -> RadiusLaw:
         if int(self.totals[0]) == 0:
             return self.reference
-        n, (points, levels) = self.effective_size, self._curve()
+        if self.window is not None:
+            return self._describe(self.effective_size, *self._window_curve())
+        laws = [self._read(*stream) for stream in self._streams()]
+        return laws[0] if self.credit is None else MixtureRadius(laws, self._judge(*self._waiting()))
+
+    def _streams(self) -> Iterator[tuple[Cells, float]]:
+        """Counts of each half-life, and the sum of their squared weights, up to the last norm."""
+        for cells, squares, decay in zip(self._cells(), self.totals[1:].tolist(), self._decays, strict=True):
+            if self.credit is None or not self._waiting().numel():
+                yield cells, squares
+                continue
+            radii, weights = self._waiting()
+            latest = cells.copy()
+            own = latest.count(radii, weights, decay)
+            yield latest, squares * decay ** (2 * len(radii)) + own
+
+    def _read(self, cells: Cells, squares: float) -> RadiusLaw:
+        return self.reference if squares == 0 else self._describe(_size_of(cells, squares), *cells.curve())
+
+    def _window_curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """As that of the cells."""
+        assert self.recent is not None
+        norms = np.sort(self.recent[: int(self.effective_size)].cpu().numpy())
+        order = np.arange(norms.size)
+        # Tied norms are told apart by a hair: a share of the weight belongs to one point only.
+        points = np.log(np.maximum(norms, SMALLEST)) + TINY * self._reference_spread * order
+        return points, (order + 0.5) / norms.size
+
+    def _describe(self, n: float, points: np.ndarray, levels: np.ndarray) -> RadiusLaw:
+        """The law of n norms with such a distribution function of log r."""
         log_knots, widths = self._log_knots.cpu().numpy(), self._widths.cpu().numpy()
         scale, power = self._scale_and_power(points, levels, n, log_knots)
         below = np.interp(math.log(scale) + power * log_knots, points, levels, left=0.0, right=1.0)
@@ -334,13 +386,13 @@ class StreamingRadius(RadiusLaw):
         return math.exp(ours.mean() - power * theirs.mean()), power
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StreamingRadius:
-        self._law = ()
+        self._law = self._settled = ()
         super()._apply(fn, recurse)
         return self
 
     def _forget(self) -> None:
         super()._forget()
-        self._law = ()
+        self._law = self._settled = ()
 
 
 def _garrote(power: float, noise: float) -> float:
@@ -348,3 +400,11 @@ def _garrote(power: float, noise: float) -> float:
     log_power = math.log(max(power, 1e-9))
     kept = max(0.0, 1 - noise / log_power**2) if log_power else 0.0
     return math.exp(min(max(kept * log_power, -LARGEST_LOG_POWER), LARGEST_LOG_POWER))
+
+
+def _size_of(cells: Cells, squares: float) -> float:
+    return float(cells.bins[0].sum()) ** 2 / squares if squares > 0 else 0.0
+
+
+def _log_mean(share: np.ndarray, logs: np.ndarray) -> float:
+    return float(np.logaddexp.reduce(np.log(share) + logs))

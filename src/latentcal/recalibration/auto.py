@@ -15,6 +15,7 @@ from .._internal.validate import as_whole
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test, drift_test
+from ..norms import Euclidean
 from ..radius.calibration_sample import warn_if_tied
 from ..radius.conditional import GroupedRadius
 from ..radius.coverage import Guarantee, tighten
@@ -42,13 +43,21 @@ class AutoRecalibration(Recalibration):
     Args:
         ladder: what was tried.
         guaranteed: whether lambda was bounded in advance, so that epsilon is a bound.
+        turned: number of fold flows whose latents :func:`cross_calibrate` turned to those of the others; None
+            where one flow encoded all rows.
     """
 
     ladder: Ladder | None = None
     guaranteed: bool = False
+    turned: int | None = None
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.ladder}"
+        lines = [super().__str__()]
+        if self.turned is not None and not isinstance(self.reference.norm, Euclidean):
+            lines.append("  latents     of fold flows as they are: only a Euclidean norm lets them be turned")
+        elif self.turned is not None:
+            lines.append(f"  latents     of {self.turned} fold flows turned to those of the others")
+        return "\n".join([*lines, str(self.ladder)])
 
     def _about_epsilon(self) -> str:
         if not self.guaranteed:

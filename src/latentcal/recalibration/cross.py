@@ -15,6 +15,7 @@ from .._internal.progress_bar import ProgressBar
 from .._internal.validate import as_rows, as_weights, as_whole
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
+from ..norms import Euclidean
 from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.law import RadiusLaw
@@ -22,11 +23,14 @@ from ..radius.stacked import StackedRadius
 from .alignment import Aligned
 from .auto import calibrate_rows
 from .latent import check_base, latent_norms, recalibrate_norms
-from .maps import FOLDS
+from .maps import FOLDS, FULL_UP_TO, AffineMap, Chain, LatentMap
 from .rows import Gathered, LatentRows, Outputs, check_order
 from .rungs import Groups
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
+_MOST_COMPARED = 5000  # rows by which latents are turned to each other
+_REACH = 4.0  # median norms, beyond which a latent point pulls no harder
+_REDUCED, _WORTH = 0.8, 0.01  # relative error that a rotation must leave at most, and take away at least
 
 
 class FlowEnsemble(nn.Module):
@@ -107,6 +111,13 @@ def cross_calibrate(
     recalibration (see :func:`autocalibrate`) of one more flow, trained on everything. A small data set thus
     loses no row to calibration, for the price of ``folds`` more trainings.
 
+    Two trainings may end with latents that are turned against each other: a base that is radial in the
+    Euclidean norm does not notice, but maps of directions do. Before the latents are put together, each fold
+    flow's is therefore turned by the orthogonal matrix that brings it closest to the latent of the last flow
+    (of the first fold flow for an ensemble) on the rows it was trained on, where that clearly reduces the
+    distance. ``model.recalibration.turned`` is the number of flows for which it did. Other norms change under
+    rotations, so their latents are put together as they are.
+
     What is guaranteed: nothing for finite samples, unlike with rows kept for calibration alone. The law is
     that of norms under flows trained on a share of (folds - 1) / folds of the rows. It is right for the last
     flow as far as one fold more or less changes little (stability); since more rows make better flows,
@@ -142,33 +153,118 @@ def cross_calibrate(
     known = torch.cat([part.reshape(n, -1).double() for part in columns], 1)
     fold = fold_numbers(known, folds, contiguous=order == "time", seed=seed)
     flows: list[ConditionalFlow] = []
-    latents: Tensor | None = None
     for number in ProgressBar(range(folds), desc="fold flows", progress=progress):
-        seen, held_out = fold != number, fold == number
-        flow = _train_flow(make_flow, features, outputs, seen)
-        with torch.no_grad(), evaluation_mode(flow):
-            part: FlowDistribution = flow(None if features is None else features[held_out])
-            z = part.latent(outputs[held_out]).cpu()
-        latents = z.new_empty(n, z.shape[1]) if latents is None else latents
-        latents[held_out] = z
-        flows.append(flow)
-    assert latents is not None
+        flows.append(_train_flow(make_flow, features, outputs, fold != number))
+    everything = torch.ones(n, dtype=torch.bool)
+    target = flows[0] if ensemble else _train_flow(make_flow, features, outputs, everything)
+    # A law of the norm alone does not look at directions.
+    rotations = _find_rotations(flows, target, features, outputs, fold) if fit is None else [None] * folds
+    encoders = [
+        flow if rotation is None else Aligned(flow, rotation)
+        for flow, rotation in zip(flows, rotations, strict=True)
+    ]
+    parts = [_encode(flow, features, outputs, fold == number) for number, flow in enumerate(encoders)]
+    latents = parts[0].new_empty(n, parts[0].shape[1], dtype=torch.float64)
+    for number, part in enumerate(parts):
+        latents[fold == number] = part.to(latents)
     at = None if features is None else as_context(flows[0], features).cpu()
     gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
-    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), tuple(flows), fold.cpu()))
-
-    def calibrate(flow: ConditionalFlow) -> ConditionalFlow:
-        if fit is None:
-            return calibrate_rows(flow, rows, groups=groups, contiguous=order == "time", progress=progress)
-        norms = flow.base.norm_of(rows.z)
+    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), tuple(encoders), fold.cpu()))
+    if fit is None:
+        turned = sum(rotation is not None for rotation in rotations)
+        model = calibrate_rows(
+            target, rows, groups=groups, contiguous=order == "time", progress=progress, turned=turned
+        )
+    else:
+        norms = target.base.norm_of(rows.z)
         chosen = None if weights is None else rows.weights
-        return recalibrate_norms(flow, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order)
-
+        model = recalibrate_norms(
+            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order
+        )
     if not ensemble:
-        everything = torch.ones(n, dtype=torch.bool)
-        return calibrate(_train_flow(make_flow, features, outputs, everything))
-    first = calibrate(flows[0])
-    return FlowEnsemble([first, *(_recalibrate_alike(first, flow) for flow in flows[1:])])
+        return model
+    maps = model.map if isinstance(model, Aligned) and model.flow is target else None
+    others = [_map_latent(flow, rotation, maps) for flow, rotation in zip(flows, rotations, strict=True)][1:]
+    members = [flow.with_base(model.base) for flow in others]
+    for member in members:
+        member.recalibration = model.recalibration
+    return FlowEnsemble([model, *members])
+
+
+def _encode(flow: ConditionalFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> Tensor:
+    """Latents of some of the rows, (m, d), on the CPU."""
+    with torch.no_grad(), evaluation_mode(flow):
+        return flow(None if x is None else x[rows]).latent(y[rows]).cpu()
+
+
+def _find_rotations(
+    flows: Sequence[ConditionalFlow], target: ConditionalFlow, x: Tensor | None, y: Tensor, fold: Tensor
+) -> list[AffineMap | None]:
+    """What turns the latent of each fold flow to that of the target; none where the base would notice."""
+    base = target.base
+    if not isinstance(base.norm, Euclidean) or math.isfinite(base.radius.upper) or base.dim > FULL_UP_TO:
+        return [None] * len(flows)
+    rotations: list[AffineMap | None] = []
+    for number, flow in enumerate(flows):
+        # Rows that the flow was trained on: those that it is to encode have no say in the rotation.
+        rows = (fold != number).nonzero().reshape(-1)
+        rows = rows[:: -(-len(rows) // _MOST_COMPARED)]
+        matrix = None
+        if flow is not target:
+            matrix = find_rotation(_encode(flow, x, y, rows), _encode(target, x, y, rows))
+        rotations.append(None if matrix is None else AffineMap(matrix.new_zeros(base.dim), matrix))
+    return rotations
+
+
+def _map_latent(flow: ConditionalFlow, rotation: AffineMap | None, maps: LatentMap | None) -> ConditionalFlow:
+    """A fold flow whose latent is turned, then mapped like that of the flow it was turned to."""
+    if maps is None:
+        return flow
+    steps = maps.maps if isinstance(maps, Chain) else [maps]
+    return Aligned(flow, maps if rotation is None else Chain([rotation, *steps]))
+
+
+def find_rotation(z: Tensor, target: Tensor) -> Tensor | None:
+    r"""The orthogonal matrix Q (d, d) for which :math:`Q z_i` is closest to other latents of the same rows.
+
+    .. math:: \min_{Q^\top Q = I} \sum_i \lVert Q z_i - t_i \rVert^2
+              \qquad\text{(Procrustes), over } \sum_i \lVert t_i \rVert^2
+
+    Points beyond four median norms are drawn in to that distance. Each half of the rows judges the rotation
+    of the other one: it must leave at most 0.8 of the relative error that there is without it, and take away
+    at least 0.01.
+
+    Args:
+        z: (n, d) latents.
+        target: (n, d) those that they are turned to.
+
+    Returns:
+        Q, or None where it does not clearly reduce the error.
+    """
+    z, target = (_draw_in(part.to(torch.float64)) for part in (z, target))
+    half = torch.arange(len(z), device=z.device) % 2 == 0
+    total = target.square().sum()
+    if not bool(torch.isfinite(total)) or len(z) < 2 * z.shape[1]:
+        return None
+    plain = (z - target).square().sum() / total
+    rest = sum(
+        (z[own] @ _procrustes(z[~own], target[~own]).T - target[own]).square().sum() / total
+        for own in (half, ~half)
+    )
+    if not (rest <= _REDUCED * plain and plain - rest >= _WORTH):
+        return None
+    return _procrustes(z, target)
+
+
+def _procrustes(z: Tensor, target: Tensor) -> Tensor:
+    left, _, right = torch.linalg.svd(target.T @ z)
+    return left @ right
+
+
+def _draw_in(z: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    reach = _REACH * norm.median()
+    return z * (reach / norm.clamp(min=1e-300)).clamp(max=1.0)
 
 
 def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
@@ -177,14 +273,6 @@ def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) 
     if not isinstance(flow, ConditionalFlow):
         raise TypeError(f"make_flow must return a ConditionalFlow, it returned {type(flow).__name__}.")
     return flow
-
-
-def _recalibrate_alike(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
-    """Another flow with the map and the law of a recalibrated one."""
-    inner = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
-    copy = inner.with_base(model.base)
-    copy.recalibration = model.recalibration
-    return copy
 
 
 def rolling_pit(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._internal.features import AdditiveFeatures
+from .._internal.features import AdditiveFeatures, ProductSearch
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_number, as_whole, check_finite, check_size
 
@@ -30,12 +30,14 @@ def density_ratio(
 
     with P by logistic regression on additive features, its penalty chosen by held-out likelihood; the
     largest, at which all weights are nearly 1, is kept unless another is better by one standard error, so no
-    weights are made up where nothing shifts. The weight of a row is from a model that did not
-    see it. Weights have mean 1.
+    weights are made up where nothing shifts. A second regression has products of features as well, for shifts
+    of how features go together; it is taken where it is better by one standard error again. The weight of a
+    row is from a model that did not see it, nor chose products by it. Weights have mean 1.
 
     A weight beyond ``clip`` times the mean is put at that value: the row would carry more than its share of
-    the noise. It leaves some of the shift, where it is that large, as it is; see ``effective_n`` of the
-    record.
+    the noise. It leaves some of the shift, where it is that large, as it is. How many equally weighted rows
+    the weights are worth, :math:`(\sum w)^2 / \sum w^2`, is ``model.recalibration.effective_n`` of the flow
+    that is recalibrated with them.
 
     Args:
         x_calibration: (n, p) features of the calibration rows.
@@ -66,14 +68,21 @@ def density_ratio(
     # Both sets count the same, so that the odds are the ratio itself; the total stays the number of rows.
     balance = torch.where(is_target > 0, (n + m) / (2 * m), (n + m) / (2 * n)).to(torch.float64)
     fold = torch.cat([_fold_of(size, folds, generator) for size in (n, m)])
-    logits = torch.empty(len(_PENALTIES), n + m, dtype=torch.float64)
+    logits = torch.empty(2, len(_PENALTIES), n + m, dtype=torch.float64)  # additive, and with products
     for k in range(folds):
         seen, held_out = fold != k, fold == k
-        features = AdditiveFeatures.fit(x[seen])
-        paths = _logistic_path(_with_one(features(x[seen])), is_target[seen], balance[seen])
-        logits[:, held_out] = paths @ _with_one(features(x[held_out])).T
+        labels, shares = is_target[seen], balance[seen]
+        features = AdditiveFeatures.fit(x[seen], fine=False)  # of a smooth ratio
+        columns, there = features(x[seen]), features(x[held_out])
+        path = _logistic_path(_with_one(columns), labels, shares)
+        logits[:, :, held_out] = path @ _with_one(there).T
+        search = ProductSearch(features, columns)
+        if search.most > 0:
+            crossed = search.choose(labels[:, None], shares)  # by the rows of this fit alone
+            path = _logistic_path(_with_one(crossed.extend(columns)), labels, shares)
+            logits[1][:, held_out] = path @ _with_one(crossed.extend(there)).T
     loss = balance * torch.nn.functional.softplus(torch.where(is_target > 0, -logits, logits))
-    chosen = logits[_simplest(loss), :n]
+    chosen = logits[_simplest(loss)][:n]
     weights = torch.exp(chosen - chosen.max())
     return _clip(weights, clip)
 
@@ -113,12 +122,19 @@ def _loss(columns: Tensor, labels: Tensor, weights: Tensor, ridge: Tensor, beta:
     return float(fit + (ridge * beta**2).sum() / 2)
 
 
-def _simplest(loss: Tensor) -> int:
-    """Index of the best penalty by held-out losses (q, n), or 0 where it is not clearly better than that."""
-    best = int(loss.mean(1).argmin())
-    gain = loss[0] - loss[best]
-    clear = float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
-    return best if clear else 0
+def _simplest(loss: Tensor) -> tuple[int, int]:
+    """Model and penalty by held-out losses (2, q, n): the best one of the richer model, of the plain one, or
+    the largest penalty, whichever is the first to be clearly better than those after it."""
+    plain, crossed = (int(each.argmin()) for each in loss.mean(2))
+    if not _is_better(loss[0, plain], loss[0, 0]):
+        plain = 0
+    return (1, crossed) if _is_better(loss[1, crossed], loss[0, plain]) else (0, plain)
+
+
+def _is_better(loss: Tensor, other: Tensor) -> bool:
+    """Whether the first of two losses (n,) is less by more than one standard error."""
+    gain = other - loss
+    return float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
 
 
 def _clip(weights: Tensor, clip: float | None) -> Tensor:
