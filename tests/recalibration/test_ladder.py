@@ -61,6 +61,12 @@ def test_few_rows_and_rows_in_time_order_ask_for_more_standard_errors():
     assert compare([0.0, 0.1], n=600, in_time=True).choose(["", ""]).standard_errors == pytest.approx(2.1)
 
 
+def test_in_time_order_the_plain_law_stays_unless_it_is_clearly_behind():
+    for gain, chosen in ((-0.05, 1), (-1.0, 0)):
+        assert compare([0.0, gain], errors=0.05, in_time=True).choose(["", ""]).chosen == chosen
+    assert compare([0.0, -0.05], errors=0.05).choose(["", ""]).chosen == 0  # otherwise it does not
+
+
 def test_in_time_order_a_rung_must_be_ahead_in_the_last_block_too():
     comparison = compare([0.0, 0.1, 0.5, 0.5], in_time=True)
     comparison.log_likelihood[2, -80:] = -1.0  # the last of five blocks

@@ -178,7 +178,10 @@ class CalibrationPoints:
         """What the points are good for, in a sentence."""
         regions = f"{100 * self.coverage:g} % regions"
         if self.interval is None and self.used:
-            return f"{self.n:,} points aligned the model and promise nothing about {regions}: recalibrate it."
+            return (
+                f"{self.n:,} points aligned the model and promise nothing about {regions}: no law was fitted to "
+                "them, or they drift in time. Recalibrate it, on newer rows where they drift."
+            )
         if self.interval is None:
             fewest = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
             return f"{self.n:,} points promise nothing about {regions}: that takes at least {fewest:,}."

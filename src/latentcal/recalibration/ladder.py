@@ -127,7 +127,8 @@ class Ladder:
             if self.is_refuted:
                 reason += f"; the norms contradict the law of the unchanged model, p = {self.p_value:.1g}"
             else:
-                reason += "; the unchanged model is kept only where the plain law gains nothing"
+                kept = "is clearly behind" if self.in_time else f"gains no more than {_WORTH:g} nats"
+                reason += f"; the unchanged model is kept only where the plain law {kept}"
         return reason
 
     @property
@@ -148,9 +149,16 @@ class Ladder:
 
     @property
     def may_stay(self) -> bool:
-        """Whether the unchanged model is a choice."""
-        limit = 0.0 if self.in_time else _WORTH
-        return self._is_refused(1) or (self.gains[1] <= limit and not self.is_refuted)
+        """Whether the unchanged model is a choice.
+
+        Where the plain law gains no more than 0.01 nats; in time order, where the rows to come may differ
+        from all that were held out, only where it is clearly behind.
+        """
+        if self._is_refused(1):
+            return True
+        if self.in_time:
+            return self.gains[1] < -self.standard_errors * self.errors[1]
+        return self.gains[1] <= _WORTH and not self.is_refuted
 
     @property
     def standard_errors(self) -> float:
@@ -314,7 +322,7 @@ class Comparison:
         Behind by 0.01 nats, or by one or two standard errors (:attr:`Ladder.standard_errors`), is not clearly
         behind. The unchanged model has a rule of its own: the plain law contains the model's own law and
         costs next to nothing where that is right, so the model is left alone only where the plain law gains
-        no more than 0.01 nats (in time order, nothing), whatever its error.
+        no more than 0.01 nats, whatever its error (:attr:`Ladder.may_stay`).
         """
         gains, errors = zip(*(self._lead(i, 0) for i in range(len(self.names))), strict=True)
         nothing, n = [0.0] * len(self.names), self.log_likelihood.shape[1]
