@@ -44,7 +44,8 @@ def test_an_aligned_model_is_promised_nothing_and_told_to_recalibrate(generator)
     points = CalibrationPoints.behind(aligned.recalibration, coverage=0.9)
     assert points.interval is None
     assert points.promise == (
-        "500 points aligned the model and promise nothing about 90 % regions: recalibrate it."
+        "500 points promise nothing about 90 % regions: they aligned the model and no law was fitted to "
+        "them, or they drift in time. Recalibrate it, on newer rows where they drift."
     )
 
 

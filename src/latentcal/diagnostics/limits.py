@@ -179,8 +179,8 @@ class CalibrationPoints:
         regions = f"{100 * self.coverage:g} % regions"
         if self.interval is None and self.used:
             return (
-                f"{self.n:,} points aligned the model and promise nothing about {regions}: no law was fitted to "
-                "them, or they drift in time. Recalibrate it, on newer rows where they drift."
+                f"{self.n:,} points promise nothing about {regions}: they aligned the model and no law was "
+                "fitted to them, or they drift in time. Recalibrate it, on newer rows where they drift."
             )
         if self.interval is None:
             fewest = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
