@@ -220,6 +220,23 @@ def bent(strength: float = 0.6) -> Truth:
     return Truth(draw, log_prob)
 
 
+def tailed() -> Truth:
+    """Student's t with 3 degrees of freedom where the first feature is positive, else N(0, I)."""
+    heavy, light = StudentRadius(2, 3.0), Chi(2)
+
+    def draw(x: Tensor, source: torch.Generator) -> Tensor:
+        z = torch.randn(len(x), 2, generator=source, **DOUBLE)
+        radius = torch.where(x[:, 0] > 0, heavy.sample((len(x),), source), light.sample((len(x),), source))
+        return z / z.norm(dim=1, keepdim=True) * radius[:, None]
+
+    def log_prob(x: Tensor, y: Tensor) -> Tensor:
+        r = y.norm(dim=1)
+        log_density = torch.where(x[:, 0] > 0, heavy.log_prob(r), light.log_prob(r))
+        return log_density - torch.log(r) - math.log(2 * math.pi)
+
+    return Truth(draw, log_prob)
+
+
 def one_of(column: Tensor, dim: int) -> Tensor:
     """A column (n,) for the first output and nothing for the others, (n, d)."""
     return torch.cat([column[:, None], column.new_zeros(len(column), dim - 1)], 1)
@@ -237,13 +254,14 @@ TRUTHS: dict[str, Truth] = {
     "mean 0.8 x1 x2": moved(lambda x: one_of(0.8 * x[:, 0] * x[:, 1], 2)),
     "rotated exponentials": rotated(turn(0.6), exponential, log_exponential),
     "correlation 0.85 sin(1.5 x1)": correlated(lambda x: 0.85 * torch.sin(1.5 * x[:, 0])),
-    "mean sin(2 x1) x2, d = 3": moved(lambda x: one_of(torch.sin(2 * x[:, 0]) * x[:, 1], 3), dim=3),
     "correlation tanh(x1 x2), d = 3": correlated(lambda x: 0.9 * torch.tanh(x[:, 0] * x[:, 1]), 3),
+    "mean sin(2 x1) x2, d = 3": moved(lambda x: one_of(torch.sin(2 * x[:, 0]) * x[:, 1], 3), dim=3),
     "scale exp(|x1| - 1) and mean x2": moved(
         lambda x: 0.7 * x[:, 1:], lambda x: torch.exp(x[:, :1].abs() - 1)
     ),
     "rotated Laplace, d = 3": rotated(turn(0.5, 0.4, -0.7), laplace, log_laplace),
     "banana": bent(),
+    "heavy tail where x1 > 0": tailed(),
 }
 FRESH = list(TRUTHS)[-5:]
 RICH = ("three modes", "banana", "rotated Laplace, d = 3")  # that all rungs are tried on

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._internal.features import AdditiveFeatures
+from .._internal.features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .._internal.smoothers import RidgeSmoother, Smoother, fit_ridge
 from .maps import LARGEST, AffineMap, Chain, CrossFitted, LatentMap, fit_log_scale, winsorize
 from .marginals import cross_fit_marginals
@@ -70,12 +70,13 @@ class CorrelationMap(LatentMap):
 
 
 def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    r"""The map :math:`z' = e^{-s(x)} \odot L(x)^{-1} z`, each entry of L an additive function of x.
+    r"""The map :math:`z' = e^{-s(x)} \odot L(x)^{-1} z`, each entry of L a function of x.
 
     .. math:: z_j \approx \sum_{k < j} c_{jk}(x)\, z_k, \qquad c_{jk}(x) = a_{jk} + b_{jk}^\top \phi(x)
 
-    is linear in a and b: a ridge regression for each coordinate, whose penalty held-out errors choose. What
-    it leaves has the scale :math:`e^{s_j(x)}`.
+    is linear in a and b: a ridge regression for each coordinate, whose penalty held-out errors choose. The
+    features have products of two columns of x where these tell about products of two coordinates. What the
+    regression leaves has the scale :math:`e^{s_j(x)}`.
 
     Args:
         z: (n, d) latents.
@@ -86,7 +87,7 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
     if x is None:
         raise ValueError("A map that depends on x needs features.")
     calm, mapped = winsorize(z), z.clone()
-    features = AdditiveFeatures.fit(x)
+    features = _features_of_covariance(calm, x, weights)
     columns = torch.cat([torch.ones_like(z[:, :1]), features(x)], 1)  # (n, 1 + m)
     slopes = [z.new_zeros(0, columns.shape[1])]
     for j in range(1, z.shape[1]):
@@ -101,6 +102,15 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
     rest, log_scale, held_out = fit_log_scale(x, z, mapped, fold, weights)
     slopes_of_x = RidgeSmoother(features, table[:, 1:].T.contiguous(), table[:, 0].contiguous())
     return CrossFitted(CorrelationMap(slopes_of_x, log_scale), rest, -held_out.sum(-1))
+
+
+def _features_of_covariance(z: Tensor, x: Tensor, weights: Tensor) -> AdditiveFeatures | ProductFeatures:
+    """Additive features of x, with products of pairs that tell about products of coordinates."""
+    additive = AdditiveFeatures.fit(x)
+    j, k = torch.tril_indices(z.shape[1], z.shape[1], -1)
+    covariance = z[:, j] * z[:, k]
+    search = ProductSearch(additive, additive(x))
+    return search.choose(covariance, weights) if search.is_promising(covariance, weights) else additive
 
 
 def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
