@@ -71,7 +71,7 @@ def conditional_calibration(
     as strong as the data. Of more than 14 features 100 random pairs are multiplied. Directions are tested
     where the norm is Euclidean.
 
-    What was found has a size: ``gain``, the nats a row that its repair gains on held-out rows (4 folds of at
+    What was found has a size: ``gain``, the nats a row that its repair gains on held-out rows (3 folds of at
     most 2,000 rows), and ``coverage_error``, the largest error of coverage that it causes.
 
     Beside the tests, the coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of

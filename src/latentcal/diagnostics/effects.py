@@ -17,7 +17,7 @@ from ..recalibration.rungs import LADDER, RungFitter
 
 MOST_ROWS = 2000  # on which gains are estimated
 _FEWEST_ROWS = 40
-_FOLDS, _NODES = 4, 128
+_FOLDS, _NODES = 3, 128
 _MOST_CORRELATED = 8  # coordinates: the fit of correlations by x takes seconds for more
 _NOISE = math.pi**2 / 12  # mean square of the largest value of a Brownian bridge
 _PARTS, _FEWEST_IN_PART = 3, 10
@@ -51,7 +51,8 @@ class HeldOutGains:
 
         Differences are paired, row by row. Of several rungs the one counts that gains most.
         """
-        if len(self.rows) < _FEWEST_ROWS or self._log_likelihood(repair.rungs[0]) is None:
+        outside = self.base.norm_of(self.rows.z).max() > self.base.radius.upper  # no law on its support fits
+        if outside or len(self.rows) < _FEWEST_ROWS or self._log_likelihood(repair.rungs[0]) is None:
             return None
         better, worse = self._best(repair.rungs), self._best(repair.over)
         if better is None or worse is None:

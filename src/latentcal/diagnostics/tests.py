@@ -26,6 +26,7 @@ _MOST_FEATURE_PAIRS = 100  # all pairs of up to 14 features
 _RANK, _SPARE = 48, 8  # functions of a kernel that are kept, and further ones that make them exact
 _KERNEL_ROWS = 1000
 _KERNEL_COORDINATES = 64
+_NORM_WEIGHT = 1 / 8  # of the norm beside coordinates: more hides correlations, less hides scales
 
 
 class Outcome(NamedTuple):
@@ -220,7 +221,7 @@ def round_latents(directions: Tensor, logit: Tensor, generator: torch.Generator)
         generator: of random coordinates, which take the place of more than 64.
 
     Returns:
-        (n, k + 1) coordinates, and last the normal score of the norm with the weight of all of them.
+        (n, k + 1) coordinates, and last the normal score of the norm with an eighth of their weight.
     """
     from scipy.stats import chi, rankdata
 
@@ -230,7 +231,7 @@ def round_latents(directions: Tensor, logit: Tensor, generator: torch.Generator)
     if d > _KERNEL_COORDINATES:
         random = torch.randn(d, _KERNEL_COORDINATES, dtype=torch.float64, generator=generator)
         cloud = cloud @ random / math.sqrt(d)
-    return torch.cat([cloud, math.sqrt(cloud.shape[1]) * normal_scores(logit[:, None])], 1)
+    return torch.cat([cloud, math.sqrt(_NORM_WEIGHT * cloud.shape[1]) * normal_scores(logit[:, None])], 1)
 
 
 def kernel_columns(values: Tensor, generator: torch.Generator) -> Tensor:
