@@ -110,7 +110,7 @@ def gap_between_parts(values: Tensor, column: Tensor) -> float:
     The thirds are those of the sorted column, fewer where it has few values. What chance explains is taken
     off, as in :func:`gap_to_uniform`.
     """
-    n = len(values)
+    n, column = len(values), column.contiguous()
     edges = torch.quantile(column, torch.arange(1, _PARTS, dtype=torch.float64) / _PARTS).unique()
     part = torch.bucketize(column, edges)
     part = part[values.argsort()]
