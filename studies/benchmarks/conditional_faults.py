@@ -5,9 +5,9 @@
 
 Latents z of 2 outputs, x uniform on (-2, 2)^2, the model says N(0, I). Calibrated models have p = 0, 1, 2
 or 50 features, 1 to 5 outputs and 300 rows. Each run is a line of results/conditional_faults.csv, written
-when it is done; runs that are there already are skipped. ``hsic`` is the p-value of plain HSIC of z and x (Gaussian
-kernels, median distance, all rows, 99 shuffles). For every fault the gain that the report estimates (the
-largest of its findings) stands beside that of ``autocalibrate`` on fresh rows.
+when it is done; runs that are there already are skipped. ``hsic`` is the p-value of plain HSIC of z and x
+(Gaussian kernels, median distance, all rows, 99 shuffles). In every fourth run the gain that the report
+estimates (the largest of its findings) stands beside that of ``autocalibrate`` on fresh rows.
 """
 
 from __future__ import annotations
