@@ -1,6 +1,6 @@
 """Faults that depend on x: how often diagnose finds them, beside HSIC, and whether their size is right.
 
-    python -m studies.benchmarks.conditional_faults           # what is missing, then the tables; 20 minutes
+    python -m studies.benchmarks.conditional_faults           # what is missing, then the tables; 40 minutes
     python -m studies.benchmarks.conditional_faults --tables  # the tables alone
 
 Latents z of 2 outputs, x uniform on (-2, 2)^2, the model says N(0, I). Calibrated models have p = 0, 1, 2
