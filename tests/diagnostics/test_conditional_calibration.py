@@ -21,6 +21,7 @@ from toys import NormalCDFFlow, ScaleFromX, scaled_gaussian
 FLOW = scaled_gaussian(4, 1.0)
 RADIAL = ["uniform PIT", "PIT and x"]
 DIRECTIONS = ["mean direction", "spread of directions", "PIT and direction", "direction and x"]
+BY_X = ["correlation and x", "latents and x"]
 
 
 class Overflowing(ConditionalFlow):
@@ -46,6 +47,13 @@ def draw(generator, n, kind="calibrated", d=4, p=3):
         y[:, 1] = 0.5 * y[:, 0] + 0.75**0.5 * y[:, 1]
     elif kind == "shift by x":
         y[:, 0] += 0.3 * x[:, 0]
+    elif kind == "correlation by x":
+        r = 0.85 * torch.sin(1.5 * x[:, 0])
+        y[:, 1] = r * y[:, 0] + (1 - r**2).sqrt() * y[:, 1]
+    elif kind == "scale by a product":
+        y = y * torch.exp(0.4 * x[:, :1] * x[:, 1:2])
+    elif kind == "shift by a product":
+        y[:, 0] += 0.4 * x[:, 0] * x[:, 1]
     elif kind == "skew":
         y[:, 0] = torch.empty(n, dtype=torch.float64).exponential_(generator=generator) - 1
     return x, y, groups
@@ -64,8 +72,9 @@ def rejections(kind, generator, *, n, runs, **options):
 
 @pytest.fixture
 def _no_slabs(monkeypatch):
-    """Slabs take half of the time and belong to no test."""
+    """Slabs and sizes of findings take most of the time and belong to no test."""
     monkeypatch.setattr("latentcal.diagnostics.conditional_report._FEWEST_SLAB_ROWS", 10**9)
+    monkeypatch.setattr("latentcal.diagnostics.conditional_report.measure_effects", lambda case, found: found)
 
 
 @pytest.mark.slow
@@ -75,7 +84,7 @@ def test_a_calibrated_model_is_rejected_at_the_stated_level(generator):
     counts = rejections("calibrated", generator, n=200, runs=runs)
     low, high = binom.ppf(0.0005, runs, 0.05), binom.isf(0.0005, runs, 0.05)
     # Each band fails with probability 0.1 %.
-    for name in [*RADIAL, *DIRECTIONS]:
+    for name in [*RADIAL, *DIRECTIONS, *BY_X]:
         assert low <= counts[name] <= high, name
     assert counts["groups"] <= high  # Bonferroni: at most the level
     assert counts["any"] <= high  # Holm: of all tests together
@@ -88,7 +97,10 @@ def test_a_calibrated_model_is_rejected_at_the_stated_level(generator):
         ("groups", ["PIT and x", "groups"], DIRECTIONS),
         ("shift", ["mean direction"], ["PIT and x", "direction and x"]),
         ("correlation", ["spread of directions"], ["PIT and x", "direction and x", "mean direction"]),
-        ("shift by x", ["direction and x"], []),
+        ("shift by x", ["direction and x", "latents and x"], []),
+        ("correlation by x", ["correlation and x"], ["PIT and x", "direction and x"]),
+        ("scale by a product", ["PIT and x", "latents and x"], DIRECTIONS),
+        ("shift by a product", ["direction and x"], []),
         ("skew", ["PIT and direction"], ["PIT and x", "direction and x"]),
     ],
 )
@@ -131,7 +143,7 @@ def test_without_x_only_directions_and_uniformity_are_tested(generator):
     _, y, groups = draw(generator, 300)
     report = conditional_calibration(FLOW, None, y, groups=groups, generator=generator)
     assert [finding.name for finding in report.findings] == ["uniform PIT", *DIRECTIONS[:3], "groups"]
-    assert set(report.absent) == {"PIT and x", "direction and x", "slabs"}
+    assert set(report.absent) == {"PIT and x", "direction and x", *BY_X, "slabs"}
     assert report.slabs is None
     constant = conditional_calibration(FLOW, torch.ones(300, 2), y, generator=generator)
     assert constant.absent["PIT and x"] == "every feature is constant"
@@ -199,9 +211,9 @@ def test_the_report_reads_well_and_goes_into_json(generator):
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert values["suspect"] == "age"
     assert values["groups"][0]["label"] == "north"
-    assert {finding["name"] for finding in values["findings"]} == {*RADIAL, *DIRECTIONS, "groups"}
+    assert {finding["name"] for finding in values["findings"]} == {*RADIAL, *DIRECTIONS, *BY_X, "groups"}
     fine = conditional_calibration(FLOW, *draw(generator, 400)[:2], generator=generator)
-    assert "none of 6 tests finds a fault" in str(fine)
+    assert "none of 8 tests finds a fault" in str(fine)
 
 
 def test_results_repeat_themselves_and_leave_no_trace(generator):

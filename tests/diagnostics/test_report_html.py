@@ -173,7 +173,7 @@ def test_a_model_that_stands_alone_has_one_chart_of_each_kind(generator, tmp_pat
     assert report.calibrated
     assert page.tags["svg"] == 8
     assert "Before" not in page.text
-    assert "None of 9 tests found a fault." in page.text
+    assert "None of 11 tests found a fault." in page.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ from .findings import Finding
 from .latents import LastRecalibration
 from .limits import noise_limit
 from .measures import Measured
-from .questions import QUESTIONS, latents_and_base, marginal_pits, uniform_hdr_pit, uniform_pit
+from .questions import (
+    QUESTIONS,
+    latents_and_base,
+    latents_and_x,
+    marginal_pits,
+    uniform_hdr_pit,
+    uniform_pit,
+)
 
 _FAULTS = ("atoms", "x-dependence", "direction", "scale")  # what is repaired first comes first
 # Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
@@ -58,6 +65,7 @@ def advise(
         within_noise: whether the noise of its points explains what was found.
     """
     faults = name_faults(findings, level)
+    by_x = [each.name for each in findings if each.found and _FAULT_OF[each.name] == "x-dependence"]
 
     def remedy(finding: Finding) -> str:
         if finding.found and within_noise:
@@ -66,6 +74,8 @@ def advise(
             return f"recalibrate again: on more points than the {record.n:,} of last time, or newer ones"
         if finding.found and _FAULT_OF.get(finding.name) is None and faults != ("shape",):
             return f"first repair what has a name ({', '.join(faults)}), then diagnose again"
+        if finding.name in by_x and finding.name == latents_and_x.name and len(by_x) > 1:
+            return f"what is said of {by_x[0]}, then diagnose again"
         return finding.remedy
 
     return tuple(replace(finding, remedy=remedy(finding)) for finding in findings)

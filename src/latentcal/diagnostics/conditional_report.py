@@ -14,10 +14,11 @@ from .. import plots
 from .._internal.validate import as_share
 from ..flow import ConditionalFlow
 from ..metrics import Slab, WorstSlabs, calibration_error, worst_slab_coverage
+from .case import Case
 from .findings import Finding, Findings, adjust, check_permutations
 from .latents import encode_rows, name_features
-from .limits import GroupCalibration, group_calibration
-from .questions import ABOUT_LATENTS, Case, ask
+from .limits import GroupCalibration, group_calibration, index_labels
+from .questions import ABOUT_LATENTS, ask, measure_effects
 from .tests import usable_rows
 
 if TYPE_CHECKING:
@@ -47,22 +48,31 @@ def conditional_calibration(
 
     ===================== ============================================================= =====================
     uniform PIT           u is uniform (Cramér-von Mises)                               approximate, n >= 20
-    PIT and x             ranks of u and of each feature, degrees 1 and 2, are          exact: rows shuffled
-                          uncorrelated
+    PIT and x             ranks of u and of each feature, degrees 1 and 2, and of       exact: rows shuffled
+                          products of two features are uncorrelated
     mean direction        the mean direction is zero (Rayleigh)                         exact: signs changed
     spread of directions  directions are equally frequent (Bingham, second moments)     exact up to n d =
                                                                                         20,000: simulated;
                                                                                         then chi-squared
     PIT and direction     u and moments of the direction are uncorrelated               exact: rows shuffled
-    direction and x       direction and features are uncorrelated                       exact: rows shuffled
+    direction and x       direction and features, also products of two, are             exact: rows shuffled
+                          uncorrelated
+    correlation and x     products of coordinates of the direction and features, also   exact: rows shuffled
+                          products of two, are uncorrelated
+    latents and x         latents and features are independent (HSIC, the leading 48    exact: rows shuffled
+                          functions of each kernel, at most 1,000 rows)
     groups                the calibration error of every group is small enough          simulated, Bonferroni
     ===================== ============================================================= =====================
 
     *Exact* means that a true model is rejected with at most the stated probability for every n, where rows
     are exchangeable: independent rows are, those of a time series are not. Holm's adjustment makes the
     level hold for all tests together. Each dependence test costs a second or two at most: with many rows and
-    features it takes a random part of the rows, and says so in its ``detail``. Directions are tested where
-    the norm is Euclidean.
+    features it takes a random part of the rows, and says so in its ``detail``. It stops where 50 shuffles are
+    as strong as the data. Of more than 14 features 100 random pairs are multiplied. Directions are tested
+    where the norm is Euclidean.
+
+    What was found has a size: ``gain``, the nats a row that its repair gains on held-out rows (3 folds of at
+    most 2,000 rows), and ``coverage_error``, the largest error of coverage that it causes.
 
     Beside the tests, the coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of
     feature space where it is lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
@@ -118,6 +128,7 @@ def examine(
     n, d = case.rows.z.shape
     if groups is not None:
         case.groups = group_calibration(u, groups, coverage=coverage, confidence=1 - level)
+        case.labels = index_labels(groups, n)[1]
     findings, absent = ask(case, ABOUT_LATENTS)
     slabs: WorstSlabs | None = None
     if case.no_features or x is None or n < _FEWEST_SLAB_ROWS:
@@ -133,7 +144,7 @@ def examine(
         level=level,
         l_ece=float(calibration_error(u)),
         observed_coverage=float((u <= coverage).double().mean()),
-        findings=adjust(findings, level),
+        findings=measure_effects(case, adjust(findings, level)),
         absent=absent,
         slabs=slabs,
         groups=case.groups,

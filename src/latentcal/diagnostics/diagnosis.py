@@ -15,6 +15,7 @@ from ..flow import ConditionalFlow
 from ..recalibration.discrete import atoms
 from ..recalibration.partitions import DelayedRows
 from .advice import advise, is_noise, write_notes
+from .case import Case
 from .conditional_report import examine
 from .findings import adjust, check_permutations
 from .latents import (
@@ -27,7 +28,7 @@ from .latents import (
 )
 from .limits import CalibrationPoints, noise_limit
 from .measures import Measure, Measured, mean_of, measure, rows_to_sample
-from .questions import ABOUT_PREDICTIONS, Case, ask, repeated_values
+from .questions import ABOUT_PREDICTIONS, ask, measure_effects, repeated_values
 from .report import CalibrationReport
 
 
@@ -42,7 +43,7 @@ def diagnose(
     levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95),
     coverage: float = 0.9,
     samples: int = 100,
-    permutations: int = 999,
+    permutations: int = 1999,
     level: float = 0.05,
     generator: torch.Generator | None = None,
 ) -> CalibrationReport:
@@ -130,6 +131,7 @@ def diagnose(
     case.atoms = atoms(y)
     repeated, _ = ask(case, [repeated_values])
     findings = (*adjust([*conditional.findings, *further], level), *adjust(repeated, level))
+    findings = measure_effects(case, findings)
     past = last_recalibration(model, x, y)
     record = past.record
     noise = None if record is None else noise_limit(n, record)

@@ -35,6 +35,20 @@ class Finding:
     """Whether the adjusted p-value is at or below the level."""
     detail: str = ""
     """How the p-value was made: rows used, what was left out."""
+    gain: float | None = None
+    """Nats a row that the repair is estimated to gain on rows it did not see; None where nothing was found,
+    no repair is known or rows are too few.
+    """
+    gain_error: float | None = None
+    """Standard error of the gain."""
+    coverage_error: float | None = None
+    """Largest error of coverage that it causes, less what chance explains; None where nothing was found."""
+
+    @property
+    def sizes(self) -> tuple[str, str]:
+        """Gain and coverage error in print; empty where they are not known."""
+        gain = "" if self.gain is None else f"{self.gain:.3f} ± {self.gain_error:.3f}"
+        return gain, "" if self.coverage_error is None else f"{100 * self.coverage_error:.1f} %"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -97,10 +111,15 @@ class Findings:
 
     def test_lines(self) -> list[str]:
         """A table of the tests and of what was not tested, for print."""
-        lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}"]
+        sized = any(finding.found for finding in self.findings)
+        head = f" {'gain (nats)':>16} {'coverage error':>15}" if sized else ""
+        lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}{head}"]
         for finding in self.findings:
-            mark = "  <- found" if finding.found else ""
-            lines.append(f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}{mark}")
+            line = f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}"
+            if finding.found:
+                gain, error = finding.sizes
+                line += f" {gain or '-':>16} {error or '-':>15}  <- found"
+            lines.append(line)
         return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in self.absent.items())]
 
     def advice_lines(self) -> list[str]:

@@ -71,7 +71,7 @@ def group_calibration(
         >>> [group.calibrated for group in group_calibration(u, ["a"] * 50 + ["b"] * 50)]
         [True, False]
     """
-    labels, member = _index_labels(groups, len(u))
+    labels, member = index_labels(groups, len(u))
     result = []
     for i, label in enumerate(labels):
         part = u[member == i]
@@ -102,7 +102,7 @@ def error_limit(n: float, confidence: float = 0.95) -> float:
     return float(_scaled_errors(n)[rank]) / (n + 2) ** 0.5
 
 
-def _index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
+def index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
     """The distinct labels in order, and (n,) the index of each row's label."""
     array = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if array.shape != (n,):

@@ -2,142 +2,51 @@
 
 A new question is one function here, under ``@question`` with its name, remedy and fault, and its place in
 one of the tuples at the end. Its docstring is the question in words. It gives a test, what it means if the
-test rejects, and how the p-value was made. Tests themselves are in ``tests``; advice that looks at all
-findings together is in ``advice``.
+test rejects, and how the p-value was made. What its repair gains is told by the rungs of the ladder that
+repair it, the error of coverage by a function of the case. Tests themselves are in ``tests``, their sizes in
+``effects``; advice that looks at all findings together is in ``advice``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..flow import ConditionalFlow
 from ..metrics import UniformityTest, calibration_error, uniformity_test
-from ..norms import Euclidean
-from ..recalibration.discrete import Atoms
+from .case import ByX, Case
+from .effects import (
+    Repair,
+    gap_along,
+    gap_between_parts,
+    gap_of_sign,
+    gap_to_uniform,
+    main_axis,
+    side_pit,
+    unit,
+    width_pit,
+)
 from .findings import Finding
-from .latents import Latents
-from .limits import GroupCalibration
-from .measures import Measured
 from .tests import (
     Dependence,
     Outcome,
-    affordable_rows,
-    base_test,
     direction_columns,
     mean_direction_test,
-    permutation_test,
-    random_part,
     rank_polynomials,
     second_moment_test,
-    unit_directions,
-    usable_rows,
 )
 
-_MOST_COORDINATES = 16
 _ALIGN = "align, then recalibrate; or autocalibrate"
-
-
-@dataclass(eq=False)
-class Case:
-    """What questions look at: a model, what it makes of n rows, and how tests are made.
-
-    What several questions need is computed once, by the first that asks for it.
-    """
-
-    model: ConditionalFlow
-    rows: Latents
-    names: Sequence[str]
-    """(p,) of the features."""
-    permutations: int
-    generator: torch.Generator
-    groups: tuple[GroupCalibration, ...] = ()
-    x: Tensor | None = None
-    """(n, p) features as the model takes them; for questions about predictions."""
-    measured: Measured | None = None
-    """What samples of the predictions say; for questions about predictions."""
-    atoms: Atoms | None = None
-    """Values that outputs repeat; for questions about predictions."""
-
-    @property
-    def predictions(self) -> Measured:
-        """What samples of the predictions say."""
-        assert self.measured is not None, "questions about predictions come after they are measured"
-        return self.measured
-
-    @cached_property
-    def no_features(self) -> str:
-        """Why nothing can depend on x; empty where something can."""
-        x = self.rows.x
-        if x is None:
-            return "no x was given"
-        return "" if bool((x != x[0]).any()) else "every feature is constant"
-
-    @cached_property
-    def no_directions(self) -> str:
-        """Why directions are not tested; empty where they are."""
-        euclidean = isinstance(self.model.base.norm, Euclidean)
-        return "" if euclidean else "directions are tested where the norm of the base is Euclidean"
-
-    @cached_property
-    def part(self) -> Tensor:
-        """(m,) rows whose directions are looked at."""
-        return random_part(len(self.rows.z), usable_rows(self.rows.z.shape[1]), self.generator)
-
-    @cached_property
-    def omega(self) -> Tensor:
-        """(m, d) directions of these rows."""
-        return unit_directions(self.rows.z[self.part], self.generator)
-
-    @cached_property
-    def by_feature(self) -> tuple[Dependence, float, int]:
-        """Test of u against x, the rank correlation with the feature that matters most, and the rows used."""
-        x = self.rows.x
-        assert x is not None
-        part = self.some_rows(len(x), 2 * x.shape[1], 2)
-        columns, blocks = rank_polynomials(x[part])
-        scores, _ = rank_polynomials(self.rows.logit[part, None])
-        test = self.shuffle(columns, blocks, scores, x.shape[1])
-        if not scores.numel():
-            return test, 0.0, len(part)
-        trend = (columns[:, blocks == test.strongest][:, 0] * scores[:, 0]).mean()
-        return test, float(trend), len(part)
-
-    @property
-    def suspect(self) -> int | None:
-        """Index of the feature on which u depends most; None where there is none."""
-        return None if self.no_features else self.by_feature[0].strongest
-
-    @property
-    def mean_direction(self) -> Tensor | None:
-        """(d,) mean of z / |z|; None where directions are not tested."""
-        return None if self.no_directions else self.omega.mean(0)
-
-    @cached_property
-    def against_base(self) -> Outcome:
-        """Energy test of latents against draws of the base."""
-        return base_test(
-            self.model, self.x, self.rows.z, permutations=self.permutations, generator=self.generator
-        )
-
-    def some_rows(self, n: int, columns: int, scores: int) -> Tensor:
-        """Of n rows those on which a permutation test of so many columns and scores is affordable."""
-        return random_part(n, affordable_rows(columns, scores, self.permutations), self.generator)
-
-    def shuffle(self, columns: Tensor, blocks: Tensor, scores: Tensor, count: int) -> Dependence:
-        """Permutation test of columns in so many blocks against scores."""
-        return permutation_test(
-            columns, blocks, scores, count=count, permutations=self.permutations, generator=self.generator
-        )
-
-    def shuffles(self, n: int) -> str:
-        """How a permutation test of n rows was made."""
-        return f"{self.permutations:,} shuffles of {n:,} rows"
+_MARGINALS = ("aligned, marginals, radial", "aligned, rotated, marginals, radial")
+_BY_X = (
+    *("radial by x", "aligned, radial by x"),
+    *("aligned by x, radial by x", "correlated by x, radial by x"),
+)
+_REPAIR = Repair(("radial", "aligned, radial", "aligned, marginals, radial", *_BY_X))
+_REPAIR_OF_DIRECTION = Repair(("aligned, radial",), ("radial",))
+_REPAIR_OF_NORM_BY_X = Repair(("radial by x",), ("radial",))
 
 
 Answer = tuple[Outcome | Dependence | UniformityTest, str, str] | str | None
@@ -156,15 +65,26 @@ class Question:
     """What to do where the test rejects."""
     fault: str | None
     """Name of the fault behind it; None where several faults show in it."""
+    repair: Repair | None
+    """What its gain is estimated by; None where no repair of the latent is known."""
+    coverage_error: Callable[[Case], float] | None
+    """Largest error of coverage behind a finding; None where it has none."""
     answer: Callable[[Case], Answer]
     """The test, made on a case."""
 
 
 def question(
-    name: str, *, remedy: str, fault: str | None = None
+    name: str,
+    *,
+    remedy: str,
+    fault: str | None = None,
+    repair: Repair | None = None,
+    coverage_error: Callable[[Case], float] | None = None,
 ) -> Callable[[Callable[[Case], Answer]], Question]:
     """Decorator: the question that a function answers; its docstring is the sentence."""
-    return lambda answer: Question(name, answer.__doc__ or name, remedy, fault, answer)
+    return lambda answer: Question(
+        name, answer.__doc__ or name, remedy, fault, repair, coverage_error, answer
+    )
 
 
 def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[str, str]]:
@@ -182,7 +102,128 @@ def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[
     return findings, absent
 
 
-@question("uniform PIT", remedy="recalibrate", fault="scale")
+def measure_effects(case: Case, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, with gain and coverage error where something was found."""
+    asked = {question.name: question for question in QUESTIONS}
+    sized = []
+    for finding in findings:
+        about = asked[finding.name]
+        if finding.found and about.repair is not None:
+            gain, error = case.estimate_gain(about.repair) or (None, None)
+            finding = replace(finding, gain=gain, gain_error=error)
+        if finding.found and about.coverage_error is not None:
+            finding = replace(finding, coverage_error=about.coverage_error(case))
+        sized.append(finding)
+    return tuple(sized)
+
+
+def _error_of_norm(case: Case) -> float:
+    """Of latent regions over all rows."""
+    return gap_to_uniform(case.rows.u)
+
+
+def _error_of_norm_by_x(case: Case) -> float:
+    """Of latent regions in a third of what the norm depends on most, beyond that over all rows."""
+    found = case.norm_by_x
+    return gap_between_parts(case.rows.u[found.rows], found.column)
+
+
+def _error_of_groups(case: Case) -> float:
+    """Of latent regions in the worst group."""
+    assert case.labels is not None
+    return max(gap_to_uniform(case.rows.u[case.labels == label]) for label in case.labels.unique())
+
+
+def _error_of_mean(case: Case) -> float:
+    """Of half-spaces along the mean direction."""
+    omega = case.omega
+    d = omega.shape[1]
+
+    def gap(rows: Tensor, axis: Tensor) -> float:
+        along = omega[rows] @ axis
+        return gap_of_sign(along) if d == 1 else gap_to_uniform(side_pit(along, d))
+
+    return gap_along(lambda rows: unit(omega[rows].mean(0)), gap, len(omega))
+
+
+def _error_of_spread(case: Case) -> float:
+    """Of bands around the origin, across the direction that is most or least frequent."""
+    omega = case.omega
+    d = omega.shape[1]
+    level = torch.eye(d, dtype=omega.dtype) / d
+
+    def axis(rows: Tensor) -> Tensor:
+        return main_axis(omega[rows].T @ omega[rows] / len(rows) - level)
+
+    return gap_along(axis, lambda rows, axis: gap_to_uniform(width_pit(omega[rows] @ axis, d)), len(omega))
+
+
+def _error_of_norm_by_direction(case: Case) -> float:
+    """Of latent regions on one side, or near one axis, beyond that in all directions."""
+    omega, u = case.omega, case.rows.u[case.part]
+    score = rank_polynomials(case.rows.logit[case.part, None])[0][:, :1]
+    if not score.numel():
+        return 0.0
+
+    def side(rows: Tensor) -> Tensor:
+        return unit((omega[rows] * score[rows]).mean(0))
+
+    def axis(rows: Tensor) -> Tensor:
+        return main_axis(omega[rows].T @ (omega[rows] * score[rows]))
+
+    one_sided = gap_along(side, lambda rows, axis: gap_between_parts(u[rows], omega[rows] @ axis), len(omega))
+    two_sided = gap_along(
+        axis, lambda rows, axis: gap_between_parts(u[rows], (omega[rows] @ axis).abs()), len(omega)
+    )
+    return max(one_sided, two_sided)
+
+
+def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> float:
+    """Of half-spaces or bands in a third of what the direction depends on most, beyond that over all rows."""
+    place = torch.empty(len(case.rows.u), dtype=torch.long)
+    place[case.part] = torch.arange(len(case.part))
+    omega, column = case.omega[place[found.rows]], found.column[:, None]
+
+    def axis(rows: Tensor) -> Tensor:
+        if two_sided:
+            return main_axis(omega[rows].T @ (omega[rows] * column[rows]))
+        return unit((omega[rows] * column[rows]).mean(0))
+
+    def gap(rows: Tensor, axis: Tensor) -> float:
+        along = omega[rows] @ axis
+        return gap_between_parts(along.abs() if two_sided else along, found.column[rows])
+
+    return gap_along(axis, gap, len(omega))
+
+
+def _error_of_latents(case: Case) -> float:
+    """The largest of those over all rows."""
+    errors = [_error_of_norm(case)]
+    if not case.no_directions:
+        errors.append(_error_of_mean(case))
+        if case.omega.shape[1] > 1:
+            errors.append(_error_of_spread(case))
+    return max(errors)
+
+
+def _error_of_dense_regions(case: Case) -> float:
+    """Of regions of highest density over all rows."""
+    assert case.predictions.hdr_u is not None
+    return gap_to_uniform(case.predictions.hdr_u)
+
+
+def _error_of_outputs(case: Case) -> float:
+    """Of one-sided intervals of the worst output."""
+    return max(gap_to_uniform(column) for column in case.predictions.marginal_u.T)
+
+
+@question(
+    "uniform PIT",
+    remedy="recalibrate",
+    fault="scale",
+    repair=Repair(("radial",)),
+    coverage_error=_error_of_norm,
+)
 def uniform_pit(case: Case) -> Answer:
     """Do regions of every coverage hold what they promise, over all rows?"""
     u = case.rows.u
@@ -191,21 +232,31 @@ def uniform_pit(case: Case) -> Answer:
 
 
 @question(
-    "PIT and x", remedy="autocalibrate, or recalibrate with ConditionalRadius.fit", fault="x-dependence"
+    "PIT and x",
+    remedy="autocalibrate, or recalibrate with ConditionalRadius.fit",
+    fault="x-dependence",
+    repair=_REPAIR_OF_NORM_BY_X,
+    coverage_error=_error_of_norm_by_x,
 )
 def pit_and_x(case: Case) -> Answer:
-    """Is the latent norm independent of each feature?"""
+    """Is the latent norm independent of each feature, and of products of two?"""
     if case.no_features:
         return case.no_features
-    test, trend, n = case.by_feature
+    found = case.norm_by_x
     verdict = (
-        f"The latent norm depends on x, most on {case.names[test.strongest]} (rank correlation "
-        f"{trend:+.2f}): predictions are too narrow at some x and too wide at others."
+        f"The latent norm depends on x, most on {case.name_block(found.test.strongest)} (rank correlation "
+        f"{found.trend:+.2f}): predictions are too narrow at some x and too wide at others."
     )
-    return test, verdict, case.shuffles(n)
+    return found.test, verdict, found.detail
 
 
-@question("mean direction", remedy=_ALIGN, fault="direction")
+@question(
+    "mean direction",
+    remedy=_ALIGN,
+    fault="direction",
+    repair=_REPAIR_OF_DIRECTION,
+    coverage_error=_error_of_mean,
+)
 def mean_direction(case: Case) -> Answer:
     """Are latents centred?"""
     if case.no_directions:
@@ -217,7 +268,13 @@ def mean_direction(case: Case) -> Answer:
     return test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows"
 
 
-@question("spread of directions", remedy=_ALIGN, fault="direction")
+@question(
+    "spread of directions",
+    remedy=_ALIGN,
+    fault="direction",
+    repair=_REPAIR_OF_DIRECTION,
+    coverage_error=_error_of_spread,
+)
 def spread_of_directions(case: Case) -> Answer:
     """Are latents equally spread in all directions?"""
     if case.no_directions:
@@ -230,7 +287,13 @@ def spread_of_directions(case: Case) -> Answer:
     return test, verdict, f"{how}, {test.n:,} rows"
 
 
-@question("PIT and direction", remedy=_ALIGN, fault="direction")
+@question(
+    "PIT and direction",
+    remedy=_ALIGN,
+    fault="direction",
+    repair=Repair(("aligned, radial", *_MARGINALS), ("radial",)),
+    coverage_error=_error_of_norm_by_direction,
+)
 def pit_and_direction(case: Case) -> Answer:
     """Is the latent norm independent of the direction?"""
     if case.no_directions:
@@ -251,32 +314,51 @@ def pit_and_direction(case: Case) -> Answer:
     "direction and x",
     remedy="autocalibrate, whose maps may depend on x; or train the flow longer",
     fault="x-dependence",
+    repair=Repair(("aligned by x, radial by x",), ("radial by x", "aligned, radial by x")),
+    coverage_error=lambda case: _error_by_x(case, case.direction_by_x, two_sided=False),
 )
 def direction_and_x(case: Case) -> Answer:
-    """Is the direction of latents independent of each feature?"""
-    if case.no_directions or case.rows.x is None or case.no_features:
+    """Is the direction of latents independent of each feature, and of products of two?"""
+    if case.no_directions or case.no_features:
         return case.no_directions or case.no_features
-    omega, x, kept = case.omega, case.rows.x[case.part], ""
-    d = omega.shape[1]
-    if d > _MOST_COORDINATES:
-        random = torch.randn(d, _MOST_COORDINATES, dtype=torch.float64, generator=case.generator)
-        omega = omega @ torch.linalg.qr(random).Q
-        kept = f"; {_MOST_COORDINATES} random coordinates"
-    part = case.some_rows(len(x), 2 * x.shape[1], omega.shape[1])
-    columns, blocks = rank_polynomials(x[part])
-    scores = math.sqrt(d) * (omega[part] - omega[part].mean(0))
-    test = case.shuffle(columns, blocks, scores, x.shape[1])
+    found = case.direction_by_x
     verdict = (
-        f"The direction of latents moves with x, most with {case.names[test.strongest]}: predictions are "
-        "shifted differently at different x."
+        f"The direction of latents moves with x, most with {case.name_block(found.test.strongest)}: "
+        "predictions are shifted differently at different x."
     )
-    return test, verdict, case.shuffles(len(part)) + kept
+    return found.test, verdict, found.detail
+
+
+@question(
+    "correlation and x",
+    remedy="autocalibrate, whose maps of correlations may depend on x; or train the flow longer",
+    fault="x-dependence",
+    # "aligned by x" repairs scales of single outputs that depend on x, which show here as well.
+    repair=Repair(
+        ("correlated by x, radial by x", "aligned by x, radial by x"), ("radial by x", "aligned, radial by x")
+    ),
+    coverage_error=lambda case: _error_by_x(case, case.correlation_by_x, two_sided=True),
+)
+def correlation_and_x(case: Case) -> Answer:
+    """Are the spread and the correlation of latents independent of each feature, and of products of two?"""
+    if case.no_directions or case.no_features:
+        return case.no_directions or case.no_features
+    if case.omega.shape[1] == 1:
+        return "for d = 1 a direction is a sign"
+    found = case.correlation_by_x
+    verdict = (
+        "The correlation of the outputs, or the shape of the latent cloud, depends on x, most on "
+        f"{case.name_block(found.test.strongest)}."
+    )
+    return found.test, verdict, found.detail
 
 
 @question(
     "groups",
     remedy="recalibrate with ConditionalRadius.fit by groups, or autocalibrate",
     fault="x-dependence",
+    repair=Repair(("radial by group",), ("radial",)),
+    coverage_error=_error_of_groups,
 )
 def every_group(case: Case) -> Answer:
     """Is every group calibrated by itself?"""
@@ -289,7 +371,27 @@ def every_group(case: Case) -> Answer:
     return test, verdict, f"{count} groups, Bonferroni"
 
 
-@question("latents and base", remedy="autocalibrate, which picks the map that this takes")
+@question(
+    "latents and x",
+    remedy='autocalibrate(rungs="all"), or train the flow longer',
+    fault="x-dependence",
+    repair=Repair(_BY_X, ("radial", "aligned, radial")),
+    coverage_error=_error_of_norm_by_x,
+)
+def latents_and_x(case: Case) -> Answer:
+    """Are latents independent of x in every respect?"""
+    if case.no_features:
+        return case.no_features
+    test, n = case.latents_by_x
+    return test, "Latents and x are dependent.", f"kernels, {case.shuffles(n)}"
+
+
+@question(
+    "latents and base",
+    remedy="autocalibrate, which picks the map that this takes",
+    repair=_REPAIR,
+    coverage_error=_error_of_latents,
+)
 def latents_and_base(case: Case) -> Answer:
     """Are latents distributed like draws of the base?"""
     test = case.against_base
@@ -297,7 +399,12 @@ def latents_and_base(case: Case) -> Answer:
     return test, "Latents are not distributed like the base.", detail
 
 
-@question("uniform HDR-PIT", remedy="recalibrate; recalibrate_prerank where only these regions matter")
+@question(
+    "uniform HDR-PIT",
+    remedy="recalibrate; recalibrate_prerank where only these regions matter",
+    repair=_REPAIR,
+    coverage_error=_error_of_dense_regions,
+)
 def uniform_hdr_pit(case: Case) -> Answer:
     """Do regions of highest density hold what they promise?"""
     side = case.predictions
@@ -308,7 +415,12 @@ def uniform_hdr_pit(case: Case) -> Answer:
     return uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
 
 
-@question("marginal PITs", remedy="autocalibrate, or align with maps=('affine', 'marginals')")
+@question(
+    "marginal PITs",
+    remedy="autocalibrate, or align with maps=('affine', 'marginals')",
+    repair=Repair(_MARGINALS, ("radial",)),
+    coverage_error=_error_of_outputs,
+)
 def marginal_pits(case: Case) -> Answer:
     """Is every output calibrated by itself?"""
     side = case.predictions
@@ -338,7 +450,7 @@ def repeated_values(case: Case) -> Answer:
 
 ABOUT_LATENTS = (
     *(uniform_pit, pit_and_x, mean_direction, spread_of_directions),
-    *(pit_and_direction, direction_and_x, every_group),
+    *(pit_and_direction, direction_and_x, correlation_and_x, latents_and_x, every_group),
 )
 """Questions of ``conditional_calibration``, and of ``diagnose``."""
 

@@ -115,10 +115,11 @@ def table_of_questions(report: CalibrationReport) -> list[Row]:
         finding.name: [
             format_p(finding.p_value),
             format_p(finding.adjusted),
+            *finding.sizes,
             "✗ fault found" if finding.found else "✓ no fault",
         ]
         for finding in report.findings
-    } | {name: ["", "", f"not tested: {why}"] for name, why in report.absent.items()}
+    } | {name: ["", "", "", "", f"not tested: {why}"] for name, why in report.absent.items()}
     return [[capitalise(name), _TEXTS[name], *cells] for name, cells in answers.items()]
 
 

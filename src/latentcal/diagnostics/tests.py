@@ -21,6 +21,12 @@ _SIMULATED = 20_000  # numbers n d up to which the null law of second moments is
 _NUMBERS = 2e7  # n d at most
 _MOST_PRODUCTS = 300
 _MOST_PAIRS, _FEWEST_PAIRS = 1500, 200
+_FIRST_SHUFFLES = 64  # after which it is first asked whether more are needed
+_MOST_FEATURE_PAIRS = 100  # all pairs of up to 14 features
+_RANK, _SPARE = 48, 8  # functions of a kernel that are kept, and further ones that make them exact
+_KERNEL_ROWS = 1000
+_KERNEL_COORDINATES = 64
+_NORM_WEIGHT = 1 / 8  # of the norm beside coordinates: more hides correlations, less hides scales
 
 
 class Outcome(NamedTuple):
@@ -69,51 +75,71 @@ def permutation_test(
     count: int,
     permutations: int,
     generator: torch.Generator,
+    enough: int | None = None,
 ) -> Dependence:
-    r"""Test of the hypothesis that columns and scores are independent, by shuffling the rows of the scores.
+    r"""Test of the hypothesis that columns and scores are independent, by shuffling the rows of one of them.
 
     .. math:: T = \max_b \frac{S_b - k_b}{\sqrt{2 k_b}}, \qquad
               S_b = \frac1n \sum_{c \in b,\, l} \Big( \sum_i \varphi_{ic} \psi_{il} \Big)^2,
               \qquad k_b = \sum_{c \in b,\, l} \overline{\varphi_c^2} \, \overline{\psi_l^2}.
 
     The level is exact for every n where the rows are exchangeable (independent rows are; those of a time
-    series are not): :math:`P(p \le \alpha) \le \alpha`.
+    series are not): :math:`P(p \le \alpha) \le \alpha`. That also holds where the test stops early, at
+    the l-th shuffle, because ``enough`` of them are as strong: then :math:`p = \text{enough} / l` (Besag and
+    Clifford, 1991).
 
     Args:
         columns: (n, c) functions of one side, centred.
         blocks: (c,) index of the block to which each column belongs, 0 to b - 1.
         scores: (n, m) functions of the other side, centred.
         count: number of blocks b.
-        permutations: shuffles.
+        permutations: shuffles at most.
         generator: source of randomness.
+        enough: shuffles as strong as the data after which no more are made; None to make all of them.
     """
     n, m = scores.shape
-    if len(blocks) == 0 or m == 0:
+    c = len(blocks)
+    if c == 0 or m == 0:
         return Dependence(1.0, torch.full((count,), -math.inf), torch.ones(count))
     size = torch.zeros(count, dtype=torch.float64).index_add_(0, blocks, (columns**2).mean(0))
     size = size * (scores**2).mean(0).sum()
-    across = scores.T.contiguous()
+    narrow, wide = (scores, columns) if m <= c else (columns, scores)
+    across = narrow.T.contiguous()
 
     def strengths(orders: list[Tensor]) -> Tensor:
         """Of every block after each of k shuffles, (b, k)."""
         shuffled = torch.cat([across[:, order] for order in orders])
-        square = ((shuffled @ columns) ** 2 / n).reshape(len(orders), m, -1).sum(1).T
+        square = ((shuffled @ wide) ** 2 / n).reshape(len(orders), len(across), -1)
+        square = square.sum(1 if m <= c else 2).T
         total = torch.zeros(count, len(orders), dtype=torch.float64).index_add_(0, blocks, square)
         return ((total - size[:, None]) / (2 * size[:, None]).sqrt()).nan_to_num(nan=-math.inf)
 
     observed = strengths([torch.arange(n)])[:, 0]
     limit = observed - _ROUNDING * observed.abs()  # what is equal up to the order of a sum counts as equal
-    exceeded = torch.zeros(count, dtype=torch.float64)
-    for done in range(0, permutations, step := rows_at_a_time(n * m)):
+    exceeded, done = torch.zeros(count, dtype=torch.float64), 0
+    most = rows_at_a_time(n * len(across))
+    step = most if enough is None else min(_FIRST_SHUFFLES, most)
+    while done < permutations:
         orders = [torch.randperm(n, generator=generator) for _ in range(min(step, permutations - done))]
-        strongest = strengths(orders).amax(0)
-        exceeded += (strongest >= limit[:, None]).sum(1)
+        as_strong = strengths(orders).amax(0) >= limit[:, None]
+        if enough is not None:
+            running = exceeded[observed.argmax()] + as_strong[observed.argmax()].cumsum(0)
+            if running[-1] >= enough:
+                last = int((running >= enough).long().argmax()) + 1
+                adjusted = (exceeded + as_strong[:, :last].sum(1)) / (done + last)
+                return Dependence(float(adjusted.min()), observed, adjusted)
+        exceeded += as_strong.sum(1)
+        done, step = done + len(orders), min(2 * step, most)
     adjusted = (1 + exceeded) / (1 + permutations)
     return Dependence(float(adjusted.min()), observed, adjusted)
 
 
 def affordable_rows(columns: int, scores: int, permutations: int) -> int:
-    """Rows on which a permutation test costs a second or two: 10,000 for 1,000 columns and one score."""
+    """Rows on which a permutation test costs a second or two: 10,000 for 1,000 columns and one score.
+
+    The fewer of the two are shuffled, and count as scores.
+    """
+    columns, scores = max(columns, scores), min(columns, scores)
     return max(_FEWEST_ROWS, int(_OPERATIONS / (2 * (columns + _SHUFFLE) * scores * permutations)))
 
 
@@ -141,6 +167,97 @@ def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.cat([first[:, has_first], second[:, has_second]], 1)
     index = torch.arange(p)
     return columns, torch.cat([index[has_first], index[has_second]])
+
+
+def pairs_of_features(p: int, generator: torch.Generator) -> Tensor:
+    """(k, 2) pairs j < k of p features: all of them, or 100 at random. They do not depend on any data."""
+    pairs = torch.combinations(random_part(p, _MOST_FEATURE_PAIRS, generator).sort().values)
+    return pairs[random_part(len(pairs), _MOST_FEATURE_PAIRS, generator)]
+
+
+def rank_products(values: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of the ranks of two columns, free of what either column explains alone, and the pair's index.
+
+    Args:
+        values: (n, p).
+        pairs: (k, 2) columns to multiply.
+
+    Returns:
+        (n, c) columns of mean 0 and mean square 1, orthogonal to the rank polynomials of both factors, and
+        (c,) indices 0 to k - 1 of the pairs they are of. A product that has nothing of its own is left out.
+    """
+    single, index = rank_polynomials(values)
+    first = torch.zeros(values.shape, dtype=torch.float64)
+    degree_one = torch.arange(len(index)) < len(index.unique())
+    first[:, index[degree_one]] = single[:, degree_one]
+    products = []
+    for j, k in pairs.tolist():
+        product = first[:, j] * first[:, k]
+        alone = single[:, (index == j) | (index == k)]
+        product = (product - product.mean())[:, None]
+        products.append(product - alone @ torch.linalg.lstsq(alone, product).solution)
+    if not products:
+        return single[:, :0], index[:0]
+    columns, present = _unit(torch.cat(products, 1))
+    return columns[:, present], torch.arange(len(pairs))[present]
+
+
+def normal_scores(values: Tensor) -> Tensor:
+    """Standard normal quantiles of the ranks of each column, (n, k) -> (n, k); 0 for a constant column."""
+    from scipy.stats import rankdata
+
+    return torch.special.ndtri((torch.from_numpy(rankdata(values.numpy(), axis=0)) - 0.5) / len(values))
+
+
+def round_latents(directions: Tensor, logit: Tensor, generator: torch.Generator) -> Tensor:
+    r"""Latents of a model as a cloud that is near N(0, I) if it is right, and the score of their norm.
+
+    The norms are replaced by their ranks, on the scale of :math:`\chi_d`. So the cloud is independent of x
+    for a true model also where its law of the norm depends on x.
+
+    Args:
+        directions: (n, d) latents divided by their norms.
+        logit: (n,) log odds of the latent PIT.
+        generator: of random coordinates, which take the place of more than 64.
+
+    Returns:
+        (n, k + 1) coordinates, and last the normal score of the norm with an eighth of their weight.
+    """
+    from scipy.stats import chi, rankdata
+
+    n, d = directions.shape
+    radius = torch.from_numpy(chi.ppf((rankdata(logit.numpy()) - 0.5) / n, d))
+    cloud = radius[:, None] * directions
+    if d > _KERNEL_COORDINATES:
+        random = torch.randn(d, _KERNEL_COORDINATES, dtype=torch.float64, generator=generator)
+        cloud = cloud @ random / math.sqrt(d)
+    return torch.cat([cloud, math.sqrt(_NORM_WEIGHT * cloud.shape[1]) * normal_scores(logit[:, None])], 1)
+
+
+def kernel_columns(values: Tensor, generator: torch.Generator) -> Tensor:
+    """The 48 strongest functions of a centred Gaussian kernel whose width is the median distance.
+
+    Sums of their squared covariances with those of another kernel are the Hilbert-Schmidt criterion, but for
+    what is weaker than these.
+
+    Args:
+        values: (n, k).
+        generator: of the random vectors by which they are found.
+    """
+    n = len(values)
+    distance = torch.cdist(values, values)
+    width = distance[torch.triu(torch.ones_like(distance, dtype=torch.bool), 1)].median().clamp(min=1e-100)
+    kernel = torch.exp(-0.5 * (distance / width) ** 2)
+    kernel = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    random = torch.randn(n, min(n, _RANK + _SPARE), dtype=torch.float64, generator=generator)
+    basis = torch.linalg.qr(kernel @ (kernel @ random)).Q
+    size, vectors = torch.linalg.eigh(basis.T @ kernel @ basis)
+    return (basis @ vectors * size.clamp(min=0).sqrt())[:, -_RANK:]
+
+
+def kernel_rows(n: int, generator: torch.Generator) -> Tensor:
+    """Rows of a kernel test: 1,000 at most."""
+    return random_part(n, _KERNEL_ROWS, generator)
 
 
 def _unit(columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,190 @@
+"""Faults that depend on x: how often diagnose finds them, beside HSIC, and whether their size is right.
+
+    python -m studies.benchmarks.conditional_faults           # what is missing, then the tables; 40 minutes
+    python -m studies.benchmarks.conditional_faults --tables  # the tables alone
+
+Latents z of 2 outputs, x uniform on (-2, 2)^2, the model says N(0, I). Calibrated models have p = 0, 1, 2
+or 50 features, 1 to 5 outputs and 300 rows. Each run is a line of results/conditional_faults.csv, written
+when it is done; runs that are there already are skipped. ``hsic`` is the p-value of plain HSIC of z and x
+(Gaussian kernels, median distance, all rows, 99 shuffles). In every fourth run the gain that the report
+estimates (the largest of its findings) stands beside that of ``autocalibrate`` on fresh rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from latentcal import autocalibrate, diagnose
+from latentcal.flow import ConditionalFlow
+from latentcal.flows import LinearGaussianFlow
+
+from .resumable import read, run_all
+
+RESULTS = Path(__file__).parent / "results" / "conditional_faults.csv"
+FAULTS = (
+    "correlation by x1",
+    "correlation by x1 x2",
+    "scale by x1 x2",
+    "mean by x1 x2",
+    "scale by |x1|",
+    "mean sin(2 x1)",
+    "skew by x1",
+    "scale of one output by x2",
+)
+SIZES = (300, 1000)
+FEATURES = (0, 1, 2, 50)
+FRESH = 4000
+
+
+def plant(fault: str, x: Tensor, z: Tensor) -> Tensor:
+    """Latents (n, 2) with a fault that depends on x (n, 2)."""
+    x1, x2 = x[:, 0], x[:, 1]
+    z = z.clone()
+    if fault.startswith("correlation"):
+        r = 0.85 * torch.sin(1.5 * x1) if fault.endswith("x1") else 0.85 * torch.sin(x1 * x2)
+        z[:, 1] = r * z[:, 0] + (1 - r**2).sqrt() * z[:, 1]
+    elif fault == "scale by x1 x2":
+        z = torch.exp(0.5 * x1 * x2)[:, None] * z
+    elif fault == "mean by x1 x2":
+        z[:, 0] += 0.8 * x1 * x2
+    elif fault == "scale by |x1|":
+        z = torch.exp(0.5 * (x1.abs() - 1))[:, None] * z
+    elif fault == "mean sin(2 x1)":
+        z[:, 0] += torch.sin(2 * x1)
+    elif fault == "skew by x1":  # of mean 0 and variance 1 at every x
+        t = 0.4 * torch.tanh(2 * x1)
+        z[:, 0] = (z[:, 0] + t * (z[:, 0] ** 2 - 1)) / (1 + 2 * t**2).sqrt()
+    else:
+        z[:, 1] *= torch.exp(0.5 * x2)
+    return z
+
+
+def hsic(z: Tensor, x: Tensor, generator: torch.Generator, shuffles: int = 99) -> float:
+    """p-value of plain HSIC."""
+
+    def kernel(values: Tensor) -> Tensor:
+        distance = torch.cdist(values, values)
+        gram = torch.exp(-0.5 * (distance / distance[distance > 0].median()) ** 2)
+        return gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
+
+    left, right = kernel(z), kernel(x)
+    observed, above = float((left * right).sum()), 0
+    for _ in range(shuffles):
+        order = torch.randperm(len(z), generator=generator)
+        above += float((left * right[order][:, order]).sum()) >= observed
+    return (1 + above) / (1 + shuffles)
+
+
+def nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> float:
+    """Mean negative log density."""
+    with torch.no_grad():
+        return float(-model(x).log_prob(y).mean())
+
+
+def run(cell: tuple[str, int, int]) -> dict[str, object]:
+    """One model and its rows, diagnosed."""
+    fault, n, seed = cell
+    torch.set_num_threads(1)
+    key = FAULTS.index(fault) if fault in FAULTS else 99
+    generator = torch.Generator().manual_seed(1_000_000 * key + 100_000 * (n // 100) + seed)
+    calibrated = fault == "calibrated"
+    p, d = (FEATURES[seed % 4], (1, 2, 3, 5)[seed // 4 % 4]) if calibrated else (2, 2)
+    model = LinearGaussianFlow(torch.zeros(d, p) if p else None, torch.zeros(d), torch.eye(d))
+    total = n if calibrated else n + FRESH
+    x = 4 * torch.rand(total, p, generator=generator) - 2
+    z = torch.randn(total, d, generator=generator)
+    y = z if calibrated else plant(fault, x, z)
+    start = time.process_time()
+    report = diagnose(model, x[:n] if p else None, y[:n], generator=generator)
+    seconds = time.process_time() - start
+    found = [finding for finding in report.findings if finding.found]
+    row: dict[str, object] = {
+        "fault": fault,
+        "n": n,
+        "seed": seed,
+        "p": p,
+        "d": d,
+        "faults": "+".join(report.faults) or "none",
+        "found": "+".join(finding.name for finding in found) or "none",
+        "gain": max((finding.gain for finding in found if finding.gain is not None), default=math.nan),
+        "coverage_error": max((finding.coverage_error or 0.0 for finding in found), default=math.nan),
+        "seconds": seconds,
+        "hsic": math.nan,
+        "realised": math.nan,
+        "after": "",
+    }
+    if not calibrated:
+        row["hsic"] = hsic(y[:n], x[:n], generator)
+        if seed % 4 == 0:
+            repaired = autocalibrate(model, x[:n], y[:n])
+            row["realised"] = nll(model, x[n:], y[n:]) - nll(repaired, x[n:], y[n:])
+            if fault == "correlation by x1":
+                after = diagnose(repaired, x[n : n + 2000], y[n : n + 2000], generator=generator)
+                row["after"] = "noise" if after.within_noise else "+".join(after.faults) or "none"
+    return row
+
+
+def tables() -> str:
+    """What the runs say, in Markdown."""
+    rows = read(RESULTS)
+    calibrated = [row for row in rows if row["fault"] == "calibrated"]
+    alarms = [row for row in calibrated if row["faults"] != "none"]
+    by_p = ", ".join(f"p = {p}: {sum(row['p'] == str(p) for row in alarms)}" for p in FEATURES)
+    lines = [f"False alarms: {len(alarms)} of {len(calibrated)} ({by_p})", ""]
+    lines += [
+        "| fault | n | found | x-dependence named | HSIC alone | strongest finding |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault in FAULTS:
+        for n in SIZES:
+            runs = [row for row in rows if (row["fault"], row["n"]) == (fault, str(n))]
+            if runs:
+                names = [name for row in runs for name in row["found"].split("+") if name.endswith(" x")]
+                most = max(sorted(set(names)), key=names.count, default="-")
+                named = sum("x-dependence" in row["faults"] for row in runs)
+                found = sum(row["faults"] != "none" for row in runs)
+                alone = sum(float(row["hsic"]) <= 0.05 for row in runs)
+                count = f"{most} ({names.count(most)})"
+                lines.append(f"| {fault} | {n} | {found} of {len(runs)} | {named} | {alone} | {count} |")
+    lines += ["", "| fault | n | estimated gain | realised gain | correlation |", "|---|---|---|---|---|"]
+    for fault in FAULTS:
+        for n in SIZES:
+            pairs = [
+                (float(row["gain"]), float(row["realised"]))
+                for row in rows
+                if (row["fault"], row["n"]) == (fault, str(n))
+                and not math.isnan(float(row["gain"]) + float(row["realised"]))
+            ]
+            if len(pairs) > 2:
+                both = torch.tensor(pairs, dtype=torch.float64).T
+                mean, r = both.mean(1), torch.corrcoef(both)[0, 1]
+                lines.append(f"| {fault} | {n} | {mean[0]:.3f} | {mean[1]:.3f} | {r:.2f} |")
+    after = [row["after"] for row in rows if row["after"]]
+    counts = ", ".join(f"{what}: {after.count(what)}" for what in sorted(set(after)))
+    return "\n".join([*lines, "", f"Correlation by x1 after autocalibrate, on 2,000 fresh rows: {counts}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--calibrated", type=int, default=400)
+    parser.add_argument("--faulty", type=int, default=40, help="runs of each fault and number of rows")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--tables", action="store_true", help="print the tables alone")
+    arguments = parser.parse_args()
+    if not arguments.tables:
+        cells = [("calibrated", 300, seed) for seed in range(arguments.calibrated)]
+        cells += [(fault, n, seed) for seed in range(arguments.faulty) for fault in FAULTS for n in SIZES]
+        done = {(row["fault"], int(row["n"]), int(row["seed"])) for row in read(RESULTS)}
+        if wanted := [cell for cell in cells if cell not in done]:
+            run_all(run, wanted, RESULTS, arguments.processes)
+    print(tables())
+
+
+if __name__ == "__main__":
+    main()
