@@ -344,6 +344,12 @@ def _(draw: Draw) -> Call:
     )
 
 
+@entry("metrics.drift_test", 2)
+def _(draw: Draw) -> Call:
+    n = draw.rows(30, 60)
+    return Call(lc.metrics.drift_test, {"u": pits(draw, n)}, answers=n >= 30, names=("PIT values",))
+
+
 @entry("metrics.energy_score")
 def _(draw: Draw) -> Call:
     n = draw.rows(4)

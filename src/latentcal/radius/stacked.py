@@ -268,7 +268,8 @@ def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
         hessian = (ratio * share) @ ratio.T
         root = np.linalg.cholesky(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)))
         target = solve_triangular(root, hessian @ weights - gradient, lower=True)
-        step, size, before = nnls(root.T, target)[0] - weights, 1.0, height(weights)
+        # A part that is needed for one point alone must be able to come back: no weight is 0.
+        step, size, before = nnls(root.T, target)[0].clip(min=1e-12) - weights, 1.0, height(weights)
         while height(weights + size * step) > before and size > 1e-6:
             size /= 2
         if size <= 1e-6:
