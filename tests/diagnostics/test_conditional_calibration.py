@@ -216,11 +216,20 @@ def test_the_report_reads_well_and_goes_into_json(generator):
     assert "none of 8 tests finds a fault" in str(fine)
 
 
+def round_numbers(value):
+    """A document whose numbers have nine digits: a sum may depend on where in memory its terms lie."""
+    if isinstance(value, dict):
+        return {name: round_numbers(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [round_numbers(each) for each in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
 def test_results_repeat_themselves_and_leave_no_trace(generator):
     x, y, _ = draw(generator, 100)
     state = torch.get_rng_state()
     FLOW.train()
-    first, second = (conditional_calibration(FLOW, x, y).to_dict() for _ in range(2))
+    first, second = (round_numbers(conditional_calibration(FLOW, x, y).to_dict()) for _ in range(2))
     assert first == second
     assert FLOW.training
     assert same.drawn(torch.get_rng_state(), state)
