@@ -20,8 +20,8 @@ from latentcal.cli.model import Model, load_model, write_model
 from latentcal.flow import tensor_options
 from latentcal.radius import GroupedRadius, SmoothRadius
 from latentcal.radius.mixture import MixtureRadius
-from latentcal.recalibration.dependence import CorrelationMap, cross_fit_correlation
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
+from latentcal.recalibration.mixing_maps import CorrelationMap, cross_fit_correlation
 
 RADII = torch.tensor([0.3, 0.9, 1.4, 2.2, 3.1], dtype=torch.float64)
 X = torch.tensor([[0.1, -0.4, 1.0], [-1.2, 0.6, 0.0], [0.7, 0.2, 2.0]], dtype=torch.float64)

@@ -72,12 +72,19 @@ def find_repetitions(sources: dict[Path, str]) -> list[tuple[str, str]]:
 
 
 def count_public_names(package: Path) -> int:
-    """Length of ``__all__`` of a package, with what is added to it."""
+    """Names that a package offers: of its table for ``attach``, where it is lazy, or of ``__all__``."""
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        value = node.value
+        if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "attach":
+            table = value.args[1]
+            assert isinstance(table, ast.Dict)
+            return sum(isinstance(leaf, ast.Constant) for each in table.values for leaf in ast.walk(each))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            return sum(isinstance(leaf, ast.Constant) for leaf in ast.walk(node.value))  # type: ignore[attr-defined]
+            return sum(isinstance(leaf, ast.Constant) for leaf in ast.walk(value))
     return 0
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from latentcal.diagnostics.tests import affordable_rows, permutation_test, rank_polynomials
+from latentcal.diagnostics.permutation_tests import affordable_rows, permutation_test, rank_polynomials
 
 
 def test_rank_polynomials_are_orthonormal_and_ignore_monotone_maps(generator):

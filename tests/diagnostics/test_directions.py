@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import binomtest, chi2
 
-from latentcal.diagnostics.tests import (
+from latentcal.diagnostics.permutation_tests import (
     _bingham,
     direction_columns,
     mean_direction_test,
@@ -64,7 +64,7 @@ def test_stretched_directions_are_no_shift(generator):
 def test_simulated_and_limiting_laws_of_second_moments_agree(dim, generator, monkeypatch):
     omega = unit_directions(torch.randn(150, dim, dtype=torch.float64, generator=generator), generator)
     simulated = second_moment_test(omega, simulations=2000, generator=generator)
-    monkeypatch.setattr("latentcal.diagnostics.tests._SIMULATED", 0)
+    monkeypatch.setattr("latentcal.diagnostics.permutation_tests._SIMULATED", 0)
     limiting = second_moment_test(omega, simulations=2000, generator=generator)
     assert simulated.simulated
     assert not limiting.simulated

@@ -11,8 +11,8 @@ from latentcal.diagnostics import diagnose
 from latentcal.diagnostics.case import Case
 from latentcal.diagnostics.effects import gap_between_parts, gap_to_uniform
 from latentcal.diagnostics.latents import encode_rows
+from latentcal.diagnostics.permutation_tests import permutation_test, rank_polynomials, rank_products
 from latentcal.diagnostics.report_page import render_page
-from latentcal.diagnostics.tests import permutation_test, rank_polynomials, rank_products
 from toys import scaled_gaussian
 
 FLOW = scaled_gaussian(2, 1.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from latentcal.diagnostics.tests import energy_test
+from latentcal.diagnostics.permutation_tests import energy_test
 
 
 def p_values(change, generator, *, runs, n=60, d=3):

@@ -238,7 +238,7 @@ def test_latents_that_trainings_have_turned_are_turned_back(ensemble, monkeypatc
         for name in gains:
             with monkeypatch.context() as patch:
                 if name == "control":
-                    patch.setattr(cross, "find_rotation", lambda z, target: None)
+                    patch.setattr(cross, "match_rotation", lambda z, target: None)
                 train = round_flow if name == "same" else TurnedTraining(seed)
                 model = lc.cross_calibrate(train, x, y, ensemble=ensemble)
             gains[name].append(float(model(x_test).log_prob(y_test).mean() - plain))
@@ -254,12 +254,12 @@ def test_a_rotation_is_found_only_where_there_is_one(generator):
     q = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
     noise = 0.3 * torch.randn(200, 4, generator=generator, dtype=torch.float64)
     z[0] = 1e6  # an outlier in one of the two, which must not decide
-    found = cross.find_rotation(z, (z.clamp(max=3) + noise) @ q.T)
+    found = cross.match_rotation(z, (z.clamp(max=3) + noise) @ q.T)
     torch.testing.assert_close(found @ found.T, torch.eye(4).double())
     assert (found - q).abs().max() < 0.15
-    assert cross.find_rotation(z, z + noise) is None
-    assert cross.find_rotation(z, torch.randn(200, 4, generator=generator, dtype=torch.float64)) is None
-    assert cross.find_rotation(z[:6], z[:6] @ q.T) is None  # too few rows to tell
+    assert cross.match_rotation(z, z + noise) is None
+    assert cross.match_rotation(z, torch.randn(200, 4, generator=generator, dtype=torch.float64)) is None
+    assert cross.match_rotation(z[:6], z[:6] @ q.T) is None  # too few rows to tell
 
 
 def test_turned_members_of_an_ensemble_are_saved_and_draw_what_their_density_says(tmp_path):

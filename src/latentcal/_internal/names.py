@@ -45,7 +45,7 @@ _OTHERS = (
     *("conformal:LatentScore", "conformal:PCPScore"),
     *("recalibration.maps:AffineMap", "recalibration.maps:Chain"),
     *("recalibration.maps:CoordinateMap", "recalibration.maps:FeatureAffineMap"),
-    "recalibration.dependence:CorrelationMap",
+    "recalibration.mixing_maps:CorrelationMap",
     *("_internal.features:AdditiveFeatures", "_internal.features:ProductFeatures"),
     "_internal.smoothers:NeighbourSmoother",
     *("_internal.smoothers:RidgeSmoother", "fingerprint:Fingerprint"),

@@ -22,7 +22,7 @@ from .effects import MOST_ROWS, HeldOutGains, Repair
 from .latents import Latents
 from .limits import GroupCalibration
 from .measures import Measured
-from .tests import (
+from .permutation_tests import (
     Dependence,
     Outcome,
     affordable_rows,

@@ -18,8 +18,8 @@ from .case import Case
 from .findings import Finding, Findings, adjust, check_permutations
 from .latents import encode_rows, name_features
 from .limits import GroupCalibration, group_calibration, index_labels
+from .permutation_tests import usable_rows
 from .questions import ABOUT_LATENTS, ask, measure_effects
-from .tests import usable_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

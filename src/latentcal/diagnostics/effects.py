@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..recalibration.draws import mean_and_error
 from ..recalibration.ladder import silent_about_ties
+from ..recalibration.paired import mean_and_error
 from ..recalibration.rows import LatentRows
 from ..recalibration.rungs import LADDER, RungFitter
 

@@ -15,7 +15,7 @@ from ..metrics import binomial_interval, calibration_error, energy_score, unifor
 from ..pit import randomize_ranks
 from .latents import Latents, batches
 from .limits import error_limit
-from .tests import random_part
+from .permutation_tests import random_part
 
 _BINS = 24
 _MOST_LAWS = 1000  # rows whose laws are averaged where the law depends on x

@@ -29,7 +29,7 @@ from .effects import (
     width_pit,
 )
 from .findings import Finding
-from .tests import (
+from .permutation_tests import (
     Dependence,
     Outcome,
     direction_columns,

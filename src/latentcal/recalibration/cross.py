@@ -158,7 +158,7 @@ def cross_calibrate(
     everything = torch.ones(n, dtype=torch.bool)
     target = flows[0] if ensemble else _train_flow(make_flow, features, outputs, everything)
     # A law of the norm alone does not look at directions.
-    rotations = _find_rotations(flows, target, features, outputs, fold) if fit is None else [None] * folds
+    rotations = _match_rotations(flows, target, features, outputs, fold) if fit is None else [None] * folds
     encoders = [
         flow if rotation is None else Aligned(flow, rotation)
         for flow, rotation in zip(flows, rotations, strict=True)
@@ -197,7 +197,7 @@ def _encode(flow: ConditionalFlow, x: Tensor | None, y: Tensor, rows: Tensor) ->
         return flow(None if x is None else x[rows]).latent(y[rows]).cpu()
 
 
-def _find_rotations(
+def _match_rotations(
     flows: Sequence[ConditionalFlow], target: ConditionalFlow, x: Tensor | None, y: Tensor, fold: Tensor
 ) -> list[AffineMap | None]:
     """What turns the latent of each fold flow to that of the target; none where the base would notice."""
@@ -211,7 +211,7 @@ def _find_rotations(
         rows = rows[:: -(-len(rows) // _MOST_COMPARED)]
         matrix = None
         if flow is not target:
-            matrix = find_rotation(_encode(flow, x, y, rows), _encode(target, x, y, rows))
+            matrix = match_rotation(_encode(flow, x, y, rows), _encode(target, x, y, rows))
         rotations.append(None if matrix is None else AffineMap(matrix.new_zeros(base.dim), matrix))
     return rotations
 
@@ -224,7 +224,7 @@ def _map_latent(flow: ConditionalFlow, rotation: AffineMap | None, maps: LatentM
     return Aligned(flow, maps if rotation is None else Chain([rotation, *steps]))
 
 
-def find_rotation(z: Tensor, target: Tensor) -> Tensor | None:
+def match_rotation(z: Tensor, target: Tensor) -> Tensor | None:
     r"""The orthogonal matrix Q (d, d) for which :math:`Q z_i` is closest to other latents of the same rows.
 
     .. math:: \min_{Q^\top Q = I} \sum_i \lVert Q z_i - t_i \rVert^2

@@ -1,4 +1,4 @@
-"""Whether a model is worse than another on the same rows: paired means, energy score and range of draws."""
+"""Whether the draws of a model are worse than those of another on the same rows: energy score and range."""
 
 from __future__ import annotations
 
@@ -13,38 +13,14 @@ from ..base import RadialBase
 from ..metrics import energy_score
 from ..radius.law import RadiusLaw
 from .maps import LatentMap
+from .paired import mean_and_error
 from .rows import LatentRows
 
-_BLOCKS = 20  # of rows in time order
 _ROWS, _DRAWS = 256, 8192  # that are looked at, at most
 _NUMBERS, _FEWEST = 1 << 18, 32  # numbers in all draws of a model, at most, and draws, at least
 MOST_OUTPUTS = _NUMBERS // _FEWEST
 _FAR = 3.0  # ranges of the calibration outputs, from the nearest of them
 _SHARE = 1e-3  # of draws that may be that far away
-
-
-def mean_and_error(
-    difference: Tensor, weights: Tensor, *, contiguous: bool, folds: int
-) -> tuple[float, float]:
-    """Weighted mean of held-out differences (n,) and its standard error.
-
-    Args:
-        difference: (n,) of two models, each fitted without the row's fold.
-        weights: (n,) of the rows.
-        contiguous: whether rows are in time order; the error then comes from blocks of them.
-        folds: number of folds. The training sets of two folds overlap, so held-out differences vary together:
-            the error has the correction of Nadeau and Bengio, without which a richer model wins by chance too
-            often.
-    """
-    mean = weights @ difference / weights.sum()
-    share = weights * (difference - mean) / weights.sum()
-    if contiguous:
-        blocks = min(_BLOCKS, len(share))
-        block = torch.arange(len(share)) * blocks // len(share)
-        share = torch.zeros(blocks, dtype=share.dtype).index_add_(0, block, share)
-    count = len(share)
-    error = float(share.norm()) * math.sqrt(count / max(count - 1, 1))
-    return float(mean), error * math.sqrt(1 + folds / max(folds - 1, 1))
 
 
 class Fitted(Protocol):

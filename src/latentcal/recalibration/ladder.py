@@ -18,8 +18,9 @@ from ..metrics import uniformity_test
 from ..metrics.autocorrelation import autocorrelation_test
 from ..radius.calibration_sample import DiscreteOutputWarning
 from ..radius.law import RadiusLaw
-from .draws import DrawComparison, mean_and_error
+from .draws import DrawComparison
 from .maps import FOLDS
+from .paired import mean_and_error
 from .rows import LatentRows
 from .rungs import FittedRung, Groups, Rung, RungFitter, find_rungs
 

@@ -7,15 +7,15 @@ import torch
 
 import latentcal as lc
 from latentcal._internal.smoothers import RidgeSmoother
-from latentcal.recalibration.dependence import (
+from latentcal.recalibration.maps import cross_fit_features
+from latentcal.recalibration.marginals import cross_fit_marginals
+from latentcal.recalibration.mixing_maps import (
     CorrelationMap,
     cross_fit_correlation,
     cross_fit_layers,
     cross_fit_rotation,
     find_rotation,
 )
-from latentcal.recalibration.maps import cross_fit_features
-from latentcal.recalibration.marginals import cross_fit_marginals
 
 N = 800
 CROSS_FITS = {
