@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from latentcal import autocalibrate, diagnose
-from latentcal.flow import ConditionalFlow
+from latentcal import ConditionalFlow, autocalibrate, diagnose
 from latentcal.flows import LinearGaussianFlow
 
 from .resumable import read, run_all

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         reliability_diagram as reliability_diagram,
         training_curves as training_curves,
     )
-    from .mixing_maps import (
+    from .dependence import (
         coverage_intervals as coverage_intervals,
         group_errors as group_errors,
         mean_direction as mean_direction,
