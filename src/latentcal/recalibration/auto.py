@@ -91,7 +91,7 @@ def autocalibrate(
     Rungs from "unchanged" over "radial" (what :func:`recalibrate` does) to maps of directions and laws that
     depend on x, on products of features too, are compared by cross-validated log-likelihood. Differences are
     paired, point by point, and the simplest rung that is behind the best by no more than 0.01 nats or one
-    standard error (corrected for training sets that overlap; up to two for fewer than 60 rows) is fitted to
+    standard error (corrected for training sets that overlap; two for up to 40 rows) is fitted to
     all rows. The model is left unchanged only where the plain law gains no more than 0.01 nats. Inside a
     rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere. A
     rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged

@@ -31,7 +31,11 @@ _WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
 _REFUTED = 0.01  # p-value of the base's law of the norm
 _OUT_OF_REACH = 3.0  # standard errors by which a rung must be able to catch up, or is dropped
 _FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
-_FEW = 60  # rows up to which standard errors, uncertain themselves, count for one more
+_FEW = (
+    40,
+    80,
+)  # rows up to which a standard error, uncertain itself, counts double, and from which it does not
+_FEWEST_RACING = 400  # rows from which rungs are dropped on the way
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -166,9 +170,10 @@ class Ladder:
         """Standard errors that a rung may be behind the best one and still be taken for its simplicity.
 
         One; one more in time order, where the next block may differ from the last; and one more for up to
-        60 rows, less for more of them, from which a standard error itself is hardly known.
+        40 rows, from which a standard error itself is hardly known, less for up to 80.
         """
-        return 1.0 + self.in_time + min(1.0, _FEW / self.n)
+        few, enough = _FEW
+        return 1.0 + self.in_time + min(1.0, max(0.0, (enough - self.n) / (enough - few)))
 
     def margin(self, number: int) -> float:
         """Nats that a rung may be behind the best one and still be taken for its simplicity."""
@@ -279,7 +284,7 @@ def climb(
                 fitted[i].append(fitter.fit(tried[i]))
                 log_likelihood[i, held_out[kept]] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
             bar.update(len(tried))
-            if not contiguous:
+            if not contiguous and len(rows) >= _FEWEST_RACING:
                 racing = comparison.drop_hopeless(racing)
     draws = DrawComparison(rows, base, validation.fold, contiguous=contiguous)
     refusals = comparison.refuse_by_last_block() if contiguous else [""] * len(tried)
