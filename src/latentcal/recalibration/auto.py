@@ -25,9 +25,10 @@ from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .alignment import Aligned
+from .climb import climb, silent_about_ties
 from .discrete import AtomCare, Dequantizer, Discrete
 from .draws import MOST_OUTPUTS
-from .ladder import Ladder, climb, silent_about_ties
+from .ladder import Ladder
 from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of, record_recalibration
 from .maps import FOLDS
 from .rows import LatentRows, Outputs, check_order, gather
