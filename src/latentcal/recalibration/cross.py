@@ -179,7 +179,7 @@ def cross_calibrate(
         norms = target.base.norm_of(rows.z)
         chosen = None if weights is None else rows.weights
         model = recalibrate_norms(
-            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order
+            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order, z=rows.z
         )
     if not ensemble:
         return model
