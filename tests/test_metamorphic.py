@@ -51,6 +51,7 @@ def distance(one, other, rows) -> float:
 
 
 @each_fit
+@pytest.mark.filterwarnings("ignore:Rows look ordered")  # by their norm
 @pytest.mark.parametrize("order", ["by norm", "at random"])
 def test_the_order_of_calibration_rows_does_not_matter(name, order, rows, flow, generator):
     x, y = rows

@@ -171,18 +171,18 @@ class FlowDistribution(Distribution):
 
     def latent(self, y: Tensor) -> Tensor:
         """Float64 latent of y, (..., d) -> (..., d)."""
-        y = self.accept(to_tensor(y, "y"))
-        with full_precision(self.flow):
-            z = self.flow.latent(y, self.context)
-        self._norm_of(z, y)  # raises where it is not a number
-        return z.to(torch.float64)
+        return self.latent_and_norm(y)[0]
 
     def latent_norm(self, y: Tensor) -> Tensor:
         """Float64 norm of the latent of y, (..., d) -> (...)."""
+        return self.latent_and_norm(y)[1]
+
+    def latent_and_norm(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Float64 latent of y and its norm, (..., d) -> (..., d), (...)."""
         y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
             z = self.flow.latent(y, self.context)
-        return self._norm_of(z, y)
+        return z.to(torch.float64), self._norm_of(z, y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""

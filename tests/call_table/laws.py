@@ -350,6 +350,14 @@ def _(draw: Draw) -> Call:
     return Call(lc.metrics.drift_test, {"u": pits(draw, n)}, answers=n >= 30, names=("PIT values",))
 
 
+@entry("metrics.neighbour_test", 2)
+def _(draw: Draw) -> Call:
+    n = draw.rows(30, 60)
+    u = draw.wrap(draw.sized(draw.noise(n)), "u", infinite=True)
+    z = draw.matrix("z", n, 3, wrong=("flat", "deep", "longer", "number"), infinite=True)
+    return Call(lc.metrics.neighbour_test, {"u": u, "z": z}, answers=n >= 30)
+
+
 @entry("metrics.energy_score")
 def _(draw: Draw) -> Call:
     n = draw.rows(4)

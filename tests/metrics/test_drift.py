@@ -51,3 +51,44 @@ def test_bad_values_are_named():
         drift_test(torch.rand(5))
     with pytest.raises(ValueError, match="All PIT values are equal"):
         drift_test(torch.full((20,), 0.5))
+
+
+@pytest.mark.parametrize("n", [50, 200, 1000])
+@pytest.mark.parametrize("kind", ["ascending", "noisy ascent", "steps"])
+def test_a_large_drift_is_not_taken_for_none(n, kind):
+    """The long-run variance swallowed it: p was above 0.3 for a drift of 10 standard deviations."""
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    time = torch.linspace(-0.5, 0.5, n, dtype=torch.float64)
+    drifting = {"ascending": 30 * time, "noisy ascent": 10 * time, "steps": 10 * (time > 0)}[kind] + noise
+    test = drift_test(drifting.argsort().argsort() / n)
+    assert test.p_value < 0.01 or test.undecided
+    if kind == "ascending":
+        assert test.undecided
+        assert "drift cannot be told from dependence" in str(test)
+
+
+def test_a_first_autocorrelation_beyond_nine_tenths_is_undecided_whatever_p_is():
+    halves = drift_test(torch.where(torch.arange(3000) < 1500, 0.1, 0.9))
+    assert halves.first > 0.9
+    assert halves.p_value < 0.01
+    assert halves.undecided
+    alternating = drift_test(torch.where(torch.arange(100) % 2 == 0, 0.1, 0.8))
+    assert alternating.first < -0.9
+    assert alternating.undecided
+
+
+@pytest.mark.parametrize(("n", "rho"), [(200, 0.0), (1000, 0.0), (1000, 0.6)])
+def test_values_of_one_law_are_rarely_undecided(n, rho):
+    tests = [drift_test(u) for u in draw_pit(100, n, rho)]
+    assert sum(test.undecided for test in tests) <= 2
+    assert sum("no drift is seen" in str(test) for test in tests) > 90
+
+
+def test_values_of_equal_spread_are_judged_by_their_level():
+    """Their spread was taken for equal PIT values, and refused."""
+    u = torch.where(torch.rand(100, generator=torch.Generator().manual_seed(0)) < 0.5, 0.25, 0.75)
+    test = drift_test(u)
+    assert test.spread == pytest.approx(1.0)
+    assert 0.01 < test.level <= 1
+    assert not test.undecided
+    assert drift_test(u.sort().values).first > 0.9

@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from .autocorrelation import (
         AutocorrelationTest as AutocorrelationTest,
         DriftTest as DriftTest,
+        NeighbourTest as NeighbourTest,
         autocorrelation_test as autocorrelation_test,
         drift_test as drift_test,
+        neighbour_test as neighbour_test,
     )
     from .scores import (
         bits_per_dim as bits_per_dim,
@@ -37,7 +39,14 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "autocorrelation": ["AutocorrelationTest", "DriftTest", "autocorrelation_test", "drift_test"],
+        "autocorrelation": [
+            "AutocorrelationTest",
+            "DriftTest",
+            "NeighbourTest",
+            "autocorrelation_test",
+            "drift_test",
+            "neighbour_test",
+        ],
         "scores": ["bits_per_dim", "energy_score", "relative_score", "variogram_score"],
         "slabs": ["Slab", "WorstSlabs", "binomial_interval", "worst_slab_coverage"],
         "uniformity": [

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     )
     from .ladder import Ladder as Ladder
     from .latent import (
-        AutocorrelationWarning as AutocorrelationWarning,
-        EffectiveSizeWarning as EffectiveSizeWarning,
         NLLTerms as NLLTerms,
-        Recalibration as Recalibration,
         latent_norms as latent_norms,
         nll_decomposition as nll_decomposition,
         recalibrate as recalibrate,
@@ -40,6 +37,11 @@ if TYPE_CHECKING:
     )
     from .prerank_distribution import PrerankDistribution as PrerankDistribution
     from .prerank_tilted import TiltedDistribution as TiltedDistribution
+    from .record import (
+        EffectiveSizeWarning as EffectiveSizeWarning,
+        Recalibration as Recalibration,
+    )
+    from .row_order import AutocorrelationWarning as AutocorrelationWarning
     from .rungs import Rung as Rung
     from .shift import density_ratio as density_ratio
 
@@ -53,10 +55,7 @@ __getattr__, __dir__, __all__ = attach(
         "discrete": ["Atoms", "Dequantizer", "OutputAtoms", "atoms"],
         "ladder": ["Ladder"],
         "latent": [
-            "AutocorrelationWarning",
-            "EffectiveSizeWarning",
             "NLLTerms",
-            "Recalibration",
             "latent_norms",
             "nll_decomposition",
             "recalibrate",
@@ -65,6 +64,8 @@ __getattr__, __dir__, __all__ = attach(
         "prerank": ["PrerankRecalibrated", "PrerankRecalibration", "recalibrate_prerank"],
         "prerank_distribution": ["PrerankDistribution"],
         "prerank_tilted": ["TiltedDistribution"],
+        "record": ["EffectiveSizeWarning", "Recalibration"],
+        "row_order": ["AutocorrelationWarning"],
         "rungs": ["Rung"],
         "shift": ["density_ratio"],
     },

@@ -17,10 +17,10 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.coverage import guarantee
 from ..radius.reference import Chi
-from .latent import Recalibration, record_recalibration
 from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
 from .marginals import cross_fit_marginals
 from .mixing_maps import MOST_CORRELATED, cross_fit_correlation, cross_fit_layers, cross_fit_rotation
+from .record import Recalibration, record_recalibration
 from .rows import LatentRows, check_order, gather
 
 MapName = Literal["affine", "features", "correlation", "rotation", "marginals", "layers"]

@@ -14,7 +14,6 @@ from .._internal.numerics import outside_inference_mode
 from .._internal.validate import as_whole
 from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
-from ..metrics.autocorrelation import autocorrelation_test, drift_test
 from ..norms import Euclidean
 from ..radius.calibration_sample import warn_if_tied
 from ..radius.conditional import GroupedRadius
@@ -29,15 +28,17 @@ from .climb import climb, silent_about_ties
 from .discrete import AtomCare, Dequantizer, Discrete
 from .draws import MOST_OUTPUTS
 from .ladder import Ladder
-from .latent import FEWEST_IN_TIME, Recalibration, check_base, effective_n_of, record_recalibration
+from .latent import check_base
 from .maps import FOLDS
+from .record import Recalibration, effective_n_of, record_recalibration
+from .row_order import TimeOrder, warn_if_ordered
 from .rows import LatentRows, Outputs, check_order, gather
 from .rungs import FittedRung, Groups, RungFitter
 
 _FEWEST_GUARANTEED = 10  # rows of each half
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AutoRecalibration(Recalibration):
     """How a flow was recalibrated and why so; printing it says it.
 
@@ -101,7 +102,9 @@ def autocalibrate(
 
     In *time order* every block of rows is judged by what earlier ones taught, with a gap as long as the
     latent PIT is autocorrelated. A rung beyond the plain law must be ahead by one standard error more, and in
-    the last block too.
+    the last block too. The latent PIT of held-out rows is tested for dependence, which reduces the effective
+    n, and for drift; where the rows drift, or drift cannot be told from dependence, nothing is said about
+    coverage. Rows in no declared order are tested by :func:`neighbour_test`.
 
     Args:
         flow: the flow.
@@ -125,6 +128,10 @@ def autocalibrate(
 
     Returns:
         The recalibrated flow; its ``recalibration`` is an :class:`AutoRecalibration`.
+
+    Warns:
+        AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
+            20 rows in no declared order depend on their neighbours, p < 0.001.
     """
     check_order(order)
     if guarantee and (weights is not None or order is not None):
@@ -196,12 +203,15 @@ def calibrate_rows(
         if max_lambda is not None:
             fitted = FittedRung(fitted.map, _tighten_law(fitted, judged, base, max_lambda))
     u, weights = fitted.pit(judged, base), judged.weights
+    if not contiguous:
+        # As the recalibrated model sees them: what it has learned of x is no order.
+        seen = u if max_lambda is None else fitted.pit(rows, base)
+        warn_if_ordered(seen, fitted.map(rows.z, rows.x)[0], stacklevel=4)
     if max_lambda is None and held_out_u is not None and rung.depends_on_more_than_norms:
         # Maps and laws that depend on x fit the rows they learned from more closely than those to come.
         u, weights = held_out_u, held_out_weights
-    in_time = contiguous and len(u) >= FEWEST_IN_TIME
-    serial = autocorrelation_test(u) if in_time else None
-    effective_n = effective_n_of(weights, len(u), serial)
+    in_time = TimeOrder.of(u) if contiguous else None
+    effective_n = effective_n_of(weights, len(judged), in_time)
     bound = (
         measure(BallRadius(1), u, weights=weights, effective_n=effective_n)
         if max_lambda is None
@@ -218,8 +228,7 @@ def calibrate_rows(
         fingerprint=rows.fingerprint,
         n=len(judged),
         effective_n=effective_n,
-        autocorrelation=None if serial is None else serial.p_value,
-        drift=drift_test(u).p_value if in_time else None,
+        **(TimeOrder() if in_time is None else in_time).record,
         ladder=ladder,
         guaranteed=max_lambda is not None,
         **about,

@@ -246,7 +246,7 @@ def _calibrate(
         norms = target.base.norm_of(rows.z)
         chosen = None if weights is None else rows.weights
         model = recalibrate_norms(
-            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order
+            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order, z=rows.z
         )
     return model, rotations
 

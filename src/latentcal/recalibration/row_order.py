@@ -1,0 +1,114 @@
+"""What the order of calibration rows says: are they dependent, do they drift, and were they declared so?"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..flow import FlowDistribution
+from ..metrics.autocorrelation import (
+    FEWEST_NEIGHBOURS,
+    MOST_NEIGHBOURS,
+    autocorrelation_test,
+    drift_test,
+    neighbour_test,
+    take_tested_part,
+)
+
+_FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
+_DEPENDENT = 0.001  # p-value below which rows are said to depend on each other
+
+
+class AutocorrelationWarning(UserWarning):
+    """Calibration rows that follow each other in time are not independent of each other."""
+
+
+class TimeOrder(NamedTuple):
+    """What the latent PIT of rows in time order says about them."""
+
+    autocorrelation: float | None = None
+    """p-value of :func:`autocorrelation_test`; None where it was not tested."""
+    drift: float | None = None
+    """p-value of :func:`drift_test`; None where it was not tested."""
+    drift_undecided: bool = False
+    """Whether drift cannot be told from dependence, or not be tested."""
+    share: float = 1.0
+    """Independent rows that say as much, as a share of all."""
+
+    @classmethod
+    def of(cls, u: Tensor) -> TimeOrder:
+        """Tests of PIT values (n,) in time order; of few or equal ones nothing can be told."""
+        u = u.to(torch.float32)  # vectorised functions give equal norms values that differ in the last digits
+        if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
+            return cls(drift_undecided=True)
+        serial, drift = autocorrelation_test(u), drift_test(u)
+        return cls(serial.p_value, drift.p_value, drift.undecided, serial.effective_n / len(u))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the record of a recalibration says about time order."""
+        return {name: value for name, value in self._asdict().items() if name != "share"}
+
+    def warn_if_dependent(self, n: int, effective_n: float, *, stacklevel: int) -> None:
+        """Warn where n rows in time order say as much as ``effective_n`` independent ones."""
+        if self.autocorrelation is not None and self.autocorrelation < _DEPENDENT:
+            warnings.warn(
+                f"The latent PIT of rows in time order is autocorrelated (p = {self.autocorrelation:.1g} < "
+                f"{_DEPENDENT}): {n} rows say as much as about {effective_n:.0f} independent ones, and "
+                "misses of a region come in runs. The flow leaves out something that lasts; give it lagged "
+                "outputs, or judge it by rolling_pit.",
+                AutocorrelationWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+
+class FirstLatents:
+    """Norms of batches of rows; of the first rows the latents are kept, for :func:`warn_if_ordered`."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self._rows = 0
+
+    def norms(self, pred: FlowDistribution, y: Tensor) -> Tensor:
+        """Norm of the latent of the next rows y, (n, d) -> (n,)."""
+        z, norms = pred.latent_and_norm(y)
+        if self._rows < MOST_NEIGHBOURS:
+            self._parts.append(take_tested_part(z).cpu())
+            self._rows += len(z)
+        return norms
+
+    @property
+    def z(self) -> Tensor:
+        """(m, k) some coordinates of the first rows."""
+        return torch.cat(self._parts)
+
+
+def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
+    """Warn where rows that were declared to be in no order look as if they followed each other in time.
+
+    Neighbouring rows are tested by :func:`neighbour_test`; fewer than 20 rows are not. One set in a
+    thousand of independent rows is warned of.
+
+    Args:
+        u: (n,) latent PIT values of the rows, or norms.
+        z: (m, k) their latents, of all rows or of the first m.
+        stacklevel: as for ``warnings.warn``, counted from the caller.
+    """
+    n = len(u)
+    if n < FEWEST_NEIGHBOURS:
+        return
+    test = neighbour_test(u[: len(z)], z)
+    if test.p_value < _DEPENDENT:
+        what = "the latent PIT" if test.coordinate is None else "a coordinate of the latent"
+        warnings.warn(
+            f"Rows look ordered in time: {what} of a row depends on that of the rows before it (p = "
+            f"{test.p_value:.1g} < {_DEPENDENT}), so that {n} rows say less than as many independent "
+            'ones; if they are, pass order="time" to recalibrate or autocalibrate. Rows that are sorted or '
+            "grouped by something else look so too where the error of the model depends on it; shuffle them "
+            "if they are independent otherwise.",
+            AutocorrelationWarning,
+            stacklevel=stacklevel + 1,
+        )
