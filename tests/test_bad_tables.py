@@ -109,7 +109,7 @@ def test_a_compressed_line_of_three_gigabytes_is_refused_within_memory(tmp_path)
 
 def test_a_line_that_is_too_long_is_refused_and_a_shorter_one_is_not(tmp_path, monkeypatch):
     columns = {
-        "column_0": range(ROWS),
+        "column_0": [7 * i % ROWS for i in range(ROWS)],
         **{name: ["x" * 90] * ROWS for name in table(30) if name != "column_0"},
     }
     columns["column_1"] = range(ROWS)

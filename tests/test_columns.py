@@ -1,13 +1,15 @@
 """Reading tables: kinds of columns, missing values, and what is said of a damaged file."""
 
 import gzip
+from datetime import datetime, timezone
 
 import numpy as np
 import pytest
 
 import same
 from latentcal._internal import table_files
-from latentcal._internal.table_files import column_names
+from latentcal._internal.columns import infer_column, parse_column
+from latentcal._internal.table_files import column_names, estimate_rows
 from latentcal.tables import read_sample
 
 pytest.importorskip("pyarrow")
@@ -43,7 +45,7 @@ def csv_column(tmp_path, *cells):
         (["TRUE", "", "FALSE"], "boolean"),
         (["1", "2", "many"], "text"),
         (["True", "1"], "text"),
-        (["20141013T000000"], "text"),
+        (["20141013T000000"], "date"),
         (["1_000", "2"], "text"),
     ],
 )
@@ -163,3 +165,68 @@ def test_the_content_tells_whether_a_file_is_compressed(tmp_path):
     for name, compress in (("t.csv", bytes), ("t.csv", gzip.compress), ("t.csv.gz", gzip.compress)):
         (tmp_path / name).write_bytes(compress(b"a,b\n1,2\n"))
         assert [column.name for column in read_table(tmp_path / name)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["12,5", "-0,25", "3", ""], [12.5, -0.25, 3, np.nan]),
+        (["1.234,5", "1.234.567", "+7,0"], [1234.5, 1234567, 7]),
+        (["1,5e-3", ",5"], [0.0015, 0.5]),
+    ],
+)
+def test_a_decimal_comma_is_read_where_it_is_asked_for(cells, numbers):
+    found = infer_column("a", np.array(cells, dtype=object), ",")
+    assert found.kind == "real"
+    np.testing.assert_allclose(found.values, numbers)
+    again = parse_column("a", "real", np.array(cells, dtype=object), decimal=",")
+    np.testing.assert_allclose(again.values, numbers)
+
+
+@pytest.mark.parametrize("cells", [["12,5", "3"], ["1,234", "12,345,678"], ["-,5"], ["1.234,5"]])
+def test_numbers_with_commas_do_not_become_a_category_in_silence(cells):
+    with pytest.raises(ValueError, match=r"'a' holds numbers with a comma, such as .*decimal=','"):
+        infer_column("a", np.array(cells, dtype=object))
+    # On purpose they may.
+    assert infer_column("a", np.array(cells, dtype=object), ".").kind == "text"
+
+
+def test_texts_with_commas_are_texts():
+    for cells in (["Bonn, Köln", "1,5"], ["1.5", "12,5"], ["a,b"], ["1,2,3"]):
+        assert infer_column("a", np.array(cells, dtype=object)).kind == "text"
+
+
+def test_points_beside_a_decimal_comma_are_an_error_and_no_category():
+    for cells in (["0.75", "1.5"], ["1.234", "5"]):
+        with pytest.raises(ValueError, match=r"'a' holds '[01].*', a number with a point.*decimal='\.'"):
+            infer_column("a", np.array(cells, dtype=object), ",")
+    with pytest.raises(ValueError, match=r"'a' holds '0\.75' in row 3 of the data; expected a number"):
+        parse_column("a", "real", np.array(["1,5", "0.75"], dtype=object), 2, ",")
+
+
+def test_a_decimal_comma_in_new_rows_is_an_error_that_names_the_option():
+    cells = np.array(["1.5", "2,5"], dtype=object)
+    with pytest.raises(ValueError, match=r"'2,5' in row 1 .*; read a decimal comma with decimal=','\."):
+        parse_column("a", "real", cells)
+
+
+def test_the_rows_of_a_file_are_estimated_by_its_lines(tmp_path):
+    path = tmp_path / "t.csv"
+    for text, rows in (("a\n1\n2\n", 2), ("a\n1\n2", 2), ("a\n", 0), ("a", 0), ("", 0)):
+        for compress in (bytes, gzip.compress):
+            path.write_bytes(compress(text.encode()))
+            assert estimate_rows(path) == rows
+
+
+def test_a_parquet_file_says_how_many_rows_it_has_and_keeps_zones(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    moment = datetime(2024, 7, 1, 6, tzinfo=timezone.utc)
+    times = arrow.array([moment, None], arrow.timestamp("ns", "Europe/Brussels"))
+    parquet.write_table(arrow.table({"t": times}), tmp_path / "t.parquet")
+    assert estimate_rows(tmp_path / "t.parquet") == 2
+    (cells,) = table_files.file_chunks(tmp_path / "t.parquet", ["t"], 10)
+    assert str(cells["t"][0]) == "2024-07-01 08:00:00+02:00"
+    assert cells["t"][1] is None
+    (column,) = read_table(tmp_path / "t.parquet")
+    assert (column.kind, column.zones) == ("date", ("+02:00",))
+    assert column.values[0] == np.datetime64("2024-07-01T08:00")

@@ -17,7 +17,6 @@ OPTIONAL = [
     "pandas",
     "matplotlib",
     "click",
-    "rich",
     "pyarrow",
     "pooch",
     "dask",
@@ -42,6 +41,7 @@ LAYERS = [
     {"model_classes", "model_schema", "files", "preprocessing", "tables", "splits"},
     {"diagnostics", "estimator"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALLOWED = {

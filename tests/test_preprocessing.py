@@ -72,8 +72,10 @@ def test_features_are_sorted_by_name_and_every_column_that_goes_says_why(rules):
 
 
 def test_a_stray_text_among_numbers_is_named_as_the_reason():
-    rows = {"a": [str(i) for i in range(N - 1)] + ["12,5"], "b": range(N), "y": range(N)}
-    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, '12,5' is not")
+    rows = {"a": [str(i) for i in range(N - 1)] + ["12k"], "b": range(N), "y": range(N)}
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, '12k' is not")
+    rows["a"] = [f"2024-01-{1 + i % 31:02d}" for i in range(N - 1)] + ["soon"]
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are dates, 'soon' is not")
 
 
 def test_new_rows_become_numbers(rules):
@@ -182,9 +184,9 @@ def test_what_does_not_fit_is_an_error_that_names_it(rules, columns, message):
 
 
 def test_wrong_options_and_things_that_are_no_table_are_errors(rules):
-    with pytest.raises(ValueError, match="unknown is 'zeros' or 'error'"):
+    with pytest.raises(ValueError, match="unknown is one of 'zeros', 'error'; got 'ignore'"):
         rules.transform(new_rows(), unknown="ignore")
-    with pytest.raises(ValueError, match="missing 'error' or 'drop'"):
+    with pytest.raises(ValueError, match="missing is one of None, 'error', 'drop', 'impute'; got 'nan'"):
         rules.transform(new_rows(), missing="nan")
     with pytest.raises(TypeError, match="a path, a pandas DataFrame, or a dictionary"):
         rules.transform(np.zeros((2, 4)))
@@ -223,7 +225,7 @@ def test_the_state_survives_json(rules):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, "has format 99, this version reads 1"),
+        ({"format": 99}, "has format 99, this version reads 2 and before"),
         ({"format": None}, "has format None"),
         ({"features": [{"name": "a"}]}, "incomplete or damaged"),
         ({"targets": None}, "incomplete or damaged"),
@@ -297,6 +299,167 @@ def test_unknown_categories_warn_once_for_a_whole_file(rules, tmp_path):
     with pytest.warns(UserWarning, match="'colour' holds categories") as warned:
         assert sum(len(chunk.x) for chunk in rules.chunks(path, 10)) == N
     assert len(warned) == 1
+
+
+def dated(n=N):
+    """A table whose first column is a date, every seventh hour from the 30th of May 2024 on."""
+    times = np.datetime64("2024-05-30T00:00") + 7 * np.arange(n).astype("timedelta64[h]")
+    return {"t": [f"{time}+02:00" for time in times], "width": [i * 1.5 for i in range(n)], "price": range(n)}
+
+
+def test_dates_become_parts_of_the_calendar():
+    rules = Preprocessing.fit(dated(), "price")
+    assert rules.features[0].levels == ("year", "month", "weekday", "hour")
+    assert rules.feature_names[:3] == ("t:year", "t:month_sin", "t:month_cos")
+    found = rules.transform({"t": ["2024-07-01 06:00:00+02:00", "2024-07-01T06:00+02:00"], "width": [1, 1]}).x
+    assert same.copied(found[0], found[1])
+    year = 2024 + (182.25 / 366)
+    expected = [year, *circle(182.25 / 366), *circle(0), *circle(0.25), 1]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=r"column 't' holds 'soon' in row 0 .* expected a date"):
+        rules.transform({"t": ["soon"], "width": [1]})
+
+
+def circle(turn):
+    return np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
+
+
+def test_dates_are_written_in_the_state_and_read_again():
+    for form in ("%d/%m/%Y", "%m/%d/%Y"):
+        days = [np.datetime64("2024-05-30") + i for i in range(N)]
+        rows = dated() | {"t": [day.astype(object).strftime(form) for day in days]}
+        rules = Preprocessing.fit(rows, "price")
+        again = Preprocessing.from_dict(json.loads(json.dumps(rules.to_dict())))
+        assert again == rules
+        # In a single row nobody could tell day from month.
+        x = again.transform({"t": [rows["t"][12]], "width": [rows["width"][12]]}).x
+        assert same.copied(x, rules.transform(rows).x[12:13])
+        np.testing.assert_allclose(x[0, 0], 2024 + 162 / 366, rtol=1e-6)  # the 11th of June
+
+
+def test_dates_that_may_be_read_in_two_ways_are_no_feature():
+    rows = dated() | {"t": [f"{1 + i % 12}/{1 + i % 11}/2024" for i in range(N)]}
+    assert "day and month cannot be told apart" in Preprocessing.fit(rows, "price").dropped["t"]
+
+
+def test_a_new_time_zone_warns_once_where_hours_are_features():
+    rules = Preprocessing.fit(dated(), "price")
+    new = {"t": ["2024-07-01T06:00Z", "2024-07-01T07:00Z"], "width": [1, 1]}
+    with pytest.warns(
+        UserWarning, match=r"'t' holds times in the zone \+00:00; .* learned with \+02:00"
+    ) as warned:
+        rules.transform(new)
+    assert len(warned) == 1
+    with pytest.raises(ValueError, match="times in the zone"):
+        rules.transform(new, unknown="error")
+    days = Preprocessing.fit(dated() | {"t": [text[:10] for text in dated()["t"]]}, "price")
+    days.transform(new)  # where only the day matters there is nothing to say
+
+
+def gappy():
+    table = dated()
+    rows = {name: [*cells] for name, cells in table.items()} | {"kind": ["a", "a", "b"] * (N // 3)}
+    for name, places in {"width": (0, 5), "kind": (1,), "t": (2,)}.items():
+        for place in places:
+            rows[name][place] = ""
+    return rows
+
+
+def test_gaps_are_filled_by_what_the_training_rows_have_and_marked():
+    rows = gappy()
+    rules = Preprocessing.fit(rows, "price", rows=np.arange(30), missing="impute")
+    assert rules.imputes
+    kind, t, width = rules.features
+    assert (kind.fill, kind.gaps) == ("a", True)
+    known = [value for i, value in enumerate(rows["width"][:30]) if i not in (0, 5)]
+    np.testing.assert_allclose(width.fill, np.median(known))
+    assert t.fill == rows["t"][15][:16] + ":00"  # the 15th of 29
+    assert [name for name in rules.feature_names if name.endswith(":missing")] == [
+        *("kind:missing", "t:missing", "width:missing"),
+    ]
+    found = rules.transform(rows)
+    assert len(found.x) == N
+    assert found.gaps.filled == {"kind": 1, "width": 2, "t": 1}
+    column = dict(zip(rules.feature_names, found.x.T, strict=True))
+    np.testing.assert_allclose(column["width"][[0, 5]], width.fill)
+    assert column["width:missing"].nonzero().reshape(-1).tolist() == [0, 5]
+    assert (column["kind=a"][1], column["kind:missing"][1]) == (1, 1)
+    assert same.copied(column["t:year"][2], column["t:year"][15])
+    assert torch.isfinite(found.x).all()
+
+
+def test_what_fills_gaps_survives_json_and_can_be_refused():
+    rules = Preprocessing.fit(gappy(), "price", missing="impute")
+    again = Preprocessing.from_dict(json.loads(json.dumps(rules.to_dict())))
+    assert again == rules
+    with pytest.raises(ValueError, match="4 of 60 rows miss a value"):
+        again.transform(gappy(), missing="error")
+    assert len(again.transform(gappy(), missing="drop").x) == N - 4
+    plain = Preprocessing.fit(gappy(), "price")
+    with pytest.raises(ValueError, match=r"Nothing was learned to fill gaps with.*missing='drop'"):
+        plain.transform(gappy(), missing="impute")
+
+
+def test_a_feature_may_miss_more_where_gaps_are_filled():
+    rows = dated() | {"late": [*[""] * (N // 3), *range(N - N // 3)]}
+    assert "33% of its values are missing" in Preprocessing.fit(rows, "price").dropped["late"]
+    assert "late:missing" in Preprocessing.fit(rows, "price", missing="impute").feature_names
+
+
+def test_a_column_without_gaps_in_training_is_filled_without_a_mark():
+    rules = Preprocessing.fit(dated(), "price", missing="impute")
+    assert not any(name.endswith(":missing") for name in rules.feature_names)
+    found = rules.transform({"t": [""], "width": [1]})
+    assert found.gaps.filled == {"t": 1}
+    assert torch.isfinite(found.x).all()
+
+
+def test_targets_are_never_filled_and_may_be_missing_where_any_are_asked_for():
+    rows = gappy() | {"price": ["", *range(N - 1)]}
+    rules = Preprocessing.fit(rows, "price", missing="impute")
+    left = rules.transform(rows, targets=True)
+    assert left.rows.tolist() == [*range(1, N)]
+    assert str(left.gaps).startswith("1 of 60 rows are left out, which miss values: price (1). Filled in: ")
+    found = rules.transform(rows, targets="any")
+    assert found.y[:2].isnan().tolist() == [[True], [False]]
+    plain = Preprocessing.fit(dated(), "price")
+    new = dated() | {"price": ["", *range(N - 1)]}
+    assert len(plain.transform(new, targets="any").x) == N
+    with pytest.raises(ValueError, match="targets is one of False, True, 'any'"):
+        plain.transform(new, targets="all")
+
+
+def test_rules_of_an_older_format_are_read():
+    old = {
+        "format": 1,
+        "features": [{"name": "colour", "kind": "text", "levels": ["blue", "red"]}],
+        "targets": ["price"],
+        "dropped": {},
+    }
+    assert Preprocessing.from_dict(old).transform({"colour": ["red"]}).x.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fill": "a text"},
+        {"fill": float("nan")},
+        {"gaps": 1},
+        {"gaps": True},
+        {"zones": [5]},
+        {"kind": "date"},
+        {"kind": "date", "levels": ["century"]},
+        {"kind": "date", "levels": ["year"], "fill": "soon"},
+        {"colour": "red"},
+    ],
+    ids=str,
+)
+def test_a_damaged_feature_is_refused(change):
+    state = Preprocessing.fit(dated(), "price").to_dict()
+    assert Preprocessing.from_dict(state)
+    state["features"] = [state["features"][-1] | change]
+    with pytest.raises(ValueError, match="damaged"):
+        Preprocessing.from_dict(state)
 
 
 def test_a_file_of_new_rows_that_is_no_table_is_one_clear_error(rules, tmp_path):

@@ -18,7 +18,7 @@ X, Y = torch.arange(300.0).reshape(100, 3), torch.arange(200.0).reshape(100, 2)
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("a,price\n" + "".join(f"{i},{i * i}\n" for i in range(120)))
+    path.write_text("a,price\n" + "".join(f"{i},{i * i % 101}\n" for i in range(120)))
     return path
 
 
@@ -27,6 +27,8 @@ READING = {
     "drop": ([None, 3, [1]], TypeError),
     "delimiter": ([",,", "", None, "\n", '"', 5, "é"], ValueError),
     "encoding": ([None, 5], TypeError),
+    "decimal": ([";", "", 5], ValueError),
+    "weights": ([3, [1]], TypeError),
     "min_rows": (["10", None], TypeError),
     "max_rows": (["10", [5]], TypeError),
 }

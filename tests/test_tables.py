@@ -6,7 +6,7 @@ import torch
 
 import same
 from latentcal.splits import group_split, split, time_split
-from latentcal.tables import Preprocessing, load_csv
+from latentcal.tables import LeakWarning, Preprocessing, load_csv
 
 pytest.importorskip("pyarrow")
 
@@ -40,14 +40,16 @@ def data(tmp_path):
 
 
 def test_features_are_the_other_columns_and_targets_keep_their_order(data):
-    assert repr(data) == "Dataset('mine': 200 rows, 4 features, 2 targets)"
-    assert data.feature_names == ("colour=blue", "colour=green", "colour=red", "size")
+    assert repr(data) == "Dataset('mine': 200 rows, 9 features, 2 targets)"
+    assert data.feature_names == (
+        *("colour=blue", "colour=green", "colour=red"),
+        *("date:year", "date:month_sin", "date:month_cos", "date:weekday_sin", "date:weekday_cos", "size"),
+    )
     assert data.target_names == ("weight", "height")
     columns = table()
     assert same.copied(data.y[:, 0].numpy(), columns["weight"].astype(np.float32))
-    assert same.copied(data.x[:, 3].numpy(), columns["size"].astype(np.float32))
+    assert same.copied(data.x[:, 8].numpy(), columns["size"].astype(np.float32))
     assert data.preprocessing.dropped == {
-        "date": "text with 200 distinct values, more than 20",
         "house": "text with 50 distinct values, more than 20",
     }
     assert data.rows.tolist() == list(range(N))
@@ -79,9 +81,9 @@ def test_rows_that_miss_a_target_or_a_feature_are_left_out_and_counted(tmp_path)
     columns["size"][10] = ""
     columns["house"][20] = ""  # which is no feature, so that the row stays
     data = load_csv(write(tmp_path / "a.csv", columns), targets=["weight", "height"])
-    assert data.note == "Left out: 2 of 200 rows miss a target, 1 a feature."
+    assert data.note == "3 of 200 rows are left out, which miss values: weight (2), size (1)."
     assert data.rows.tolist() == [i for i in range(N) if i not in (3, 5, 10)]
-    assert data["date"][3] == columns["date"][4]
+    assert str(data["date"][3].astype("datetime64[D]")) == columns["date"][4]
     assert len(data["size"]) == len(data) == N - 3
 
 
@@ -96,7 +98,9 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ({}, {"targets": ["weigth"]}, r"\['weigth'\] are missing; did you mean 'weight'\?"),
         ({}, {"drop": ["nothing like it"]}, r"\['nothing like it'\] are missing among"),
         ({}, {"targets": ["weight"], "drop": ["weight"]}, r"\['weight'\] are among targets and drop"),
-        ({"weight": ["1,5"] * N}, {"delimiter": ";"}, r"targets \['weight'\] are text.*\['1,5'\]"),
+        ({"weight": ["a", *["2"] * (N - 1)]}, {}, r"targets \['weight'\] are text.*\['a'\]"),
+        ({"weight": ["2024-05-01"] * N}, {}, r"targets \['weight'\] are dates.*\['2024-05-01"),
+        ({"weight": ["1,5"] * N}, {"delimiter": ";"}, r"'weight' holds .* comma, such as '1,5'.*decimal=','"),
         ({"weight": [""] * N}, {}, "None of its 200 rows has all the targets"),
         ({"size": [""] * 20 + ["1"] * 180}, {"min_rows": 190}, None),
         (
@@ -108,7 +112,7 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ({"weight": [1.5] * N}, {}, r"targets \['weight'\] are constant"),
         ({"weight": [1_700_000_000 + i % 50 for i in range(N)]}, {}, "constant in float32.*offset"),
         ({}, {"targets": ["Weight"]}, r"did you mean 'weight'\?"),
-        ({}, {"missing": "raise"}, "missing is 'drop' or 'error', got 'raise'"),
+        ({}, {"missing": "raise"}, "missing is 'drop' or 'error' or 'impute', got 'raise'"),
         ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),
         ({" ": range(N)}, {}, "a column has no name"),
     ],
@@ -235,6 +239,64 @@ def test_new_rows_may_come_in_a_file_of_another_kind(data, tmp_path):
 
 def test_other_data_have_no_rules_to_learn(data):
     assert split((data.x, data.y), seed=0).preprocessing is None
+
+
+def with_gaps():
+    columns = {name: [*map(str, cells)] for name, cells in table().items()}
+    columns["weight"][3] = columns["size"][10] = columns["size"][150] = ""
+    return columns
+
+
+def test_gaps_may_be_filled_and_every_split_learns_what_with(tmp_path):
+    path = write(tmp_path / "a.csv", with_gaps())
+    data = load_csv(path, targets=["weight", "height"], missing="impute")
+    assert data.note == "1 of 200 rows are left out, which miss values: weight (1). Filled in: size (2)."
+    assert len(data) == N - 1
+    result = time_split(data, fractions=(0.5, 0.2, 0.3))
+    assert "size:missing" in result.preprocessing.feature_names
+    known = [float(size) for size in data["size"][result.indices["train"]].tolist() if size == size]
+    (size,) = [feature for feature in result.preprocessing.features if feature.name == "size"]
+    np.testing.assert_allclose(size.fill, np.median(known))
+    assert size.fill != pytest.approx(data.preprocessing.features[-1].fill)  # that of all rows
+
+
+def test_a_european_file_is_read_with_its_marks(data, tmp_path):
+    columns = {name: [str(cell).replace(".", ",") for cell in cells] for name, cells in table().items()}
+    path = write(tmp_path / "mine.csv", columns, delimiter=";")
+    with pytest.raises(ValueError, match=r"'size' holds numbers with a comma.*decimal=','"):
+        load_csv(path, targets=["weight", "height"], delimiter=";")
+    other = load_csv(path, targets=["weight", "height"], delimiter=";", decimal=",")
+    assert same.copied(other.x, data.x)
+    assert same.copied(other.y, data.y)
+    again = data.preprocessing.transform(path, delimiter=";", decimal=",")
+    assert same.copied(again.x, data.x)
+
+
+def test_weights_are_a_column_of_their_own(tmp_path):
+    columns = with_gaps() | {"times": [*range(N)]}
+    path = write(tmp_path / "a.csv", columns)
+    data = load_csv(path, targets=["weight", "height"], weights="times")
+    assert "times" not in {*data.feature_names, *data.preprocessing.dropped}
+    assert data.weights.tolist() == data.rows.tolist()
+    assert load_csv(path, targets=["weight", "height"]).weights is None
+    for cells in ([-1, *range(N - 1)], ["", *range(N - 1)], ["many", *range(N - 1)]):
+        write(path, columns | {"times": cells})
+        with pytest.raises(ValueError, match=r"weights in the column 'times' .* that of row 0 of the data"):
+            load_csv(path, targets=["weight", "height"], weights="times")
+    for wrong in ("weight", ["times", "size"]):
+        with pytest.raises(ValueError, match="weights is the name of one column"):
+            load_csv(path, targets=["weight", "height"], weights=wrong)
+    with pytest.raises(ValueError, match=r"did you mean 'times'\?"):
+        load_csv(path, targets=["weight", "height"], weights="time")
+
+
+def test_copies_of_rows_and_features_that_determine_a_target_warn(tmp_path):
+    columns = table()
+    with pytest.warns(LeakWarning, match="'weight' is a linear function of 'pounds'"):
+        load_csv(write(tmp_path / "a.csv", columns | {"pounds": columns["weight"] * 2.2}), targets=["weight"])
+    again = {name: [*cells, *cells[:7]] for name, cells in columns.items()}
+    with pytest.warns(LeakWarning, match="7 of 207 rows repeat another one"):
+        load_csv(write(tmp_path / "a.csv", again), targets=["weight", "height"])
 
 
 def test_a_column_that_is_not_there_is_named(data):

@@ -2,104 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._internal.columns import Column, Kind, find_stray, infer_column, parse_column, table_cells
+from ._internal.column_rules import Feature, encode, encode_targets, reason_to_drop
+from ._internal.columns import DATES, Column, infer_column, parse_column, table_cells
+from ._internal.gaps import Gaps, check_complete, complete_rows
 from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
 from ._internal.wording import check_names, join_some, list_names, quote
 
 CHUNK = 10_000  # rows that are held at a time
-_FORMAT = 1  # of the dictionary; raise it where an older reader would misread a newer one
-_MOST_INTEGERS = 10  # distinct values of an integer column that counts as categorical
-_MOST_LEVELS = 20  # distinct values of a categorical feature that stays
-_FEWEST_VALUES = 10  # distinct values of a numerical feature that stays
-_MOST_MISSING = 0.2  # share of missing values of a feature that stays
-
-
-class Feature(NamedTuple):
-    """How one column of a table becomes features.
-
-    Args:
-        name: of the column.
-        kind: of the column.
-        levels: of a text column, sorted: one feature each; empty for all others, which are one feature.
-    """
-
-    name: str
-    kind: Kind
-    levels: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """Of its features; the level b of a text column a is called ``a=b``."""
-        return [f"{self.name}={level}" for level in self.levels] if self.kind == "text" else [self.name]
-
-    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Write the values (n,) of the column into out (n, k); a text that is no level becomes zeros."""
-        if self.kind != "text":
-            with np.errstate(over="ignore"):  # too large for float32: infinite, and found as such
-                out[:, 0] = values
-            return
-        numbers = {level: number for number, level in enumerate(self.levels)}
-        codes = np.fromiter((numbers.get(text, -1) for text in values.tolist()), np.int64, count=len(values))
-        rows = np.flatnonzero(codes >= 0)
-        out[...] = 0
-        out[rows, codes[rows]] = 1
-
-
-def _reason_to_drop(column: Column) -> str:
-    """Why a column is no feature; "" where it is one."""
-    missing, levels = float(column.missing.mean()), column.levels
-    if len(levels) == 1:
-        return "constant"
-    if missing > _MOST_MISSING:
-        return f"{missing:.0%} of its values are missing, more than {_MOST_MISSING:.0%}"
-    categorical = (
-        column.kind in ("text", "boolean")
-        or (column.kind == "integer" and len(levels) <= _MOST_INTEGERS)
-        or len(levels) == 2
-    )
-    if categorical and len(levels) > _MOST_LEVELS:
-        stray = find_stray(column)
-        hint = f"; most of them are numbers, {quote(stray)} is not" if stray else ""
-        return f"text with {len(levels)} distinct values, more than {_MOST_LEVELS}{hint}"
-    if not categorical and len(levels) < _FEWEST_VALUES:
-        return f"numbers with {len(levels)} distinct values, fewer than {_FEWEST_VALUES}"
-    return ""
-
-
-def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
-    """(rows,) where no column misses its value."""
-    complete = np.ones(rows, dtype=bool)
-    for column in columns:
-        complete &= ~column.missing
-    return complete
-
-
-def encode(features: Sequence[Feature], columns: Sequence[Column], rows: int) -> Tensor:
-    """x (rows, p) float32: the columns, each by its feature; NaN where a number is missing."""
-    widths = [len(feature.names) for feature in features]
-    matrix = np.empty((rows, sum(widths)), dtype=np.float32)
-    end = 0
-    for feature, column, width in zip(features, columns, widths, strict=True):
-        end += width
-        feature.encode(column.values, matrix[:, end - width : end])
-    return torch.from_numpy(matrix)
-
-
-def encode_targets(columns: Sequence[Column], rows: int) -> Tensor:
-    """y (rows, d) float32: columns of numbers side by side."""
-    return encode([Feature(column.name, column.kind) for column in columns], columns, rows)
+_FORMAT = 2  # of the dictionary; raise it where an older reader would misread a newer one
+_READABLE = (1, 2)  # format 1 has no dates, and fills no gaps
+_OPTIONS = {
+    "unknown": ("zeros", "error"),
+    "missing": (None, "error", "drop", "impute"),
+    "targets": (False, True, "any"),
+}
 
 
 class Encoded(NamedTuple):
@@ -110,12 +40,14 @@ class Encoded(NamedTuple):
         y: targets; None where they were not asked for.
         rows: (m,) their numbers in the table or file they come from, counted from 0.
         kept: (m,) cells of other columns, as they stand in the file.
+        gaps: rows that were left out, and values that were filled in.
     """
 
     x: Tensor
     y: Tensor | None
     rows: Tensor
     kept: Mapping[str, np.ndarray] = {}
+    gaps: Gaps = Gaps()
 
 
 @dataclass(frozen=True)
@@ -129,6 +61,12 @@ class Preprocessing:
     4. Features with more than 20 % missing values go, then the rows that still miss a feature.
     5. Columns that are constant where the rules are learned go: a model knows nothing about other values.
     6. Text columns are one-hot encoded with all their levels; other categorical columns stay one column each.
+    7. Dates become the parts of them that vary: the year with its fraction, and the sine and cosine of the
+       month, the day of the week and the time of day on the clock of the file, whatever its zone.
+
+    With ``missing="impute"`` step 4 keeps features with up to 50 % missing values, and rows that miss one:
+    the median of the numbers or dates that taught the rules, or the most frequent text, stands in, and a
+    further feature ``name:missing`` tells where.
 
     The result does not depend on the order of the columns:
     features are sorted by name. Standardising is no part of it: ``split`` does that, and
@@ -142,8 +80,9 @@ class Preprocessing:
     text in a number column    ValueError that names column, row and text
     an unknown category        zero for every level of the column, and one UserWarning for the column;
                                ValueError with ``unknown="error"``
-    a value is missing         ValueError that names column and row; with ``missing="drop"`` the row is left
-                               out, and ``rows`` says which are there
+    a value is missing         filled in where the rules can; else a ValueError that names column and row;
+                               with ``missing="drop"`` the row is left out, and ``rows`` says which are there
+    a new time zone            one UserWarning for the column: its hours are those of another clock
     infinite, or above 3.4e38  ValueError that names column, row and value
     ========================== ==============================================================================
 
@@ -168,22 +107,34 @@ class Preprocessing:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def fit(cls, table: Any, targets: Sequence[str] | str, rows: Any = None) -> Preprocessing:
+    def fit(
+        cls,
+        table: Any,
+        targets: Sequence[str] | str,
+        rows: Any = None,
+        *,
+        missing: Literal["drop", "impute"] = "drop",
+        decimal: str | None = None,
+    ) -> Preprocessing:
         """Learn the rules on a table, or on some of its rows.
 
         Args:
             table: a pandas DataFrame, a mapping from names to columns, or a sequence of ``Column``.
             targets: names of the columns that are no features.
             rows: indices or mask of the rows to learn on, for example the training part; None for all.
+            missing: what becomes of rows that miss a feature.
+            decimal: mark of decimals in texts; None for a point, with an error where there are commas.
 
         Raises:
             ValueError: a target is missing, or no feature is left; the message says why each one goes.
         """
         targets = as_targets(targets)
+        impute = check_missing(missing, ("drop", "impute")) == "impute"
+        check_decimal(decimal)
         if isinstance(table, Sequence) and all(isinstance(column, Column) for column in table):
             columns = [*table]
         else:
-            columns = [infer_column(name, cells) for name, cells in table_cells(table).items()]
+            columns = [infer_column(name, cells, decimal) for name, cells in table_cells(table).items()]
         check_names(targets, [column.name for column in columns])
         own = {*targets}
         columns = sorted((c for c in columns if c.name not in own), key=lambda column: column.name)
@@ -192,15 +143,14 @@ class Preprocessing:
             columns = [column.of(index) for column in columns]
         if columns and not len(columns[0].values):
             raise ValueError("The rules cannot be learned on a table without rows.")
-        reasons = {column.name: _reason_to_drop(column) for column in columns}
+        reasons = {column.name: reason_to_drop(column, impute) for column in columns}
         dropped = {name: reason for name, reason in reasons.items() if reason}
         kept = [column for column in columns if column.name not in dropped]
         if not kept:
             told = join_some((f"{quote(name)}: {reason}" for name, reason in dropped.items()), len(dropped))
             raise ValueError(f"No feature is left beside the targets {list_names(targets)}. {told}")
-        complete = complete_rows(kept, len(kept[0].values))
-        levels = (c.of(complete).levels.tolist() if c.kind == "text" else [] for c in kept)
-        features = tuple(Feature(c.name, c.kind, tuple(own)) for c, own in zip(kept, levels, strict=True))
+        complete = complete_rows([] if impute else kept, len(kept[0].values))
+        features = tuple(Feature.fit(column, complete, impute) for column in kept)
         return cls(features, targets, dropped)
 
     @property
@@ -213,34 +163,43 @@ class Preprocessing:
         """Names of the columns that new rows must have."""
         return tuple(feature.name for feature in self.features)
 
+    @property
+    def imputes(self) -> bool:
+        """Whether missing values are filled in."""
+        return any(feature.fill is not None for feature in self.features)
+
     def transform(
         self,
         rows: Any,
         *,
-        targets: bool = False,
+        targets: bool | Literal["any"] = False,
         unknown: Literal["zeros", "error"] = "zeros",
-        missing: Literal["error", "drop"] = "error",
+        missing: Literal["error", "drop", "impute"] | None = None,
         delimiter: str = ",",
         encoding: str = "utf-8",
+        decimal: str | None = None,
     ) -> Encoded:
         """Features, and targets where asked for, of new rows.
 
         Args:
             rows: a pandas DataFrame, a mapping from column names to values, or the path of a csv or parquet
                 file.
-            targets: whether to read the targets, too.
+            targets: whether to read the targets, too; ``"any"`` also of rows that miss one, which is NaN.
             unknown: what to do with a category that was not there when the rules were learned.
-            missing: what to do with a row that misses a value.
+            missing: what to do with a row that misses a value; None to impute where the rules can, and else
+                for an error. A target is never imputed: such rows are left out.
             delimiter: of a csv file.
             encoding: of a csv file.
+            decimal: mark of decimals in texts, ``"."`` or ``","``; None for a point.
         """
-        how: dict[str, Any] = {"targets": targets, "unknown": unknown, "missing": missing}
+        how: dict[str, Any] = {"targets": targets, "unknown": unknown, "missing": missing, "decimal": decimal}
         if isinstance(rows, str | os.PathLike):
             parts = [*self.chunks(rows, delimiter=delimiter, encoding=encoding, **how)]
             if not parts:
                 raise ValueError(f"{rows} has no rows.")
-            x, y, numbers, _ = zip(*parts, strict=True)
-            return Encoded(torch.cat(x), torch.cat(y) if targets else None, torch.cat(numbers))
+            x, y, numbers, _, gaps = zip(*parts, strict=True)
+            total = functools.reduce(operator.add, gaps)
+            return Encoded(torch.cat(x), torch.cat(y) if targets else None, torch.cat(numbers), gaps=total)
         cells = table_cells(rows)
         check_names(self._columns_with(targets), [*cells])
         return self._encode_cells(cells, 0, set(), **how)
@@ -250,48 +209,50 @@ class Preprocessing:
         path: str | os.PathLike[str],
         size: int = CHUNK,
         *,
-        targets: bool = False,
+        targets: bool | Literal["any"] = False,
         unknown: Literal["zeros", "error"] = "zeros",
-        missing: Literal["error", "drop"] = "error",
+        missing: Literal["error", "drop", "impute"] | None = None,
         keep: Sequence[str] = (),
         delimiter: str = ",",
         encoding: str = "utf-8",
+        decimal: str | None = None,
     ) -> Iterator[Encoded]:
         """The rows of a csv or parquet file, at most ``size`` at a time: memory does not grow with the file.
 
         Args:
             path: of the file, plain or compressed with gzip; parquet by its ending. Either needs pyarrow.
             size: most rows that are held at a time.
-            targets: whether to read the targets, too.
+            targets: as in ``transform``.
             unknown: as in ``transform``; a column's unknown categories warn once for the whole file.
             missing: as in ``transform``; a chunk without a complete row is empty, not left out.
             keep: further columns, whose cells are handed on as they are.
             delimiter: of a csv file.
             encoding: of a csv file.
+            decimal: as in ``transform``.
         """
         path, start, warned = as_path(path), 0, set[str]()
         names = [*dict.fromkeys([*self._columns_with(targets), *keep])]
         for cells in file_chunks(path, names, size, delimiter, encoding):
             try:
-                part = self._encode_cells(cells, start, warned, targets, unknown, missing)
+                part = self._encode_cells(cells, start, warned, targets, unknown, missing, decimal)
             except ValueError as error:
                 raise place_error(f"{path}: ", error) from None
             index = part.rows.numpy() - start
-            yield part._replace(kept={name: cells[name].astype(object)[index] for name in keep})
+            yield part._replace(kept={name: _keep(cells[name])[index] for name in keep})
             start += len(cells[names[0]])
 
     def encode_columns(self, columns: Sequence[Column]) -> tuple[Tensor, np.ndarray]:
-        """x (n, p) of columns whose kinds are known already, and (n,) where it is complete."""
+        """x (n, p) of columns whose kinds are known already, and (n,) where it is complete, or filled."""
         by_name = {column.name: column for column in columns}
         mine = [by_name[name] for name in self.columns]
         n = len(mine[0].values)
-        return encode(self.features, mine, n), complete_rows(mine, n)
+        return encode(self.features, mine, n), complete_rows([] if self.imputes else mine, n)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole state, of JSON's types only."""
         return {
             "format": _FORMAT,
-            "features": [{"name": f.name, "kind": f.kind, "levels": [*f.levels]} for f in self.features],
+            "features": [feature.to_dict() for feature in self.features],
             "targets": [*self.targets],
             "dropped": dict(self.dropped),
         }
@@ -302,29 +263,26 @@ class Preprocessing:
         if (
             not isinstance(state, Mapping)
             or type(state.get("format")) is not int
-            or state["format"] != _FORMAT
+            or state["format"] not in _READABLE
         ):
             found = repr(state.get("format") if isinstance(state, Mapping) else state)[:60]
             raise ValueError(
-                f"The preprocessing has format {found}, this version reads {_FORMAT}. "
+                f"The preprocessing has format {found}, this version reads {_FORMAT} and before. "
                 "It was saved by another version of latentcal, or is something else."
             )
         try:
-            features = tuple(Feature(f["name"], f["kind"], tuple(f["levels"])) for f in state["features"])
+            features = tuple(Feature.from_dict(each) for each in state["features"])
             rules = cls(features, as_targets(state["targets"]), dict(state["dropped"]))
             names = [*rules.columns, *rules.targets, *rules.dropped, *rules.dropped.values()]
-            names += [level for feature in features for level in feature.levels]
-            whole = rules.to_dict() == dict(state) and all(isinstance(name, str) for name in names)
+            again = {**rules.to_dict(), "features": state["features"], "format": state["format"]}
+            whole = again == dict(state) and all(isinstance(name, str) for name in names)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"The saved preprocessing is incomplete or damaged: {error!r}.") from error
-        kinds = all(feature.kind in get_args(Kind) for feature in features)
-        if not (whole and kinds and features and len(set(rules.columns)) == len(features)):
-            raise ValueError(
-                "The saved preprocessing is damaged: names must be text, each once, of known kinds."
-            )
+        if not (whole and features and len(set(rules.columns)) == len(features)):
+            raise ValueError("The saved preprocessing is damaged: names must be text, each once.")
         return rules
 
-    def _columns_with(self, targets: bool) -> tuple[str, ...]:
+    def _columns_with(self, targets: bool | str) -> tuple[str, ...]:
         return (*self.columns, *(self.targets if targets else ()))
 
     def _encode_cells(
@@ -332,41 +290,56 @@ class Preprocessing:
         cells: Mapping[str, np.ndarray],
         start: int,
         warned: set[str],
-        targets: bool,
+        targets: bool | str,
         unknown: str,
-        missing: str,
+        missing: str | None,
+        decimal: str | None,
     ) -> Encoded:
         """Features of cells whose first row has the number ``start``; ``warned`` holds what was said."""
-        if unknown not in ("zeros", "error") or missing not in ("error", "drop"):
-            raise ValueError(
-                "unknown is 'zeros' or 'error', and missing 'error' or 'drop'; "
-                f"got unknown={unknown!r}, missing={missing!r}."
+        for name, value in (("unknown", unknown), ("missing", missing), ("targets", targets)):
+            if value not in _OPTIONS[name]:
+                known = ", ".join(map(repr, _OPTIONS[name]))
+                raise ValueError(f"{name} is one of {known}; got {value!r}.")
+        check_decimal(decimal)
+        how = missing or ("impute" if self.imputes else "error")
+        if how == "impute" and not self.imputes:
+            raise ArgumentError(
+                "Nothing was learned to fill gaps with. Leave out rows that miss a value with ",
+                *(Argument("missing", "drop"), ", or learn again with ", Argument("missing", "impute"), "."),
             )
-        x_columns = [parse_column(f.name, f.kind, cells[f.name], start) for f in self.features]
-        y_columns = [parse_column(name, "real", cells[name], start) for name in self.targets if targets]
+        x_columns = [parse_column(f.name, f.kind, cells[f.name], start, decimal) for f in self.features]
+        y_columns = [
+            parse_column(name, "real", cells[name], start, decimal) for name in self.targets if targets
+        ]
         n = len(x_columns[0].values)
         for feature, column in zip(self.features, x_columns, strict=True):
             _tell_unknown(feature, column, unknown, warned)
-        complete = complete_rows([*x_columns, *y_columns], n)
-        if missing == "error":
-            check_complete([*x_columns, *y_columns], np.arange(start, start + n))
-        index = np.flatnonzero(complete)
+        filled = x_columns if how == "impute" else []
+        needed = [*(x_columns if how != "impute" else []), *(y_columns if targets is True else [])]
+        if how == "error":
+            check_complete(needed, np.arange(start, start + n))
+        index = np.flatnonzero(complete_rows(needed, n))
         x = encode(self.features, [column.of(index) for column in x_columns], len(index))
         y = encode_targets([column.of(index) for column in y_columns], len(index)) if targets else None
-        return Encoded(x, y, torch.from_numpy(index + start))
+        return Encoded(x, y, torch.from_numpy(index + start), gaps=Gaps.of(needed, filled, n))
 
 
-def check_complete(columns: Sequence[Column], rows: np.ndarray) -> None:
-    """Raise where one of the columns misses a value in one of the rows (n,), given by their numbers."""
-    complete = complete_rows(columns, len(rows))
-    if complete.all():
-        return
-    name = next(column.name for column in columns if column.missing.any())
-    raise ArgumentError(
-        f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {quote(name)}. Fill the gaps, or leave these rows out with ",
-        *(Argument("missing", "drop"), "."),
-    )
+def check_missing(missing: Any, known: Sequence[str]) -> str:
+    """What to do with missing values, or an error that lists the ways."""
+    if missing not in known:
+        raise ValueError(f"missing is {' or '.join(map(repr, known))}, got {missing!r}.")
+    return missing
+
+
+def check_decimal(decimal: Any) -> None:
+    """Raise where this is no mark of decimals."""
+    if decimal not in (None, ".", ","):
+        raise ValueError(f"decimal is '.' or ',', or None for a point; got {decimal!r}.")
+
+
+def _keep(cells: np.ndarray) -> np.ndarray:
+    """Cells of any kind as objects; dates, which as objects would be whole numbers, as they are."""
+    return cells if cells.dtype.kind == "M" else cells.astype(object)
 
 
 def as_targets(targets: Sequence[str] | str) -> tuple[str, ...]:
@@ -378,16 +351,31 @@ def as_targets(targets: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _tell_unknown(feature: Feature, column: Column, unknown: str, warned: set[str]) -> None:
-    if feature.kind != "text" or feature.name in warned:
+    if feature.name in warned:
         return
-    strange = sorted({*column.values.tolist()} - {*feature.levels, ""})
+    if feature.kind == "text":
+        strange = sorted({*column.values.tolist()} - {*feature.levels, ""})
+        message = (
+            f"The column {quote(feature.name)} holds categories that were not there when the rules were "
+            f"learned, for example {list_names(strange)}; known are {list_names(feature.levels)}."
+        )
+        outcome = "They count as none of them."
+    elif feature.kind in DATES and "hour" in feature.levels:
+        strange = sorted({*column.zones} - {*feature.zones})
+        message = (
+            f"The column {quote(feature.name)} holds times in the zone {_list_zones(strange)}; "
+            f"the rules were learned with {_list_zones(feature.zones)}."
+        )
+        outcome = "Hours are taken from the clock as it is written."
+    else:
+        return
     if not strange:
         return
-    message = (
-        f"The column {quote(feature.name)} holds categories that were not there when the rules were learned, "
-        f"for example {list_names(strange)}; known are {list_names(feature.levels)}."
-    )
     if unknown == "error":
         raise ValueError(message)
     warned.add(feature.name)
-    warnings.warn(f"{message} They count as none of them.", UserWarning, stacklevel=4)
+    warnings.warn(f"{message} {outcome}", UserWarning, stacklevel=4)
+
+
+def _list_zones(zones: Sequence[str]) -> str:
+    return join_some((zone or "(none given)" for zone in zones), len(zones), ", ")

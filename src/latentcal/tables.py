@@ -12,25 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._internal.columns import Column, infer_column, is_number
+from ._internal.column_rules import encode_targets
+from ._internal.columns import DATES, Column, infer_column, is_number
+from ._internal.gaps import Gaps, check_complete, complete_rows
 from ._internal.hints import Argument, ArgumentError, place_error
+from ._internal.leaks import LeakWarning, warn_of_leaks
 from ._internal.optional import require
-from ._internal.table_files import column_names, read_tables
+from ._internal.table_files import column_cells, column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
-from ._internal.wording import check_names, list_names
-from .preprocessing import (
-    Encoded,
-    Preprocessing,
-    as_targets,
-    check_complete,
-    complete_rows,
-    encode_targets,
-)
+from ._internal.wording import check_names, list_names, quote
+from .preprocessing import Encoded, Preprocessing, as_targets, check_decimal, check_missing
 
 __all__ = [
     "Column",
     "Dataset",
     "Encoded",
+    "Gaps",
+    "LeakWarning",
     "Preprocessing",
     "Reservoir",
     "TableDataset",
@@ -90,12 +88,14 @@ class TableDataset(Dataset):
         preprocessing: the rules, learned on all rows.
         rows: (n,) numbers of the rows in the file, counted from 0 without the header.
         file_rows: number of rows in the file.
+        weights: (n,) of the rows; None where no column was named for them.
     """
 
     columns: tuple[Column, ...]
     preprocessing: Preprocessing
     rows: Tensor
     file_rows: int
+    weights: Tensor | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
         """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
@@ -104,7 +104,8 @@ class TableDataset(Dataset):
 
     def learn_rules(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
         """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
-        rules = Preprocessing.fit(self.columns, self.target_names, rows)
+        how: Literal["drop", "impute"] = "impute" if self.preprocessing.imputes else "drop"
+        rules = Preprocessing.fit(self.columns, self.target_names, rows, missing=how)
         x, complete = rules.encode_columns(self.columns)
         check_float32(x[torch.from_numpy(complete)], rules.feature_names, self.rows.numpy()[complete])
         return x, complete, rules
@@ -117,17 +118,20 @@ def load_csv(
     drop: Sequence[str] | str = (),
     delimiter: str = ",",
     encoding: str = "utf-8",
+    decimal: str | None = None,
     min_rows: int = _FEWEST_ROWS,
-    missing: Literal["drop", "error"] = "drop",
+    missing: Literal["drop", "error", "impute"] = "drop",
     max_rows: int | None = None,
     seed: int = 0,
+    weights: str | None = None,
 ) -> TableDataset:
     """A csv or parquet file of your own as a data set, by the rules of :class:`Preprocessing`.
 
     Features are all other columns, sorted by name; which of them stay, and why another one goes, is in
     ``data.preprocessing``, which also makes features of new rows. Rows without all targets are left out, and
     so are rows that miss a feature that stays; ``data.note`` counts them. Constant columns go. A first column
-    without a name is a row index and goes, too.
+    without a name is a row index and goes, too. Numbers, dates and truth values are told from text by their
+    cells.
 
     Args:
         path: of the file, plain or compressed with gzip; parquet by its ending. Either needs pyarrow.
@@ -135,10 +139,17 @@ def load_csv(
         drop: names of columns that are neither features nor targets, such as identifiers.
         delimiter: between the cells of a csv file.
         encoding: of a csv file.
+        decimal: mark of decimals, ``"."`` or ``","``; None for a point, with an error where a column has
+            numbers with commas, which would else be a category.
         min_rows: fewer complete rows than that are an error.
-        missing: what to do with rows that miss a value: leave them out, or raise an error that names one.
+        missing: what to do with rows that miss a value: leave them out, raise an error that names one, or
+            fill in features (``"impute"``, see :class:`Preprocessing`).
         max_rows: of a larger file take so many random rows; memory does not grow with the file. None for all.
         seed: of their choice.
+        weights: name of a column with the weight of each row, which is no feature.
+
+    Warns:
+        LeakWarning: where rows are there more than once, or a feature determines a target.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -148,35 +159,42 @@ def load_csv(
     path = as_path(path)
     targets, drop = as_targets(targets), as_names(drop, "drop")
     min_rows = as_whole(min_rows, "min_rows", 0)
-    if missing not in ("drop", "error"):
-        raise ValueError(f"missing is 'drop' or 'error', got {missing!r}.")
+    check_missing(missing, ("drop", "error", "impute"))
+    check_decimal(decimal)
     if both := sorted({*targets} & {*drop}):
         raise ValueError(f"The columns {list_names(both)} are among targets and drop.")
+    weighting = () if weights is None else as_names(weights, "weights")
+    if len(weighting) > 1 or {*weighting} & {*targets, *drop}:
+        raise ValueError(f"weights is the name of one column that is no target, got {list_names(weighting)}.")
     names = column_names(path, delimiter, encoding)
     try:
-        check_names([*targets, *drop], names)
+        check_names([*targets, *drop, *weighting], names)
     except ValueError as error:
         raise place_error(f"{path}: ", error) from error
     dropped = {*drop}
     names = [name for name in names if name not in dropped]
-    sample = read_sample(path, names, max_rows, seed, delimiter=delimiter, encoding=encoding)
+    sample = read_sample(path, names, max_rows, seed, decimal, delimiter=delimiter, encoding=encoding)
     try:
-        return _make_dataset(path, sample, targets, min_rows, missing)
+        data = _make_dataset(path, sample, targets, min_rows, missing, weights)
     except ValueError as error:
         raise place_error(f"{path}: ", error) from error
+    warn_of_leaks(data.x, data.y, data.feature_names, data.target_names, stacklevel=3)
+    return data
 
 
 def _make_dataset(
-    path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str
+    path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str, weights: str | None
 ) -> TableDataset:
-    columns = sample.columns
-    by_name = {column.name: column for column in columns}
+    by_name = {column.name: column for column in sample.columns}
+    weighting = None if weights is None else by_name.pop(weights)
+    columns = [*by_name.values()]
     y_columns = [by_name[name] for name in targets]
-    if text := {c.name: _first_text(c) for c in y_columns if c.kind == "text"}:
-        raise ValueError(
-            f"The targets {list_names(text)} are text, not numbers; they hold for example "
-            f"{list_names([*text.values()])}."
-        )
+    for what, kinds in (("text", ("text",)), ("dates", DATES)):
+        if wrong := {c.name: _first_text(c) for c in y_columns if c.kind in kinds}:
+            raise ValueError(
+                f"The targets {list_names(wrong)} are {what}, not numbers; they hold for example "
+                f"{list_names([*wrong.values()])}."
+            )
     n = len(y_columns[0].values)
     if n == 0:
         raise ValueError(f"It has no row of data; at least {max(min_rows, 2)} are needed.")
@@ -185,18 +203,20 @@ def _make_dataset(
     known = np.flatnonzero(complete_rows(y_columns, n))
     if not len(known):
         raise ValueError(f"None of its {n} rows has all the targets {list_names(targets)}.")
-    rules = Preprocessing.fit(columns, targets, known)
+    impute = missing == "impute"
+    rules = Preprocessing.fit(columns, targets, known, missing="impute" if impute else "drop")
     features = [by_name[name] for name in rules.columns]
-    complete = complete_rows(features, n)
-    index = known[complete[known]]
+    needed = [*y_columns, *([] if impute else features)]
+    index = np.flatnonzero(complete_rows(needed, n))
     if missing == "error":
-        check_complete([*features, *y_columns], sample.rows)
+        check_complete([*features, *y_columns], sample.rows, can_fill=True)
     if len(index) < min_rows:
         raise ArgumentError(
             f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
             "columns with many of them in ",
             *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
         )
+    row_weights = None if weighting is None else as_row_weights(weighting.of(index), sample.rows[index])
     columns = [column.of(index) for column in columns]
     x, _ = rules.encode_columns(columns)
     y = encode_targets([column.of(index) for column in y_columns], len(index))
@@ -207,8 +227,6 @@ def _make_dataset(
             f"The targets {list_names(constant)} are constant in float32: there is nothing to predict. "
             "Leave them out, or subtract a large offset."
         )
-    without_target, without_feature = n - len(known), len(known) - len(index)
-    left_out = f"Left out: {without_target} of {n} rows miss a target, {without_feature} a feature."
     return TableDataset(
         name=path.name.split(".")[0],
         abbreviation="",
@@ -218,17 +236,32 @@ def _make_dataset(
         target_names=targets,
         licence="",
         source=str(path),
-        note=left_out if len(index) < n else "",
+        note=str(Gaps.of(needed, features if impute else [], n)),
         columns=tuple(columns),
         preprocessing=rules,
         rows=torch.from_numpy(sample.rows[index]),
         file_rows=sample.total,
+        weights=row_weights,
     )
 
 
+def as_row_weights(column: Column, rows: np.ndarray) -> Tensor:
+    """Weights (n,), float64, of a column at the rows (n,) with these numbers, or an error that names one."""
+    values = column.values
+    if column.kind in ("text", *DATES):  # where the error lies
+        values = np.array([0.0 if is_number(str(cell)) else np.nan for cell in values.tolist()])
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        raise ValueError(
+            f"The weights in the column {quote(column.name)} must be numbers that are not missing and not "
+            f"negative; that of row {rows[wrong.argmax()]} of the data is not."
+        )
+    return torch.from_numpy(values.astype(np.float64))
+
+
 def _first_text(column: Column) -> str:
-    """A text in the column that is no number: what made it a text column."""
-    return next((text for text in column.levels.tolist() if not is_number(text)), "")
+    """A cell of the column that is no number: what made it a column of text or dates."""
+    return next((text for text in map(str, column.levels.tolist()) if not is_number(text)), "")
 
 
 def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None:
@@ -296,7 +329,12 @@ class Sample(NamedTuple):
 
 
 def read_sample(
-    path: Path, names: Sequence[str], size: int | None = None, seed: int = 0, **form: str
+    path: Path,
+    names: Sequence[str],
+    size: int | None = None,
+    seed: int = 0,
+    decimal: str | None = None,
+    **form: str,
 ) -> Sample:
     """The named columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
 
@@ -322,7 +360,10 @@ def read_sample(
     if len(keep) < len(rows):
         table = table.take(arrow.array(keep))
     try:
-        columns = [*map(infer_column, names, (column.to_numpy() for column in table.columns))]
+        columns = [
+            infer_column(name, column_cells(column), decimal)
+            for name, column in zip(names, table.columns, strict=True)
+        ]
     except ValueError as error:
         raise place_error(f"{path}: ", error) from error
     return Sample(columns, rows[keep], reservoir.seen)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("click")
-pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
 import torch
@@ -373,12 +372,6 @@ def test_a_pipe_gets_plain_lines_and_pure_csv(model, new):
     assert "\r" not in done.stdout
 
 
-def test_long_work_shows_plain_lines_in_a_pipe(model, new, monkeypatch):
-    monkeypatch.setattr("latentcal.cli.messages._SECONDS", 0.0)
-    err = latentcal("predict", model, new).err
-    assert re.fullmatch(r"predicting: 6 rows, \d+ s\n", err)
-
-
 def test_an_interrupt_has_code_130(model, new, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -444,7 +437,7 @@ def test_without_click_one_line_says_what_to_install(monkeypatch):
     assert end.value.code == "The command line needs click: pip install 'latentcal[cli]'."
 
 
-def test_the_package_loads_neither_click_nor_rich():
-    script = "import sys, latentcal.cli\nprint({'click', 'rich'} & set(sys.modules))"
+def test_the_package_does_not_load_click():
+    script = "import sys, latentcal.cli\nprint({'click'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -118,7 +118,7 @@ def test_a_parameter_of_a_subclass_is_not_lost_in_silence(tmp_path):
             super().__init__(flow, random_state=0)
             self.name = name
 
-    estimator = WithName().fit(*rows(60, 0))
+    estimator = WithName().fit(*rows(140, 0))
     with pytest.raises(TypeError, match=r"The parameters \['name'\] of WithName cannot be saved"):
         estimator.save(tmp_path / "model")
 

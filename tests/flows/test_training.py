@@ -186,3 +186,56 @@ def test_the_log_prints_and_plots():
 def test_data_that_cannot_be_trained_on_are_refused(x, y, message):
     with pytest.raises(ValueError, match=message):
         train_flow(ConvexPotentialFlow(2, 1), x, y, validation=(torch.zeros(3, 1), torch.zeros(3, 2)))
+
+
+def two_groups(n: int = 400) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, y and weights: y is about +2 in rows of weight 1, about -2 in those of weight 0."""
+    generator = torch.Generator().manual_seed(0)
+    x, own = torch.randn(n, 1, generator=generator), torch.arange(n) % 2
+    return x, 4.0 * own[:, None] - 2 + 0.3 * torch.randn(n, 1, generator=generator), own.double()
+
+
+@pytest.mark.parametrize("kind", ["likelihood", "own loss"])
+def test_rows_count_by_their_weights_whatever_the_loss(kind):
+    x, y, own = two_groups()
+    found = []
+    for chosen in (own, None):
+        torch.manual_seed(0)
+        flow = (
+            ConvexPotentialFlow(1, 1, hidden=5)
+            if kind == "likelihood"
+            else lc.flows.FlowMatching(1, 1, hidden=16, layers=2, steps=8)
+        )
+        train_flow(
+            flow,
+            *(x, y),
+            validation=(x, y, chosen),
+            weights=chosen,
+            max_epochs=60,
+            batch_size=100,
+            learning_rate=0.02,
+        )
+        draws = flow(x[:50]).sample((40,), torch.Generator().manual_seed(0))
+        found.append(float(draws.mean()))
+    assert found[0] > 1.2  # two is the mean of the rows that count
+    assert abs(found[1]) < 0.8  # control: all rows count
+
+
+def test_the_weighted_likelihood_is_that_of_repeated_rows():
+    x, y = data(60)
+    counts = torch.arange(60) % 4
+    flow = small_flow()
+    repeated = [part.repeat_interleave(counts, 0) for part in (x, y)]
+    assert mean_nll(flow, x, y, counts.double()) == pytest.approx(mean_nll(flow, *repeated), rel=1e-5)
+    assert mean_nll(flow, x, y) != pytest.approx(mean_nll(flow, *repeated), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [([1.0] * 9, "shape"), ([-1.0] * 50, "not negative"), ([0.0] * 50, "not all 0")]
+)
+def test_wrong_weights_are_refused(wrong, says):
+    pair = data(50)
+    with pytest.raises(ValueError, match=says):
+        train_flow(small_flow(), *pair, validation=pair, weights=torch.tensor(wrong))
+    with pytest.raises(ValueError, match=says):
+        train_flow(small_flow(), *pair, validation=(*pair, torch.tensor(wrong)))

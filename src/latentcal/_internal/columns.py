@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from .dates import TYPE, find_kind, read_date
+from .hints import Argument, ArgumentError
 from .wording import check_unique, quote
 
-Kind = Literal["text", "boolean", "integer", "real"]
+Kind = Literal["text", "boolean", "integer", "real", "date", "month_first_date"]
+DATES: tuple[Kind, ...] = ("date", "month_first_date")
 
 MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "NaT"]
@@ -20,6 +23,12 @@ CELL = 1 << 17  # most characters of a cell
 _BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 _TRUTH = {**_BOOLEAN, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, **dict.fromkeys(MISSING, math.nan)}
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+# A point between thousands is read beside a decimal comma, or where there are two: 1.234 may be either.
+_WITH_COMMA = re.compile(
+    r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+,\d+|[1-9]\d{0,2}(?:\.\d{3}){2,}|\d+(?:,\d+)?|,\d+)(?:[eE][+-]?\d+)?",
+    re.ASCII,
+)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
 _KINDS: dict[str, Kind] = {"b": "boolean", "i": "integer", "u": "integer", "f": "real"}  # of numpy's types
 
 
@@ -29,17 +38,22 @@ class Column(NamedTuple):
     Args:
         name: what it is called.
         kind: what its values are.
-        values: (n,) strings for text, "" where missing; else float64, NaN where missing.
+        values: (n,) strings for text, "" where missing; datetime64 for dates, as the clock shows them, NaT
+            where missing; else float64, NaN where missing.
+        zones: of a date: the time zones of its cells, such as ``+02:00``; "" for none.
     """
 
     name: str
     kind: Kind
     values: np.ndarray
+    zones: tuple[str, ...] = ()
 
     @property
     def missing(self) -> np.ndarray:
         """(n,) where the value is missing."""
-        return self.values == "" if self.kind == "text" else np.isnan(self.values)
+        if self.kind == "text":
+            return self.values == ""
+        return np.isnat(self.values) if self.kind in DATES else np.isnan(self.values)
 
     @property
     def levels(self) -> np.ndarray:
@@ -71,25 +85,39 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     return cells
 
 
-def infer_column(name: str, cells: np.ndarray) -> Column:
-    """A column of cells, texts or values, whose kind they tell themselves."""
+def infer_column(name: str, cells: np.ndarray, decimal: str | None = None) -> Column:
+    """A column of cells, texts or values, whose kind they tell themselves.
+
+    Args:
+        name: of the column.
+        cells: (n,) texts or values.
+        decimal: mark of decimals, ``"."`` or ``","``; None for a point, and an error that asks where commas
+            would make texts of numbers.
+    """
     if cells.dtype.kind == "c":
         raise TypeError(f"The column {quote(name)} holds complex numbers; give real and imaginary parts.")
     if cells.dtype.kind in _KINDS:
         return Column(name, _KINDS[cells.dtype.kind], cells.astype(np.float64))
+    if cells.dtype.kind == "M":
+        return Column(name, "date", cells.astype(TYPE), ("",))
     texts, codes = _factorize(name, cells)
     present = [text for text in texts if text not in MISSING]
     if present and all(text in _BOOLEAN for text in present):
         return Column(name, "boolean", np.array([_BOOLEAN.get(text, math.nan) for text in texts])[codes])
-    numbers = _to_numbers(texts)
+    numbers = _to_numbers(texts, decimal)
     if None in numbers:
+        if kind := find_kind(present):
+            return _to_dates(name, cast(Kind, kind), texts, codes, 0)
+        _check_marks(name, present, decimal)
         return Column(name, "text", _to_texts(texts)[codes])
     # Whole numbers with gaps count as real: that is what pandas, with which the rules were made, reads.
     whole = len(present) == len(texts) and all(map(_INTEGER.fullmatch, present))
     return Column(name, "integer" if whole else "real", np.array(numbers, dtype=np.float64)[codes])
 
 
-def parse_column(name: str, kind: Kind, cells: np.ndarray, first_row: int = 0) -> Column:
+def parse_column(
+    name: str, kind: Kind, cells: np.ndarray, first_row: int = 0, decimal: str | None = None
+) -> Column:
     """A column of cells whose kind is known; what does not fit is an error that names it.
 
     Args:
@@ -97,21 +125,25 @@ def parse_column(name: str, kind: Kind, cells: np.ndarray, first_row: int = 0) -
         kind: integers and reals are both read as numbers; booleans may also be 0 and 1.
         cells: (n,) texts or values.
         first_row: number of the first cell's row, for messages.
+        decimal: mark of decimals; None for a point.
     """
-    if kind != "boolean" and kind != "text" and cells.dtype.kind in _KINDS:
+    if kind in DATES and cells.dtype.kind == "M":
+        return Column(name, kind, cells.astype(TYPE), ("",))
+    if kind in ("integer", "real") and cells.dtype.kind in _KINDS:
         values = cells.astype(np.float64)
     else:
         texts, codes = _factorize(name, cells)
         if kind == "text":
             return Column(name, kind, _to_texts(texts)[codes])
-        numbers = [*map(_TRUTH.get, texts)] if kind == "boolean" else _to_numbers(texts)
+        if kind in DATES:
+            return _to_dates(name, kind, texts, codes, first_row)
+        numbers = [*map(_TRUTH.get, texts)] if kind == "boolean" else _to_numbers(texts, decimal)
         if None in numbers:
             stray = numbers.index(None)
-            raise ValueError(
-                f"The column {quote(name)} holds {quote(texts[stray])} in row "
-                f"{first_row + int((codes == stray).argmax())} of the data; expected "
-                f"{'true or false' if kind == 'boolean' else 'a number'}, as in the rows it was learned on."
-            )
+            wanted = "true or false" if kind == "boolean" else "a number"
+            comma = kind != "boolean" and decimal is None and _WITH_COMMA.fullmatch(texts[stray])
+            hint = ("; read a decimal comma with ", Argument("decimal", ",")) if comma else ()
+            raise ArgumentError(_describe_stray(name, texts, codes, stray, first_row, wanted), *hint, ".")
         values = np.array(numbers, dtype=np.float64)[codes]
     with np.errstate(over="ignore"):
         infinite = np.isinf(values.astype(np.float32))
@@ -124,31 +156,80 @@ def parse_column(name: str, kind: Kind, cells: np.ndarray, first_row: int = 0) -
     return Column(name, kind, values)
 
 
+def _describe_stray(
+    name: str, texts: list[str], codes: np.ndarray, stray: int, first_row: int, wanted: str
+) -> str:
+    row = first_row + int((codes == stray).argmax())
+    return (
+        f"The column {quote(name)} holds {quote(texts[stray])} in row {row} of the data; "
+        f"expected {wanted}, as in the rows it was learned on"
+    )
+
+
+def _to_dates(name: str, kind: Kind, texts: list[str], codes: np.ndarray, first_row: int) -> Column:
+    moments = [None if text in MISSING else read_date(text, kind) for text in texts]
+    for stray, (text, moment) in enumerate(zip(texts, moments, strict=True)):
+        if moment is None and text not in MISSING:
+            wanted = f"a date, {'month' if kind == 'month_first_date' else 'year or day'} first"
+            raise ValueError(f"{_describe_stray(name, texts, codes, stray, first_row, wanted)}.")
+    values = np.array([None if moment is None else moment.clock for moment in moments], dtype=TYPE)
+    zones = {moment.zone for moment in moments if moment is not None}
+    return Column(name, kind, values[codes], tuple(sorted(zones)))
+
+
+def _check_marks(name: str, texts: list[str], decimal: str | None) -> None:
+    """Raise where texts would be numbers if their commas or points were read in another way."""
+    if decimal == "," and texts and None not in _to_numbers(texts):
+        stray = next(text for text in texts if _to_number(text, ",") is None)
+        raise ArgumentError(
+            f"The column {quote(name)} holds {quote(stray)}, a number with a point, but decimals are to have "
+            "a comma. Write all numbers in one way, or read points with ",
+            *(Argument("decimal", "."), "."),
+        )
+    if decimal is None and any("," in text for text in texts):
+        if not all(_WITH_COMMA.fullmatch(text) or _THOUSANDS.fullmatch(text) for text in texts):
+            return
+        raise ArgumentError(
+            f"The column {quote(name)} holds numbers with a comma, such as "
+            f"{quote(next(text for text in texts if ',' in text))}. Read a decimal comma with ",
+            *(Argument("decimal", ","), ", write thousands without a mark, or take the column as text with "),
+            *(Argument("decimal", "."), "."),
+        )
+
+
 def is_number(text: str) -> bool:
-    """Whether a text is a number as tables have them."""
-    return _to_numbers([text]) != [None]
+    """Whether a text is a number as tables have them, with a decimal point or comma."""
+    return any(_to_number(text, mark) is not None for mark in ".,")
 
 
-def find_stray(column: Column) -> str:
-    """A text in a column that holds mostly numbers; "" where there is none."""
+def find_stray(column: Column) -> tuple[str, str]:
+    """A text in a column of mostly numbers, or dates, and which of the two; "" and "" where there is none."""
     levels = column.levels.tolist() if column.kind == "text" else []
-    strays = [text for text in levels if not is_number(text)]
-    return strays[0] if 0 < len(strays) <= len(levels) // 10 else ""
+    for what, fits in (("numbers", is_number), ("dates", read_date)):
+        strays = [text for text in levels if not fits(text)]
+        if 0 < len(strays) <= len(levels) // 10:
+            return strays[0], what
+    return "", ""
 
 
-def _to_numbers(texts: list[str]) -> list[float | None]:
+def _to_numbers(texts: list[str], decimal: str | None = None) -> list[float | None]:
     """The texts as numbers: NaN where missing, None where a text is no number."""
     try:
-        if "_" not in "".join(texts):  # which Python allows inside numbers
+        if decimal != "," and "_" not in "".join(texts):  # which Python allows inside numbers
             return [*map(float, texts)]  # the quick way
     except ValueError:
         pass
-    return [_to_number(text) for text in texts]
+    return [_to_number(text, decimal) for text in texts]
 
 
-def _to_number(text: str) -> float | None:
+def _to_number(text: str, decimal: str | None = None) -> float | None:
+    if text in MISSING:
+        return math.nan
+    if decimal == ",":
+        fits = _WITH_COMMA.fullmatch(text)
+        return float(text.replace(".", "").replace(",", ".")) if fits else None
     try:
-        return math.nan if text in MISSING else None if "_" in text else float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None
 
@@ -161,7 +242,7 @@ def _to_texts(texts: list[str]) -> np.ndarray:
 def _factorize(name: str, cells: np.ndarray) -> tuple[list[str], np.ndarray]:
     """The distinct texts in the order in which they occur, and (n,) the number of each cell's text."""
     if cells.dtype.kind not in "OUTS":
-        cells = cells.astype(str)  # dates as ISO texts
+        cells = cells.astype(str)
     numbers: dict[str, int] = {}
     # What is missing is a text, too: None, nan, <NA> and NaT.
     stripped = (str(cell).strip() for cell in cells.tolist())

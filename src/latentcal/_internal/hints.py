@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
@@ -13,6 +15,8 @@ class Argument(NamedTuple):
         ("missing='drop'", '--min-rows 5')
         >>> str(Argument("drop")), Argument("drop").as_option()
         ('drop=', '--drop')
+        >>> Argument("delimiter", ";").as_option()
+        "--delimiter ';'"
     """
 
     name: str
@@ -23,7 +27,21 @@ class Argument(NamedTuple):
 
     def as_option(self) -> str:
         """The argument as the command line calls it."""
-        return f"--{self.name.replace('_', '-')} {'' if self.value is None else self.value}".rstrip()
+        option = f"--{self.name.replace('_', '-')}"
+        return option if self.value is None else f"{option} {shell_words([self.value])}"
+
+
+def shell_words(words: Iterable[Any]) -> str:
+    """Words as a shell takes them, in quotes where needed: what is shown can be pasted.
+
+    Examples:
+        >>> print(shell_words(["latentcal", "info", "my model", "--decimal", ","]))
+        latentcal info 'my model' --decimal ','
+    """
+    # A lone mark, such as a comma, needs no quotes for a shell, but does for a reader.
+    return " ".join(
+        shlex.quote(word) if any(map(str.isalnum, word)) else f"'{word}'" for word in map(str, words)
+    )
 
 
 class ArgumentError(ValueError):
@@ -47,6 +65,17 @@ class ArgumentError(ValueError):
     def as_options(self) -> str:
         """The message for a user of the command line."""
         return "".join(part.as_option() if isinstance(part, Argument) else part for part in self.parts)
+
+
+def replace_in_error(error: ValueError, old: str, new: str) -> ArgumentError:
+    """The same error with another text in place of one.
+
+    Examples:
+        >>> str(replace_in_error(ValueError("/tmp/a.csv: no rows."), "/tmp/a.csv", "standard input"))
+        'standard input: no rows.'
+    """
+    parts = error.parts if isinstance(error, ArgumentError) else (str(error),)
+    return ArgumentError(*(part.replace(old, new) if isinstance(part, str) else part for part in parts))
 
 
 def place_error(place: str, error: ValueError) -> ArgumentError:

@@ -53,7 +53,29 @@ def file_chunks(
     for table in read_tables(path, names, delimiter, encoding):
         for start in range(0, len(table), size):
             part = table.slice(start, size)
-            yield {name: column.to_numpy() for name, column in zip(names, part.columns, strict=True)}
+            yield {name: column_cells(column) for name, column in zip(names, part.columns, strict=True)}
+
+
+def column_cells(column: Any) -> np.ndarray:
+    """Cells (n,) of a column of pyarrow; times with a zone as objects, since numpy's have none."""
+    if getattr(column.type, "tz", None) is None:
+        return column.to_numpy()
+    arrow = require("pyarrow", "cli", "Reading tables from files needs")
+    moments = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
+    return np.array(moments.to_pylist(), dtype=object)
+
+
+def estimate_rows(path: Path) -> int:
+    """About how many rows a file has: its lines without the first, or what a parquet file says of itself."""
+    if path.suffix in _PARQUET:
+        return _open_parquet(path)[0].metadata.num_rows
+    with open(path, "rb") as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"
+    with (gzip.open if compressed else open)(path, "rb") as file:
+        lines, last = 0, b""
+        while block := file.read(BLOCK):
+            lines, last = lines + block.count(b"\n"), block
+    return max(0, lines - 1 + (not last.endswith(b"\n")))
 
 
 def read_tables(

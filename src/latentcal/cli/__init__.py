@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from .app import run
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("click", "rich"):
+        if (error.name or "").partition(".")[0] != "click":
             raise
         sys.exit(f"The command line needs {error.name}: pip install 'latentcal[cli]'.")
     run(sys.argv[1:] if arguments is None else arguments)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from .._internal.chunks import CACHE, rows_at_a_time
 from . import options
-from .messages import say, show_progress
+from .messages import Progress, say
 
 if TYPE_CHECKING:
     from .model import Model
     from .reading import Chunk, Source
 
 _ROWS = 2000  # at a time, at most: few, so that progress is seen
+_FIRST_ROWS = 16  # by which it is told how long all will take
+_PIECE = 0.5  # seconds
 _DRAWN = 400_000  # numbers drawn at a time; the draws depend on it
 _VOLUME = 256  # points behind each volume
 
@@ -57,9 +60,10 @@ class Request:
         answer: Callable[[Chunk], dict[str, Any]],
         names: Sequence[str],
         *,
-        targets: bool = False,
+        targets: bool | Literal["any"] = False,
         repeat: int = 1,
         size: int = _ROWS,
+        divisible: bool = False,
     ) -> None:
         """Write the answers beside the numbers of the rows and the columns to keep.
 
@@ -67,9 +71,11 @@ class Request:
             what: is being done.
             answer: columns of answers for some rows, ``repeat`` lines each.
             names: of these columns.
-            targets: whether targets are read, too.
+            targets: whether targets are read, too; ``"any"`` also of rows that miss one.
             repeat: lines a row.
             size: rows at a time.
+            divisible: whether the answers are the same however many rows are asked together: then few at
+                first, and as many as take a second or so.
         """
         import numpy as np
 
@@ -80,15 +86,16 @@ class Request:
         done = 0
         with (
             table_writer(self.out, as_json=self.as_json, raw=self.raw) as write,
-            show_progress(what, printing=self.out is None) as advance,
+            Progress(what, self.source.total, printing=self.out is None) as progress,
         ):
-            for rows in chunks(self.source, self.model.rules, targets=targets, keep=self.keep, size=size):
+            read = chunks(self.source, self.model.rules, targets=targets, keep=self.keep, size=size)
+            for rows in _pace(read) if divisible else read:
                 if not len(rows.x):
                     continue
                 head = {name: np.repeat(column, repeat) for name, column in rows.head.items()}
                 write({**head, **answer(rows)})
                 done += len(rows.x)
-                advance(len(rows.x))
+                progress.advance(len(rows.x))
         if self.out is not None and self.as_json:
             click.echo(json_text({"out": self.out, "rows": done, "columns": ["row", *self.keep, *names]}))
         elif self.out is not None:
@@ -114,6 +121,20 @@ class Request:
             )
 
 
+def _pace(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same rows in pieces, twice as many each time until they take half a second to be dealt with."""
+    size = _FIRST_ROWS
+    for chunk in chunks:
+        start = 0
+        while start < len(chunk.x):
+            begin = time.monotonic()
+            piece = chunk.slice(start, start + size)
+            yield piece
+            start += size
+            if len(piece.x) == size and time.monotonic() - begin < _PIECE:
+                size *= 2
+
+
 @click.command()
 @click.option(
     "--quantiles", type=options.Levels(), default="0.05,0.5,0.95", show_default=True, help="Of each target."
@@ -124,13 +145,15 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
     """Predict the mean and quantiles of each target, in the units of the data.
 
     One line a row: its number in the file (counted from 0), the columns of --keep, and for each target
-    NAME_mean and NAME_q0.05 and so on. The file needs the features only, in any order.
+    NAME_mean and NAME_q0.05 and so on. The file needs the features only, in any order; - reads the standard
+    input.
 
     \b
     Examples:
         latentcal predict model/ new.csv > predictions.csv
         latentcal predict model/ new.csv --keep id --quantiles 0.1,0.5,0.9 --out predictions.parquet
         latentcal predict model/ new.csv --json | head -3
+        zcat new.csv.gz | latentcal predict model/ - > predictions.csv
     """
     import numpy as np
 
@@ -150,7 +173,7 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
         values = np.concatenate([np.asarray(mean)[None], levels])  # (1 + k, n, d)
         return dict(zip(names, values.transpose(2, 0, 1).reshape(len(names), -1), strict=True))
 
-    request.stream("predicting", answer, names)
+    request.stream("predicting", answer, names, divisible=True)
 
 
 @click.command()
@@ -198,7 +221,8 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
 
     One line a row: NAME_low and NAME_high of each target, the ends of the region, found from within (--exact
     comes closer); and, where the file has the targets, whether they lie inside the region. The coverage
-    is that of the region, and guaranteed on average over rows like those that calibrated the model.
+    is that of the region, and guaranteed on average over rows like those that calibrated the model. Rows that
+    miss a target get a region, too.
 
     \b
     Examples:
@@ -219,16 +243,19 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
         ends = np.stack(predicted.bounds(quick=not exact), -1)
         values = list(ends.reshape(len(ends), -1).T)
         if check:
-            values.append(predicted.contains(rows.y))
-            found[:] += len(values[-1]), values[-1].sum()
+            assert rows.y is not None
+            known = ~rows.y.isnan().any(1).numpy()
+            within = predicted.contains(rows.y.nan_to_num()) & known
+            values.append(np.where(known, within, None))
+            found[:] += known.sum(), within.sum()
         if volume:
             generator = torch.Generator().manual_seed(0)
             volumes = predicted.region.volume(predicted.x, samples=_VOLUME, generator=generator)
             values.append(volumes.log_value.numpy())
         return dict(zip(names, values, strict=True))
 
-    request.stream("regions", answer, names, targets=check, size=500)
-    if check:
+    request.stream("regions", answer, names, targets="any" if check else False, size=500)
+    if found[0]:
         share = 100 * found[1] / found[0]
         say(
             f"{found[1]:,} of {found[0]:,} rows ({share:.1f} %) lie inside their {100 * coverage:g} % region."

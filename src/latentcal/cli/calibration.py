@@ -9,14 +9,14 @@ import click
 
 from .._internal.chunks import ROWS
 from . import options
-from .messages import printable, say
+from .messages import command, printable, say
 
 if TYPE_CHECKING:
     from .model import Model
     from .reading import RandomRows, Source
 
 FAULTY = 3  # exit code
-_FEWEST = 10  # rows to recalibrate by
+_FEWEST = 20  # rows to recalibrate by
 _LEVEL = 0.9
 _WIDEST = 5000  # characters of a list of columns; --json has all of them
 
@@ -51,6 +51,8 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
         return join_some(parts, len(parts), mark, _WIDEST)
 
     def feature(rule: dict[str, Any]) -> str:
+        if "date" in rule["kind"]:
+            return f"{rule['name']} (date: {', '.join(rule['levels'])})"
         return f"{rule['name']} ({len(rule['levels'])} values)" if rule["levels"] else rule["name"]
 
     rules = card["preprocessing"]
@@ -62,7 +64,9 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
         "targets": join(rules["targets"], ", "),
         "features": join([feature(rule) for rule in rules["features"]], ", "),
         "not used": join(unused, "; "),
+        "missing values": "filled in" if any(r.get("fill") is not None for r in rules["features"]) else "",
         "flow": f"{card.get('flow')}, recalibration {card.get('recalibration')}",
+        "weights": card.get("weights", ""),
         "data": "{file}, {rows:,} rows".format(**card["data"]) if "data" in card else "",
         "rows": ", ".join(f"{count:,} {part}" for part, count in card.get("rows", {}).items()),
     }
@@ -117,7 +121,7 @@ def diagnose(
         say(f"{len(rows.x):,} random rows of {rows.total:,} are used (--max-rows).")
     report = report_on(model, rows.x, rows.y, seed=seed, level=level)
     click.echo(json_text(report.to_dict()) if as_json else printable(str(report), lines=True))
-    advise(model, report)
+    advise(model, report, folder)
     if html is not None:
         write_page(report, html)
     if plot is not None:
@@ -136,6 +140,7 @@ def diagnose(
     type=options.OneName(options.RECALIBRATION_NAMES),
     help="Another one than that of `fit`.",
 )
+@options.weights
 @options.random_part(100_000)
 def recalibrate(
     folder: Path,
@@ -143,6 +148,7 @@ def recalibrate(
     out: Path | None,
     overwrite: bool,
     recalibration: str | None,
+    weights: str | None,
     max_rows: int,
     seed: int,
     as_json: bool,
@@ -167,18 +173,19 @@ def recalibrate(
         check_overwriting(out, overwrite)
     target = out or folder
     with writable_folder(target):
-        rows = _read_part(source, model, max_rows, seed, _FEWEST, "recalibration")
+        rows = _read_part(source, model, max_rows, seed, _FEWEST, "recalibration", weights)
         before = _calibration_error(model, rows)
         predictor = model.estimator
         if recalibration is not None:
             predictor.recalibration = spell(recalibration)
-        predictor.recalibrate(rows.x, rows.y)
+        predictor.recalibrate(rows.x, rows.y, weights=rows.weights)
         facts: dict[str, Any] = {
             **model.facts,
-            "recalibration": recalibration or model.facts.get("recalibration"),
+            "recalibration": str(predictor.recalibration or options.RECALIBRATION_NAMES[0]).replace("_", "-"),
             "rows": {**model.facts.get("rows", {}), "calibration": len(rows.x)},
-            "recalibrated": {"file": source.path.name, "rows": rows.total, "used": len(rows.x)},
+            "recalibrated": {"file": source.file, "rows": rows.total, "used": len(rows.x)},
         }
+        facts["recalibrated"] |= {} if weights is None else {"weights": weights}
         facts.pop("quality", None)  # that of the model before
         write_model(Model(predictor, model.rules, facts), target)
     region = Guarantee(len(rows.x), 0.0, steps=True).coverage_interval(_LEVEL)
@@ -194,22 +201,32 @@ def recalibrate(
         click.echo(json_text(result))
         return
     used = f"{len(rows.x):,}" + (f" random rows of {rows.total:,}" if rows.total > len(rows.x) else " rows")
-    click.echo(f"{target} is recalibrated on {used} of {source.path}.")
+    weighted = "" if weights is None else f", weighted by {weights}"
+    click.echo(printable(f"{target} is recalibrated on {used} of {source}{weighted}."))
     click.echo(f"On them the model as it was had an L-ECE of {before:.4f}.")
     click.echo(
-        f"{100 * _LEVEL:.0f} % regions of `latentcal regions` cover {_between(region)} (for 95 % of "
-        f"calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
+        f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{', which count rows equally,' * bool(weights)} "
+        f"cover {_between(region)} (for 95 % of calibration sets), those of the recalibrated law "
+        f"{_between(law)} (for about 95 %)."
     )
-    say(f"`latentcal diagnose {target} test.csv` examines it, with rows that are in neither file.")
+    say(f"{command('diagnose', target, 'test.csv')} examines it, with rows that are in neither file.")
 
 
-def _read_part(source: Source, model: Model, most: int, seed: int, fewest: int, what: str) -> RandomRows:
+def _read_part(
+    source: Source,
+    model: Model,
+    most: int,
+    seed: int,
+    fewest: int,
+    what: str,
+    weights: str | None = None,
+) -> RandomRows:
     """Random rows of the file, or an error where they are too few."""
     from .reading import random_rows
 
-    rows = random_rows(source, model.rules, most, seed)
+    rows = random_rows(source, model.rules, most, seed, weights=weights)
     if len(rows.x) < fewest:
-        raise click.ClickException(f"{source.path} has {len(rows.x)} rows; {what} takes at least {fewest}.")
+        raise click.ClickException(f"{source} has {len(rows.x)} rows; {what} takes at least {fewest}.")
     return rows
 
 

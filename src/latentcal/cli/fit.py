@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .._internal.hints import shell_words
 from . import options
-from .messages import printable, say
+from .messages import command, printable, say
 
 if TYPE_CHECKING:
     from .reading import Source
@@ -45,6 +46,17 @@ _NEW = 5  # rows of the demo to predict
 )
 @options.count("--min-rows", 100, "Fewer are an error.", least=10)
 @click.option(
+    "--validation",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File whose rows tell when to stop training, instead of a share of the rows.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File whose rows recalibrate, instead of a share of the rows.",
+)
+@options.weights
+@click.option(
     "--test-share",
     type=click.FloatRange(0, 0.9),
     default=0.15,
@@ -72,6 +84,9 @@ def fit(
     drop: Sequence[str],
     max_rows: int,
     min_rows: int,
+    validation: Path | None,
+    calibration: Path | None,
+    weights: str | None,
     test_share: float,
     epochs: int,
     patience: int,
@@ -87,8 +102,8 @@ def fit(
 
     Rows are set aside at random for early stopping, for calibration and for the report; a flow is trained on
     the others and recalibrated. All other columns are features, unless constant, mostly missing or text with
-    many values. Rows that follow each other in time: fit with --recalibration none, then `recalibrate` with
-    later ones.
+    many values. Dates become year, month, day of the week and hour. Rows that follow each other in time: give
+    later ones by --validation and --calibration.
 
     Ctrl-C ends the training and keeps the best weights so far.
 
@@ -96,7 +111,9 @@ def fit(
     Examples:
         latentcal fit homes.csv --targets rent,heating --out model/
         latentcal fit homes.parquet --targets rent,heating --drop id --flow autoregressive --out model/
-        latentcal fit homes.csv --targets rent --missing drop --epochs 50 --html report.html --out model/
+        latentcal fit homes.csv --targets rent --missing impute --epochs 50 --html report.html --out model/
+        latentcal fit 2023.csv --targets rent --calibration 2024.csv --test-share 0 --out model/
+        latentcal fit homes.csv --targets rent --delimiter ';' --decimal , --out model/
     """
     from .fitting import Settings, fit_table
     from .model import advise, check_overwriting, summary, write_model
@@ -104,6 +121,8 @@ def fit(
 
     if not targets:
         raise click.UsageError("--targets names at least one column.")
+    if calibration is not None and recalibration == "none":
+        raise click.UsageError("--calibration has no use with --recalibration none; leave out one of them.")
     check_overwriting(out, overwrite)
     training = {
         "max_epochs": epochs,
@@ -111,8 +130,18 @@ def fit(
         "batch_size": batch_size,
         "learning_rate": learning_rate,
     }
+    files = {"validation": validation, "calibration": calibration}
     settings = Settings(
-        flow, recalibration, dict(flow_options), max_rows, min_rows, test_share, training, seed
+        flow,
+        recalibration,
+        dict(flow_options),
+        max_rows,
+        min_rows,
+        test_share,
+        training,
+        seed,
+        {name: path for name, path in files.items() if path is not None},
+        weights,
     )
     with ExitStack() as places:  # before training: what cannot be written is known at once
         page = None if html is None else places.enter_context(whole_file(html))
@@ -127,8 +156,9 @@ def fit(
         )
     elif report is not None:
         click.echo(f"\n{printable(summary(report), lines=True)}\n")
-        advise(model, report)
-    say(f"{out} is written; `latentcal info {out}` tells about it, `latentcal predict {out} ...` predicts.")
+        advise(model, report, out)
+    say(f"{out} is written; {command('info', out)} tells about it.")
+    say(f"{command('predict', out, 'new.csv')} predicts.")
 
 
 @click.command()
@@ -180,10 +210,11 @@ def demo(out: Path, rows: int, as_json: bool) -> None:
     write_page(report, out / "report.html")
     click.echo(json_text({"out": out, **quality(report)}) if as_json else f"\n{summary(report)}\n")
     say("Go on with:")
+    new = out / "new.csv"
     for line in (
-        f"info {folder}",
-        f"predict {folder} {out / 'new.csv'} --keep household",
-        f"regions {folder} {out / 'new.csv'} --coverage 0.9",
-        f'probability {folder} {out / "new.csv"} --where "food + housing > 30000"',
+        ("info", folder),
+        ("predict", folder, new, "--keep", "household"),
+        ("regions", folder, new, "--coverage", 0.9),
+        ("probability", folder, new, "--where", "food + housing > 30000"),
     ):
-        say(f"    latentcal {line}")
+        say(f"    {shell_words(['latentcal', *line])}")

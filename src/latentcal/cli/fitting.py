@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.columns import find_stray
+from .._internal.hints import Argument, ArgumentError
 from .._internal.names import spell
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
-from ..tables import Column, Preprocessing, TableDataset, is_number, load_csv
+from ..tables import Preprocessing, TableDataset, load_csv
 from .messages import say
 from .model import FEWEST_ROWS, Model, quality, report_on
 from .options import FLOW_NAMES, RECALIBRATION_NAMES
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 
     from ..estimator import FlowRegressor
 
-_SHARE = 0.15  # of validation, and of calibration where it has no rows of its own
+_SHARE = 0.15  # of validation, and of calibration, where they have no rows of their own
+_FEWEST = 2  # rows of each
+_PARTS = ("train", "validation", "calibration", "test")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Settings:
         test_share: of the rows that are set aside for the report.
         training: options of the estimator about training.
         seed: of all random choices.
+        files: that validate or calibrate instead of a share of the rows, by ``"validation"`` and
+            ``"calibration"``.
+        weights: column with the weights of the rows.
     """
 
     flow: str = FLOW_NAMES[0]
@@ -53,6 +61,25 @@ class Settings:
     test_share: float = 0.15
     training: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    files: Mapping[str, Path] = field(default_factory=dict)
+    weights: str | None = None
+
+    @property
+    def repairs(self) -> bool:
+        """Whether the model is to be recalibrated."""
+        return self.recalibration != "none"
+
+
+class Rows(NamedTuple):
+    """Features (n, p) and targets (n, d) of a part, with weights (n,) where rows have any."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Rows:
+        """Some of the rows."""
+        return Rows(*(None if part is None else part[rows] for part in self))
 
 
 def fit_table(
@@ -63,74 +90,114 @@ def fit_table(
         source.path,
         targets,
         drop=drop,
-        missing=source.missing,
+        missing=source.missing or "error",
+        decimal=source.decimal,
         min_rows=settings.min_rows,
         max_rows=settings.max_rows,
         seed=settings.seed,
+        weights=settings.weights,
         **source.form,
     )
-    _check_columns(data)
-    random = np.random.default_rng(settings.seed)
-    order = torch.from_numpy(random.permutation(len(data)))
-    tested = round(settings.test_share * len(data))
-    test, rest = order[:tested], order[tested:].sort().values
-    x, complete, rules = data.learn_rules(rest)
-    test, rest = (rows[torch.from_numpy(complete)[rows]] for rows in (test, rest))
-    _check_targets(data, rest)
-    _describe(data, rules)
-    estimator, parts = _train(source, data, (x[rest], data.y[rest]), rules, settings)
-    parts = {**parts, "test": len(test)}
+    _check_columns(source, data)
+    index = _draw_parts(data, settings)
+    x, complete, rules = data.learn_rules(index["train"])
+    index, before = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in index.items()}, index
+    _check_targets(source, data, index["train"])
+    _describe(source, data, rules)
+    if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
+        say(f"{lost:,} rows are left out, which miss a feature that the training rows keep.")
+    table = Rows(x, data.y, data.weights)
+    parts = {name: table.of(rows) for name, rows in index.items()} | _read_parts(
+        source, data, rules, settings
+    )
+    counts = {name: len(parts[name].x) for name in _PARTS if name in parts}
+    say(f"Rows: {', '.join(f'{count:,} {part}' for part, count in counts.items() if part != 'test')}.")
+    estimator = _train(parts, rules, settings)
     say(f"Training: {estimator.training_log_}.")
     facts: dict[str, Any] = {
-        "data": {"file": source.path.name, "rows": data.file_rows, "read": len(data), "note": data.note},
+        "data": {"file": source.file, "rows": data.file_rows, "read": len(data), "note": data.note},
         "flow": settings.flow,
-        "recalibration": settings.recalibration,
-        "rows": parts,
+        "recalibration": settings.recalibration if estimator.model_.recalibration is not None else "none",
+        "rows": counts,
     }
+    facts |= {} if settings.weights is None else {"weights": settings.weights}
     model, report = Model(estimator, rules, facts), None
-    if len(test) < FEWEST_ROWS:
-        say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test)}.")
+    test = parts["test"]
+    if len(test.x) < FEWEST_ROWS:
+        say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test.x)}.")
     else:
-        report = report_on(model, x[test], data.y[test], seed=settings.seed)
+        frames = _as_frame(test.x, rules.feature_names), _as_frame(test.y, rules.targets)
+        report = report_on(model, *frames, seed=settings.seed)
         model = Model(estimator, rules, facts | {"quality": quality(report)})
     return model, report
 
 
-def _train(
-    source: Source, data: TableDataset, pair: tuple[Tensor, Tensor], rules: Preprocessing, settings: Settings
-) -> tuple[FlowRegressor, dict[str, int]]:
-    """A fitted estimator, and the number of rows of each part."""
+def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
+    """Rows of the data, at random, for each part that has no rows of its own."""
+    order = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(data)))
+    counts = {"test": round(settings.test_share * len(data))}
+    share = max(_FEWEST, round(_SHARE * (len(data) - counts["test"])))
+    if "validation" not in settings.files:
+        counts["validation"] = share
+    if (
+        settings.repairs
+        and "calibration" not in settings.files
+        and not _calibrates_with_others(data, settings)
+    ):
+        counts["calibration"] = share
+    *others, train = order.tensor_split(np.cumsum([*counts.values()]).tolist())
+    return {**dict(zip(counts, others, strict=True)), "train": train.sort().values}
+
+
+def _calibrates_with_others(data: TableDataset, settings: Settings) -> bool:
+    """Whether what is too much for training is enough to calibrate."""
+    rest = len(data) - round(settings.test_share * len(data))
+    return data.file_rows - settings.max_rows >= _SHARE * rest
+
+
+def _read_parts(
+    source: Source, data: TableDataset, rules: Preprocessing, settings: Settings
+) -> dict[str, Rows]:
+    """The parts that come from other files, and the rows that are too many for training as calibration."""
+    parts = {}
+    for name, path in settings.files.items():
+        if name != "calibration" or settings.repairs:
+            parts[name] = _take(source.beside(path), rules, settings)[0]
+    if data.file_rows > settings.max_rows:
+        say(f"Of {data.file_rows:,} rows a random {settings.max_rows:,} train and test (--max-rows).")
+        if settings.repairs and "calibration" not in parts and _calibrates_with_others(data, settings):
+            parts["calibration"], total = _take(source, rules, settings, without=data.rows)
+            say(f"Of the {total:,} others {len(parts['calibration'].x):,} calibrate.")
+    return parts
+
+
+def _take(
+    source: Source, rules: Preprocessing, settings: Settings, without: Tensor | None = None
+) -> tuple[Rows, int]:
+    """At most ``max_rows`` random rows of a file, and of how many."""
+    found = random_rows(source, rules, settings.max_rows, settings.seed, without, settings.weights)
+    return Rows(found.x, found.y, found.weights), found.total
+
+
+def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) -> FlowRegressor:
     from ..estimator import FlowRegressor
 
-    repair = settings.recalibration != "none"
     estimator = FlowRegressor(
         spell(settings.flow),
         flow_options=settings.flow_options or None,
-        recalibration=spell(settings.recalibration) if repair else None,
-        validation_fraction=_SHARE,
-        calibration_fraction=_SHARE,
+        recalibration=spell(settings.recalibration) if settings.repairs else None,
         random_state=settings.seed,
         verbose=sys.stderr.isatty(),
         **settings.training,
     )
-    x, y = _as_frame(pair[0], rules.feature_names), _as_frame(pair[1], rules.targets)
-    calibration, n = None, len(x)
-    parts = {"train": n, "validation": max(2, round(_SHARE * n))}
-    others = data.file_rows - settings.max_rows
-    if others > 0:
-        say(f"Of {data.file_rows:,} rows a random {settings.max_rows:,} train and test (--max-rows).")
-    if repair and others >= _SHARE * n:
-        # What is too much for training calibrates.
-        left = random_rows(source, rules, settings.max_rows, settings.seed, without=data.rows)
-        calibration = _as_frame(left.x, rules.feature_names), _as_frame(left.y, rules.targets)
-        parts["calibration"] = len(left.x)
-        say(f"Of the {left.total:,} others {len(left.x):,} calibrate.")
-    elif repair:
-        parts["calibration"] = parts["validation"]
-    parts["train"] -= parts["validation"] + (0 if calibration else parts.get("calibration", 0))
-    say(f"Rows: {', '.join(f'{count:,} {part}' for part, count in parts.items())}.")
-    estimator.fit(x, y, calibration=calibration)
-    return estimator.set_params(verbose=False), parts
+    frames = {
+        name: (_as_frame(part.x, rules.feature_names), _as_frame(part.y, rules.targets), part.weights)
+        for name, part in parts.items()
+    }
+    x, y, weights = frames["train"]
+    calibration = frames.get("calibration")
+    estimator.fit(x, y, validation=frames["validation"], calibration=calibration, weights=weights)
+    return estimator.set_params(verbose=False)
 
 
 def _as_frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
@@ -139,36 +206,29 @@ def _as_frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
     return pandas.DataFrame(values.double().numpy(), columns=list(names))
 
 
-def _check_columns(data: TableDataset) -> None:
-    """Raise where a stray text has made a column of numbers one that is no feature."""
+def _check_columns(source: Source, data: TableDataset) -> None:
+    """Raise where a stray text has made a column of numbers or dates one that is no feature."""
     for column in data.columns:
-        if column.name in data.preprocessing.dropped and (stray := _find_stray(column)):
-            raise click.ClickException(
-                f"{data.source}: the column {quote(column.name)} holds {quote(stray)} among numbers. "
-                f"Correct it, or leave the column out with --drop {quote(column.name)}."
+        stray, what = find_stray(column)
+        name = f'"{column.name}"' if "," in column.name else column.name  # as --drop takes it
+        if stray and column.name in data.preprocessing.dropped:
+            raise ArgumentError(
+                f"{source}: the column {quote(column.name)} holds {quote(stray)} among {what}. "
+                "Correct it, or leave the column out with ",
+                *(Argument("drop", name), "."),
             )
 
 
-def _find_stray(column: Column) -> str:
-    """A text in a column that holds mostly numbers; "" where there is none."""
-    if column.kind != "text":
-        return ""
-    strays = [text for text in column.levels.tolist() if not is_number(text)]
-    return strays[0] if 0 < len(strays) <= len(column.levels) // 10 else ""
-
-
-def _check_targets(data: TableDataset, rows: Tensor) -> None:
+def _check_targets(source: Source, data: TableDataset, rows: Tensor) -> None:
     y = data.y[rows]
     if constant := [name for name, same in zip(data.target_names, (y == y[0]).all(0), strict=True) if same]:
-        raise click.ClickException(
-            f"{data.source}: the targets {list_names(constant)} are constant; drop them."
-        )
+        raise click.ClickException(f"{source}: the targets {list_names(constant)} are constant; drop them.")
 
 
-def _describe(data: TableDataset, rules: Preprocessing) -> None:
+def _describe(source: Source, data: TableDataset, rules: Preprocessing) -> None:
     p, d = len(rules.feature_names), len(rules.targets)
     size = f"{data.file_rows:,} rows, {p} features, {d} target{'s' * (d > 1)}"
-    say(f"{data.source}: {size}. {data.note}".rstrip())
+    say(f"{source}: {size}. {data.note}".rstrip())
     if rules.dropped:
         reasons = (f"{name} ({reason})" for name, reason in rules.dropped.items())
         say(f"Not used: {join_some(reasons, len(rules.dropped), most=1000)}.")

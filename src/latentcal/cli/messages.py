@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import click
 
-_SECONDS = 10.0  # between two lines in a pipe
+from .._internal.hints import shell_words
+from .._internal.progress_bar import ProgressBar
+
+SHORT = 5.0  # seconds of work that needs no progress
+_FIRST_LOOK, _WARM_UP = 0.5, 2.0  # seconds of some rows, and of the first ones, that tell of the rest
 
 
 def say(message: str) -> None:
@@ -33,46 +35,63 @@ def one_line(message: str) -> str:
     return printable(" ".join(line.strip() for line in message.splitlines() if line.strip()))
 
 
-@contextmanager
-def show_progress(what: str, *, printing: bool = False) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more rows are done, and shows it.
+def command(*words: object) -> str:
+    """A command in backquotes, as it can be pasted into a shell."""
+    return f"`{shell_words(['latentcal', *words])}`"
+
+
+class Progress:
+    """How many of about ``total`` rows are done, on the error stream; nothing where the work is short.
+
+    What the whole will take is said once it can be told. Then a bar shows the rate and the time that is
+    left; in a pipe it is a line every ten seconds.
 
     Args:
         what: is being done, such as ``"predicting"``.
+        total: about how many rows there are.
         printing: whether the answers are printed meanwhile; on a terminal they are progress enough.
     """
-    if printing and sys.stdout.isatty():
-        yield lambda rows: None
-    elif sys.stderr.isatty():
-        yield from _bar(what)
-    else:
-        yield from _lines(what)
+
+    def __init__(self, what: str, total: int, *, printing: bool = False) -> None:
+        self._what, self._total = what, total
+        self._start = self._last = time.monotonic()
+        self._done, self._told = 0, False
+        quiet = printing and sys.stdout.isatty()
+        self._bar = ProgressBar(
+            total=total, desc=what, unit=" rows", delay=SHORT, leave=False, progress=not quiet
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def advance(self, rows: int) -> None:
+        """Tell that so many more rows are done."""
+        self._bar.update(rows)
+        now = time.monotonic()
+        seconds, first = now - self._last, not self._done
+        self._done, self._last = self._done + rows, now
+        # The first rows also wait for what is loaded and planned once.
+        if self._told or seconds < (_WARM_UP if first else _FIRST_LOOK):
+            return
+        self._told = True
+        left = seconds / rows * (self._total - self._done)
+        if left > SHORT:
+            whole = _duration(now - self._start + left)
+            say(f"{self._what}: {self._total:,} rows take about {whole} ({rows / seconds:.3g} rows/s).")
 
 
-def _bar(what: str) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _duration(seconds: float) -> str:
+    """Seconds in words.
 
-    # How many rows there are is not known before the last one.
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}: {task.completed:,.0f} rows"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda rows: bar.advance(task, rows)
-
-
-def _lines(what: str) -> Iterator[Callable[[int], None]]:
-    done, start = 0, time.monotonic()
-    last = start
-
-    def advance(rows: int) -> None:
-        nonlocal done, last
-        done += rows
-        if (now := time.monotonic()) - last >= _SECONDS:
-            last = now
-            say(f"{what}: {done:,} rows, {now - start:.0f} s")
-
-    yield advance
+    Examples:
+        >>> _duration(12.3), _duration(139), _duration(5000)
+        ('12 s', '2 min 19 s', '1 h 23 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

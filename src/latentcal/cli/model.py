@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import torch
-from torch import Tensor
 
 from .._internal.model_folder import MANIFEST, SECTIONS, check_target, read_numbers
 from ..diagnostics import CalibrationReport, Measure
@@ -20,7 +19,7 @@ from ..estimator import TablePredictor
 from ..files import ModelFileError
 from ..plots import reliability_diagram
 from ..tables import Preprocessing
-from .messages import say
+from .messages import command, say
 from .output import json_text, whole_file
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ def load_model(folder: Path) -> Model:
     return Model(estimator, rules, {key: value for key, value in card.items() if key not in _TECHNICAL})
 
 
-def report_on(model: Model, x: Tensor, y: Tensor, *, seed: int = 0, **options: Any) -> CalibrationReport:
-    """Report on rows (n, p), (n, d)."""
+def report_on(model: Model, x: Any, y: Any, *, seed: int = 0, **options: Any) -> CalibrationReport:
+    """Report on rows (n, p), (n, d), as tensors or tables."""
     generator = torch.Generator().manual_seed(seed)
     return model.estimator.diagnose(x, y, generator=generator, **options)
 
@@ -136,16 +135,16 @@ def _show(measure: Measure) -> str:
     return f"{100 * measure.value:.1f} %" if coverage else f"{measure.value:.4g}"
 
 
-def advise(model: Model, report: CalibrationReport) -> None:
-    """Say what the commands can do about what a report found."""
+def advise(model: Model, report: CalibrationReport, folder: Path) -> None:
+    """Say what the commands can do about what a report found on the model in a folder."""
     if {"x-dependence", "direction"} & {*report.faults}:
         if model.estimator.recalibration == "auto":
             return  # which has done what it can
-        say("`latentcal recalibrate MODEL NEW.csv --recalibration auto` can mend such faults.")
+        words = command("recalibrate", folder, "new.csv", "--recalibration", "auto")
+        say(f"{words} can mend such faults, with rows that are in no other file.")
     elif report.faults:
-        say(
-            "`latentcal recalibrate MODEL NEW.csv`, with newer or more rows, mends the widths of predictions."
-        )
+        words = command("recalibrate", folder, "new.csv")
+        say(f"{words}, with newer or more rows, mends the widths of predictions.")
 
 
 def quality(report: CalibrationReport) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -10,10 +13,14 @@ from typing import Any
 
 import click
 
+from .._internal.hints import replace_in_error
 from .._internal.names import AUTO, FLOWS, LAWS, spell, suggest
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
+
+STREAM = "-"
+"""What stands for the standard input or output in place of a file."""
 
 FLOW_NAMES = tuple(name.replace("_", "-") for name in FLOWS)
 _LAW_NAMES = tuple(name.replace("_", "-") for name in LAWS)
@@ -88,6 +95,7 @@ def combine(*decorators: Decorator) -> Decorator:
 
 model = click.argument("folder", metavar="MODEL", type=click.Path(path_type=Path))
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+weights = click.option("--weights", metavar="COLUMN", help="Column with the weights of the rows.")
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random choices."
 )
@@ -103,30 +111,58 @@ def rows(command: Command) -> Command:
     """The file of rows and how to read it, as one argument ``source``."""
 
     @wraps(command)
-    def with_source(data: Path, missing: Any, delimiter: str, encoding: str, **others: Any) -> Any:
-        from .reading import Source
+    def with_source(
+        data: Path, missing: Any, delimiter: str, encoding: str, decimal: str | None, **others: Any
+    ) -> Any:
+        from .reading import STDIN, Source
 
         delimiter = "\t" if delimiter == "\\t" else delimiter
         if len(delimiter) != 1:
             raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
-        for name in {"out", "html", "plot"} & {*others}:
-            path = others[name]
+        if decimal == delimiter:
+            raise click.UsageError(f"--decimal and --delimiter are both {decimal!r}; set --delimiter.")
+        name = ""
+        if str(data) == STREAM:
+            data, name = _spool_stdin(), STDIN
+        for option in {"out", "html", "plot"} & {*others}:
+            path = others[option]
             if path is not None and data.is_file() and path.exists() and path.samefile(data):
-                raise click.ClickException(f"--{name} {path} is the file that is read; choose another one.")
-        return command(source=Source(data, missing, delimiter, encoding), **others)
+                raise click.ClickException(f"--{option} {path} is the file that is read; choose another one.")
+        try:
+            return command(source=Source(data, missing, delimiter, encoding, decimal, name), **others)
+        except ValueError as error:
+            if not name:
+                raise
+            raise replace_in_error(error, str(data), name) from error
 
     return combine(
-        click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        click.argument("data", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)),
         click.option(
             "--missing",
-            type=click.Choice(["error", "drop"]),
-            default="error",
-            show_default=True,
-            help="What to do with rows that miss a value.",
+            type=click.Choice(["error", "drop", "impute"]),
+            show_default="error, or impute if the model was fitted so",
+            help="What to do with rows that miss a value: stop, leave them out, fill them in.",
         ),
         click.option("--delimiter", default=",", show_default=True, help="Of a csv file; \\t for a tab."),
         click.option("--encoding", default="utf-8", show_default=True, help="Of a csv file."),
+        click.option(
+            "--decimal",
+            type=click.Choice([".", ","]),
+            show_default=".",
+            help="Mark of decimals in a csv file.",
+        ),
     )(with_source)
+
+
+def _spool_stdin() -> Path:
+    """A file with what comes in by the standard input: files are read more than once. It goes at the end."""
+    folder = click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="latentcal-"))
+    path = Path(folder) / "stdin"
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    with path.open("rb") as file:
+        ending = ".parquet" if file.read(4) == b"PAR1" else ".csv"
+    return path.rename(path.with_suffix(ending))
 
 
 def random_part(most: int) -> Decorator:
@@ -155,6 +191,7 @@ def answers(command: Command) -> Command:
     ) -> Any:
         from .answers import Request
 
+        out = None if str(out) == STREAM else out
         return command(request=Request(folder, source, keep, raw, out, as_json), **others)
 
     return combine(
@@ -170,7 +207,7 @@ def answers(command: Command) -> Command:
         click.option(
             "--out",
             type=click.Path(path_type=Path),
-            help="File to write: .csv, .jsonl or .parquet; by default csv is printed.",
+            help="File to write: .csv, .jsonl or .parquet; by default, and for -, csv is printed.",
         ),
         as_json,
         rows,

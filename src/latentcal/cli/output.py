@@ -180,7 +180,7 @@ class _JsonLines:
         self._file = file
 
     def __call__(self, table: Table) -> None:
-        columns = [_as_plain(_round(np.asarray(column))) for column in table.values()]
+        columns = [_as_plain(_round(_spell_dates(np.asarray(column)))) for column in table.values()]
         for row in zip(*columns, strict=True):
             self._file.write(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n")
 
@@ -225,11 +225,21 @@ def _make_harmless(text: str) -> str:
 
 
 def _as_texts(column: Any, text: Callable[[str], str]) -> list[str]:
-    values = np.asarray(column)
+    values = _spell_dates(np.asarray(column))
     if values.dtype.kind == "f":
         return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
     # What a kept column misses (None, NaN, NaT) stays an empty cell.
     return ["" if value is None or value != value else text(str(value)) for value in values.tolist()]
+
+
+def _spell_dates(values: np.ndarray) -> np.ndarray:
+    """Dates of numpy as ISO texts, None where missing; all else as it is."""
+    if values.dtype.kind != "M":
+        return values
+    seconds = values.astype("datetime64[s]")
+    if np.datetime_data(values.dtype)[0] != "D" and (np.isnat(values) | (seconds == values)).all():
+        values = seconds
+    return np.where(np.isnat(values), None, np.datetime_as_string(values).astype(object))
 
 
 def _round(values: np.ndarray) -> np.ndarray | list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,9 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tables import Encoded, Preprocessing, Reservoir, column_names
+from .._internal.columns import infer_column
+from .._internal.hints import place_error
+from .._internal.table_files import estimate_rows
+from ..tables import Encoded, Gaps, Preprocessing, Reservoir, as_row_weights, column_names
+from .messages import say
 
 CHUNK = 2000  # rows at a time: few, so that progress is seen
+STDIN = "standard input"
 
 
 @dataclass(frozen=True)
@@ -23,36 +28,67 @@ class Source:
 
     Args:
         path: csv or parquet.
-        missing: what to do with rows that miss a value.
+        missing: what to do with rows that miss a value; None for what the model was fitted with.
         delimiter: of a csv file.
         encoding: of a csv file.
+        decimal: mark of decimals; None for a point, with an error where there are commas.
+        name: what messages call the file; its path if "".
     """
 
     path: Path
-    missing: Literal["error", "drop"] = "error"
+    missing: Literal["error", "drop", "impute"] | None = None
     delimiter: str = ","
     encoding: str = "utf-8"
+    decimal: str | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or str(self.path)
 
     @property
     def form(self) -> dict[str, Any]:
         """Options of whatever reads the file."""
         return {"delimiter": self.delimiter, "encoding": self.encoding}
 
+    @property
+    def file(self) -> str:
+        """Name of the file without its folder."""
+        return self.name or self.path.name
+
+    @property
+    def total(self) -> int:
+        """About how many rows there are."""
+        return estimate_rows(self.path)
+
     def has(self, names: Sequence[str]) -> bool:
         """Whether all these columns are there."""
         return {*names} <= {*column_names(self.path, **self.form)}
 
+    def beside(self, path: Path) -> Source:
+        """Another file of the same form."""
+        return replace(self, path=path, name="")
+
     def read(
-        self, rules: Preprocessing, *, targets: bool = False, keep: Sequence[str] = (), size: int = CHUNK
+        self,
+        rules: Preprocessing,
+        *,
+        targets: bool | Literal["any"] = False,
+        keep: Sequence[str] = (),
+        size: int = CHUNK,
     ) -> Iterator[Encoded]:
-        """Features, and targets where asked for, ``size`` rows at a time; no rows at all are an error."""
-        empty = True
-        how = {"targets": targets, "missing": self.missing, "keep": keep, **self.form}
-        for part in rules.chunks(self.path, size, **how):
-            empty = empty and len(part.rows) == 0
+        """Features, and targets where asked for, ``size`` rows at a time; no rows at all are an error.
+
+        At the end it is said which rows were left out, and which values filled in.
+        """
+        gaps = Gaps()
+        how = {"targets": targets, "missing": self.missing, "decimal": self.decimal, "keep": keep}
+        for part in rules.chunks(self.path, size, **how, **self.form):
+            gaps += part.gaps
             yield part
-        if empty:
-            raise click.ClickException(f"{self.path} has no rows that can be used.")
+        if str(gaps):
+            say(f"{self}: {gaps}")
+        if gaps.left_out == gaps.total:
+            raise click.ClickException(f"{self} has no rows that can be used.")
 
 
 class Chunk(NamedTuple):
@@ -63,12 +99,17 @@ class Chunk(NamedTuple):
     head: dict[str, np.ndarray]
     """Number of each row in the file, counted from 0, and the kept columns."""
 
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Some of the rows."""
+        head = {name: column[start:stop] for name, column in self.head.items()}
+        return Chunk(self.x[start:stop], None if self.y is None else self.y[start:stop], head)
+
 
 def chunks(
     source: Source,
     rules: Preprocessing,
     *,
-    targets: bool = False,
+    targets: bool | Literal["any"] = False,
     keep: Sequence[str] = (),
     size: int = CHUNK,
 ) -> Iterator[Chunk]:
@@ -85,10 +126,16 @@ class RandomRows(NamedTuple):
     rows: Tensor
     total: int
     """Rows that could have been chosen."""
+    weights: Tensor | None = None
 
 
 def random_rows(
-    source: Source, rules: Preprocessing, most: int, seed: int = 0, without: Tensor | None = None
+    source: Source,
+    rules: Preprocessing,
+    most: int,
+    seed: int = 0,
+    without: Tensor | None = None,
+    weights: str | None = None,
 ) -> RandomRows:
     """At most so many random rows with targets; memory does not grow with the file.
 
@@ -98,12 +145,14 @@ def random_rows(
         most: rows that are kept.
         seed: of their choice.
         without: numbers of rows that are not taken.
+        weights: column with the weights of the rows.
     """
     reservoir = Reservoir(most, (seed, 1))  # others than ``load_csv`` with this seed takes of the same file
     kept: list[Tensor] = []
-    for part in source.read(rules, targets=True, size=10_000):
+    keep = [] if weights is None else [weights]
+    for part in source.read(rules, targets=True, keep=keep, size=10_000):
         assert part.y is not None
-        columns = [part.x, part.y, part.rows]
+        columns = [part.x, part.y, part.rows, *(_read_weights(source, part, name) for name in keep)]
         if without is not None:
             columns = [column[~torch.isin(part.rows, without)] for column in columns]
         items, places = map(torch.from_numpy, reservoir.offer(len(columns[2])))
@@ -113,5 +162,12 @@ def random_rows(
             kept[i][places[~new]] = column[items[~new]]
             kept[i] = torch.cat([kept[i], column[items[new]]])
     order = kept[2].argsort()
-    x, y, rows = (column[order] for column in kept)
-    return RandomRows(x, y, rows, reservoir.seen)
+    x, y, rows, *others = (column[order] for column in kept)
+    return RandomRows(x, y, rows, reservoir.seen, *others)
+
+
+def _read_weights(source: Source, part: Encoded, name: str) -> Tensor:
+    try:
+        return as_row_weights(infer_column(name, part.kept[name], source.decimal), part.rows.numpy())
+    except ValueError as error:
+        raise place_error(f"{source}: ", error) from None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import attach
 
 if TYPE_CHECKING:
+    from .predictor import FewCalibrationRowsWarning as FewCalibrationRowsWarning
     from .predictor import TablePredictor as TablePredictor
     from .regressor import FlowRegressor as FlowRegressor
     from .summaries import PredictedRegion as PredictedRegion, check_levels as check_levels
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "predictor": ["TablePredictor"],
+        "predictor": ["FewCalibrationRowsWarning", "TablePredictor"],
         "regressor": ["FlowRegressor"],
         "summaries": ["PredictedRegion", "check_levels"],
     },

@@ -16,7 +16,7 @@ from .._internal.chunks import CACHE, ROWS, rows_at_a_time
 from .._internal.hints import Argument, ArgumentError
 from .._internal.names import AUTO, LAWS, find, spell, suggest
 from .._internal.numerics import as_tensor
-from .._internal.validate import MOST_DRAWS, as_whole, check_finite
+from .._internal.validate import MOST_DRAWS, as_weights, as_whole, check_finite
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
@@ -29,9 +29,16 @@ from . import storage
 from .summaries import AS_FITTED, PredictedRegion, check_levels, latent_points, quantile
 
 _REUSE_LIMIT = 0.05
+FEWEST_CALIBRATION = 20
+"""Rows below which a law of the norm is more noise than repair: the model stays as it was trained."""
 
 Pair = tuple[Tensor, Tensor]
+Weighted = tuple[Tensor, Tensor, Tensor | None]
 Self = TypeVar("Self", bound="TablePredictor")
+
+
+class FewCalibrationRowsWarning(UserWarning):
+    """A model was left as it was trained, for want of rows to recalibrate it by."""
 
 
 class TablePredictor:
@@ -52,6 +59,7 @@ class TablePredictor:
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
+        calibration_: what was done to the flow after training, in words.
     """
 
     draws: int
@@ -217,11 +225,33 @@ class TablePredictor:
         }
         return diagnose(self.model_, x, y, **{**names, **options})
 
-    def recalibrate(self: Self, X: Any, y: Any) -> Self:
-        """Recalibrate by new rows, in place of what was there; nothing is trained."""
+    def recalibrate(self: Self, X: Any, y: Any, *, weights: Any = None) -> Self:
+        """Recalibrate by new rows, in place of what was there; nothing is trained.
+
+        Args:
+            X: (n, p) features of at least 20 rows that the flow was not trained on.
+            y: (n, d) or (n,) outputs.
+            weights: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
+                (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
+        """
         x, y = self._pairs(X, y)
-        self._calibrate(x, y, choose_repair(self.recalibration) or recalibrate)
+        if len(x) < FEWEST_CALIBRATION:
+            raise ValueError(
+                f"Recalibration takes at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law that fewer of "
+                "them tell is mostly noise. Collect more."
+            )
+        self._calibrate(x, y, as_weights(weights, len(x)), choose_repair(self.recalibration) or recalibrate)
         return self
+
+    @property
+    def calibration_(self) -> str:
+        """What was done to the flow after training, in words."""
+        made, rows = self.model_.recalibration, len(self._norms)
+        if made is not None:
+            return f"recalibrated on {rows:,} rows"
+        if rows:
+            return f"left as trained: {rows} calibration rows, fewer than {FEWEST_CALIBRATION}"
+        return "left as trained"
 
     @classmethod
     def _restore(cls: type[Self], parameters: Mapping[str, Any], state: Mapping[str, Any]) -> Self:
@@ -288,10 +318,12 @@ class TablePredictor:
                 parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return torch.cat(parts, dim=-2)
 
-    def _calibrate(self, x: Tensor, y: Tensor, repair: Callable[..., ConditionalFlow]) -> None:
+    def _calibrate(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, repair: Callable[..., ConditionalFlow]
+    ) -> None:
         use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
         self._warn_of_training_rows(x, y, use, stacklevel=4)
-        self.model_ = repair(self.base_model_, x, y, batch_size=ROWS)
+        self.model_ = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS)
         self._norms = self.model_.recalibration.norms.sort().values
 
     def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,13 +24,24 @@ from sklearn.utils import check_random_state
 from .. import flows
 from .._internal.names import FLOWS
 from .._internal.numerics import as_tensor
-from .._internal.validate import check_size
+from .._internal.validate import as_weights, check_size
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
-from .predictor import Pair, TablePredictor, choose, choose_repair, column_names, float64_copy
+from ..recalibration import latent_norms
+from .predictor import (
+    FEWEST_CALIBRATION,
+    FewCalibrationRowsWarning,
+    Pair,
+    TablePredictor,
+    Weighted,
+    choose,
+    choose_repair,
+    column_names,
+    float64_copy,
+)
 from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
@@ -40,7 +52,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
     ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
     trains a conditional flow on them and recalibrates it. Rows that are not exchangeable (in time, by groups)
-    are set aside by you: give both parts to ``fit``.
+    are set aside by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
+    it was trained, with a warning: a law of the norm would be mostly their noise.
 
     Where y is a DataFrame, so are predictions, with its columns and the index of X (behind a transformer that
     gives arrays X has none: ``set_output(transform="pandas")`` keeps it); where it is (n,), they lack the
@@ -72,6 +85,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
+        calibration_: what was done to the flow after training, in words.
 
     Examples:
         >>> import pandas as pd
@@ -126,16 +140,22 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         X: Any,
         y: Any,
         *,
-        validation: tuple[Any, Any] | None = None,
-        calibration: tuple[Any, Any] | None = None,
+        validation: tuple[Any, ...] | None = None,
+        calibration: tuple[Any, ...] | None = None,
+        weights: Any = None,
     ) -> FlowRegressor:
         """Train and recalibrate.
 
         Args:
             X: (n, p) features.
             y: (n, d) or (n,) outputs.
-            validation: pair (X, y) that tells when to stop, instead of a share of the rows.
-            calibration: pair (X, y) for recalibration, instead of a share of the rows.
+            validation: (X, y) or (X, y, weights) that tell when to stop, instead of a share of the rows.
+            calibration: (X, y) or (X, y, weights) for recalibration, instead of a share of the rows.
+            weights: (n,) of the rows of X, in training, early stopping and recalibration; equal if None.
+                Regions and p-values count calibration rows equally all the same.
+
+        Warns:
+            FewCalibrationRowsWarning: with fewer than 20 calibration rows; nothing is recalibrated then.
         """
         repair = choose_repair(self.recalibration)
         shares = {} if validation is not None else {"validation": self.validation_fraction}
@@ -143,20 +163,23 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         rng = check_random_state(self.random_state)
-        parts = _split_rows(x, y, shares, rng)
-        for name, pair in (("validation", validation), ("calibration", calibration)):
-            if pair is not None:
-                parts[name] = self._accept(*pair)
-        x, y = parts["train"]
+        parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng)
+        for name, given in (("validation", validation), ("calibration", calibration)):
+            if given is not None:
+                pair = self._accept(*given[:2])
+                parts[name] = (*pair, as_weights(*given[2:] or (None,), len(pair[0])))
+        x, y, weights = parts["train"]
         if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
             raise ValueError(
                 f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
                 "density. Drop them."
             )
-        self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"]))
-        x_mean, x_scale = _mean_and_scale(check_size(x, "X"))
-        y_mean, y_scale = _mean_and_scale(check_size(y, "y"))
-        units = {name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale) for name, (x, y) in parts.items()}
+        self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"][:2]))
+        x_mean, x_scale = _mean_and_scale(check_size(x, "X"), weights)
+        y_mean, y_scale = _mean_and_scale(check_size(y, "y"), weights)
+        units = {
+            name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale, own) for name, (x, y, own) in parts.items()
+        }
         seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
         # Layers take their first weights from torch's global generator, whose state is the user's.
         with torch.random.fork_rng(devices=[]):
@@ -168,7 +191,16 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         ).eval()
         self.model_: ConditionalFlow = self.base_model_
         self._norms = torch.empty(0, dtype=torch.float64)
-        if repair is not None:
+        if repair is not None and len(parts["calibration"][0]) < FEWEST_CALIBRATION:
+            x, y, _ = parts["calibration"]
+            self._norms = latent_norms(self.base_model_, x, y).double().sort().values
+            warnings.warn(
+                f"Recalibration takes at least {FEWEST_CALIBRATION} calibration rows, there are {len(x)}: "
+                "the model stays as it was trained.",
+                FewCalibrationRowsWarning,
+                stacklevel=2,
+            )
+        elif repair is not None:
             self._calibrate(*parts["calibration"], repair)
         return self
 
@@ -236,16 +268,20 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
 
-    def _train(self, train: Pair, validation: Pair, seed: int) -> tuple[ConditionalFlow, flows.TrainingLog]:
+    def _train(
+        self, train: Weighted, validation: Weighted, seed: int
+    ) -> tuple[ConditionalFlow, flows.TrainingLog]:
         make, options = choose("flow", self.flow, FLOWS), self.flow_options or {}
+        x, y, weights = train
         if make is flows.LinearGaussianFlow:
-            return fit_ridge(*train, validation, **options)
-        features, outputs = (part.shape[1] for part in train)
-        flow = make(outputs, features, **options)
+            return fit_ridge(x, y, validation, weights=weights, **options)
+        flow = make(y.shape[1], x.shape[1], **options)
         log = flows.train_flow(
             flow,
-            *train,
+            x,
+            y,
             validation=validation,
+            weights=weights,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             max_epochs=self.max_epochs,
@@ -280,10 +316,9 @@ def _holds_text(values: Any) -> bool:
     return False
 
 
-def _split_rows(
-    x: Tensor, y: Tensor, shares: dict[str, float], rng: np.random.RandomState
-) -> dict[str, Pair]:
+def _split_rows(table: Weighted, shares: dict[str, float], rng: np.random.RandomState) -> dict[str, Weighted]:
     """Rows drawn for each share, at least two, and the others as ``"train"``."""
+    x, y, weights = table
     counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
     if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
         raise ValueError(
@@ -291,10 +326,13 @@ def _split_rows(
             "rows for training."
         )
     rows = np.split(rng.permutation(len(x)), np.cumsum(counts))
-    return {name: (x[own], y[own]) for name, own in zip([*shares, "train"], rows, strict=True)}
+    return {
+        name: (x[own], y[own], None if weights is None else as_weights(weights[own], len(own)))
+        for name, own in zip([*shares, "train"], rows, strict=True)
+    }
 
 
-def _mean_and_scale(values: Tensor) -> Pair:
+def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:
     """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
-    scaler = StandardScaler().fit(values.numpy())
+    scaler = StandardScaler().fit(values.numpy(), sample_weight=None if weights is None else weights.numpy())
     return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)

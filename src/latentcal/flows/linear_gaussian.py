@@ -143,15 +143,25 @@ def _parameter(values: Tensor, name: str) -> Tensor:
 
 
 def fit_ridge(
-    x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor], penalties: Sequence[float] = PENALTIES
+    x: Tensor,
+    y: Tensor,
+    validation: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None],
+    penalties: Sequence[float] = PENALTIES,
+    *,
+    weights: Tensor | None = None,
 ) -> tuple[LinearGaussianFlow, TrainingLog]:
     r"""Linear regression of centred data with the penalty that the validation part likes best.
 
     .. math:: W = (X^\top X + n \lambda I)^{-1} X^\top Y, \qquad
               \Sigma = \frac{R^\top R}{n - 1 - \mathrm{df}(\lambda)} + \lambda I
 
-    with the residuals R. It exists for any data: fewer rows than features, outputs that are exact in x.
+    with the residuals R. It exists for any data: fewer rows than features, outputs that are exact in x. With
+    weights (n,) of mean 1, rows of X, Y and R count by their roots; the data are centred by the weights then.
     """
+    given = (x, y, weights)
+    if weights is not None:
+        root = (weights / weights.mean()).sqrt()[:, None].to(x)
+        x, y = root * x, root * y
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
     log, fitted = TrainingLog(stopped=f"tried {len(penalties)} penalties"), []
     for penalty in penalties:
@@ -162,7 +172,7 @@ def fit_ridge(
         covariance = residual.T @ residual / freedom + penalty * torch.eye(y.shape[1])
         bias = y.new_zeros(y.shape[1])
         fitted.append(LinearGaussianFlow(weight, bias, torch.linalg.cholesky(covariance)))
-        log.train_loss.append(mean_nll(fitted[-1], x, y))
+        log.train_loss.append(mean_nll(fitted[-1], *given))
         log.validation_loss.append(mean_nll(fitted[-1], *validation))
     log.best_epoch = min(range(len(fitted)), key=log.validation_loss.__getitem__)
     return fitted[log.best_epoch], log

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._internal.chunks import ROWS
 from .._internal.progress_bar import ProgressBar
-from .._internal.validate import as_rows, as_whole
+from .._internal.validate import as_rows, as_weights, as_whole
 from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
 from ..plots import training_curves
 
@@ -69,7 +69,8 @@ def train_flow(
     x: Tensor | None,
     y: Tensor,
     *,
-    validation: tuple[Tensor | None, Tensor],
+    validation: tuple[Tensor | None, Tensor] | tuple[Tensor | None, Tensor, Tensor | None],
+    weights: Tensor | None = None,
     learning_rate: float = 1e-3,
     batch_size: int = 1024,
     max_epochs: int = 1000,
@@ -93,7 +94,9 @@ def train_flow(
         flow: the flow to train.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        validation: pair (x, y) that decides when to stop.
+        validation: pair (x, y) that decides when to stop, or (x, y, weights).
+        weights: (n,) of the rows: in every epoch n rows are drawn with probabilities proportional to them,
+            whatever the flow's loss is. None to take each row once.
         learning_rate: of Adam.
         batch_size: points a step.
         max_epochs: end of training at the latest; 2 gives a deliberately poor model.
@@ -110,7 +113,8 @@ def train_flow(
         The log of the training.
     """
     x, y = as_training_rows(flow, x, y, "training")
-    validation = as_training_rows(flow, *validation, "validation")
+    weights = as_weights(weights, len(y))
+    held_out = _as_validation_rows(flow, *validation)
     for name, value in (("batch_size", batch_size), ("max_epochs", max_epochs), ("patience", patience)):
         as_whole(value, name)
     generator = torch.Generator(device=y.device).manual_seed(seed)
@@ -124,8 +128,8 @@ def train_flow(
     with ProgressBar(total=max_epochs, desc="training", unit=" epochs", progress=progress) as bar:
         try:
             for epoch in range(max_epochs):
-                log.train_loss.append(_epoch(flow, x, y, optimizer, batch_size, clip, generator))
-                log.validation_loss.append(_validate(flow, *validation))
+                log.train_loss.append(_epoch(flow, x, y, weights, optimizer, batch_size, clip, generator))
+                log.validation_loss.append(_validate(flow, *held_out))
                 if not math.isfinite(log.train_loss[-1] + log.validation_loss[-1]):
                     log.stopped = f"diverged in epoch {epoch + 1}: {_likely_cause(y, learning_rate)}"
                     break
@@ -163,33 +167,52 @@ def train_flow(
 
 
 @torch.no_grad()
-def mean_nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
+def mean_nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor, weights: Tensor | None = None) -> float:
     """Mean negative log-likelihood of y (n, d) given x, in evaluation mode and in batches."""
     with evaluation_mode(flow):
-        total = sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, ROWS))
-    return total / len(y)
+        if weights is None:
+            return sum(float(_nll(flow, *part).sum()) for part in _batches(x, y, ROWS)) / len(y)
+        losses = torch.cat([_nll(flow, *part) for part in _batches(x, y, ROWS)]).double()
+        return float((weights.to(losses) * losses)[weights > 0].sum() / weights.sum())
 
 
 @torch.no_grad()
-def _validate(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> float:
+def _validate(flow: ConditionalFlow, x: Tensor | None, y: Tensor, weights: Tensor | None) -> float:
     own = getattr(flow, "validation_loss", None)
     if own is None:
-        return mean_nll(flow, x, y)
+        return mean_nll(flow, x, y, weights)
     with evaluation_mode(flow):
         return float(own(x, y))
+
+
+def _as_validation_rows(
+    flow: ConditionalFlow, x: Any, y: Any, weights: Any = None
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Rows and their weights; for a flow with its own loss, rows that are repeated by their weights."""
+    x, y = as_training_rows(flow, x, y, "validation")
+    weights = as_weights(weights, len(y))
+    if weights is None or not hasattr(flow, "validation_loss"):
+        return x, y, None if weights is None else weights.to(y.device)
+    chosen = _rows_at((torch.arange(len(y), device=y.device) + 0.5) / len(y), weights)
+    return None if x is None else x[chosen], y[chosen], None
 
 
 def _epoch(
     flow: ConditionalFlow,
     x: Tensor | None,
     y: Tensor,
+    weights: Tensor | None,
     optimizer: torch.optim.Optimizer,
     batch_size: int,
     clip: float | None,
     generator: torch.Generator,
 ) -> float:
     flow.train()
-    order = torch.randperm(len(y), generator=generator, device=y.device)
+    if weights is None:
+        order = torch.randperm(len(y), generator=generator, device=y.device)
+    else:
+        levels = torch.rand(len(y), generator=generator, device=y.device, dtype=torch.float64)
+        order = _rows_at(levels, weights)
     loss_of = getattr(flow, "loss", None)
     total = torch.zeros((), device=y.device, dtype=torch.float64)
     for part_x, part_y in _batches(None if x is None else x[order], y[order], batch_size):
@@ -201,6 +224,12 @@ def _epoch(
         optimizer.step()
         total += loss.detach() * len(part_y)
     return float(total) / len(y)
+
+
+def _rows_at(levels: Tensor, weights: Tensor) -> Tensor:
+    """Indices of the rows at which the share of the weights (n,) up to them reaches the levels (m,)."""
+    shares = (weights / weights.sum()).cumsum(0)
+    return torch.searchsorted(shares.to(levels.device), levels.double()).clamp(max=len(weights) - 1)
 
 
 def _nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
