@@ -127,7 +127,7 @@ def fit(
         )
     elif report is not None:
         click.echo(f"\n{printable(summary(report), lines=True)}\n")
-        advise(model, report)
+        advise(report)
     say(f"{out} is written; `latentcal info {out}` tells about it, `latentcal predict {out} ...` predicts.")
 
 
