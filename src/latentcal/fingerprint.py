@@ -61,6 +61,19 @@ class Fingerprint:
         """Estimated share of the fingerprinted rows that occur among the given rows."""
         return len(self.matches(x, y)) / max(len(self.hashes), 1)
 
+    def share_within(self, other: Fingerprint) -> float:
+        """Estimated share of the fingerprinted rows that are among those of another fingerprint.
+
+        Examples:
+            >>> x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10.0)[:, None]
+            >>> Fingerprint.of(x[:4], y[:4]).share_within(Fingerprint.of(x[2:], y[2:]))
+            0.5
+        """
+        # Of the other data all hashes up to the largest kept one are known; beyond it, none.
+        complete = len(other.hashes) < SIZE
+        known = [value for value in self.hashes if complete or value <= other.hashes[-1]]
+        return len({*known} & {*other.hashes}) / max(len(known), 1)
+
     def _with(self, hashes: _Hashes) -> Fingerprint:
         own = np.array(self.hashes, dtype=np.uint64)
         return Fingerprint(tuple(np.unique(np.concatenate([own, hashes]))[:SIZE].tolist()))

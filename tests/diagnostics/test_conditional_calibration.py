@@ -207,7 +207,7 @@ def test_the_report_reads_well_and_goes_into_json(generator):
     assert "ConditionalRadius" in text
     assert "lowest slab coverage" in text
     assert "worst of 3 groups" in text
-    assert max(len(line) for line in text.splitlines()) < 240
+    assert max(len(line) for line in text.splitlines()) < 280
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert values["suspect"] == "age"
     assert values["groups"][0]["label"] == "north"

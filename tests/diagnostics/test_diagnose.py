@@ -13,7 +13,7 @@ from alike import alike
 from latentcal.diagnostics import diagnose
 from latentcal.diagnostics.advice import name_faults
 from latentcal.diagnostics.findings import Finding, adjust
-from latentcal.diagnostics.latents import find_trained_flow
+from latentcal.diagnostics.latents import find_model_before
 from latentcal.diagnostics.measures import mean_of
 from latentcal.flow import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
@@ -64,14 +64,15 @@ def test_a_planted_fault_is_the_first_that_is_named(kind, generator):
         report = diagnose(FLOW, *draw(generator, 800, kind), samples=30, generator=generator)
         assert report.faults[0] == kind
         assert not report.calibrated
-        assert report.verdict.startswith("Not calibrated")
+        assert report.verdict == "not_calibrated"
+        assert report.sentence.startswith("Not calibrated")
 
 
 def test_the_verdict_says_whether_predictions_are_too_narrow_or_too_wide(generator):
     x, y = draw(generator, 300, "scale")
-    assert "too narrow" in diagnose(FLOW, x, y, **QUICK).verdict
+    assert "too narrow" in diagnose(FLOW, x, y, **QUICK).sentence
     wide = LinearGaussianFlow(torch.eye(3, 2), torch.ones(3), 2 * torch.eye(3))
-    assert "too wide" in diagnose(wide, x, y, **QUICK).verdict
+    assert "too wide" in diagnose(wide, x, y, **QUICK).sentence
 
 
 def test_scores_and_coverages_are_those_of_the_model_in_closed_form(generator):
@@ -109,7 +110,7 @@ def test_outputs_that_are_wrong_by_themselves_are_pointed_at(generator):
     assert "y[2]" in finding.verdict
 
 
-def test_a_recalibrated_model_stands_beside_the_flow_as_it_was_trained(generator):
+def test_a_recalibrated_model_stands_beside_the_model_before(generator):
     x, y = draw(generator, 3000, "scale")
     model = lc.recalibrate(FLOW, x[:1500], y[:1500])
     report = diagnose(model, x[1500:], y[1500:], permutations=399)
@@ -118,9 +119,10 @@ def test_a_recalibrated_model_stands_beside_the_flow_as_it_was_trained(generator
         assert alike(asdict(report.before[name]), asdict(alone.measured[name]))
     assert alone.before is None
     assert report.measured["L-ECE"].value < report.before["L-ECE"].value / 3
-    nll, energy = report.changes
+    nll, energy, in_units = report.changes
     assert nll.high < 0
     assert energy.high < 0
+    assert in_units.high < 0
     torch.testing.assert_close(nll.value, report.measured["NLL"].value - report.before["NLL"].value)
     assert report.points.used
     assert report.points.n == 1500
@@ -128,23 +130,25 @@ def test_a_recalibrated_model_stands_beside_the_flow_as_it_was_trained(generator
     assert report.reused == 0
 
 
-def test_what_a_flow_was_before_is_found_under_alignments_and_recalibrations(generator):
+def test_what_a_flow_was_before_is_what_it_keeps_of_it(generator):
     x, y = draw(generator, 900, "scale")
     y[:, 0] += 0.5
     parts = list(zip(x.split(300), y.split(300), strict=True))
     aligned, recalibrated = lc.align(FLOW, *parts[0]), lc.recalibrate(FLOW, *parts[0])
     chains = [
-        aligned,
-        recalibrated,
-        lc.recalibrate(recalibrated, *parts[1]),
-        lc.recalibrate(aligned, *parts[1]),
-        lc.recalibrate(lc.align(recalibrated, *parts[1]), *parts[2]),
+        (aligned, FLOW),
+        (recalibrated, FLOW),
+        (lc.recalibrate(recalibrated, *parts[1]), FLOW),  # which keeps the first law alone
+        (lc.recalibrate(aligned, *parts[1]), FLOW),
+        (lc.recalibrate(lc.align(recalibrated, *parts[1]), *parts[2]), recalibrated),
     ]
-    for model in chains:
-        first = find_trained_flow(model)
-        torch.testing.assert_close(first(x).log_prob(y), FLOW(x).log_prob(y))
-        assert (model(x).log_prob(y) - FLOW(x).log_prob(y)).abs().max() > 0.01  # control
-    assert find_trained_flow(FLOW) is None
+    for model, expected in chains:
+        before = find_model_before(model)
+        torch.testing.assert_close(before.flow(x).log_prob(y), expected(x).log_prob(y))
+        assert (model(x).log_prob(y) - before.flow(x).log_prob(y)).abs().max() > 0.01  # control
+        named = eval(before.name, {"model": model})
+        torch.testing.assert_close(named(x).log_prob(y), expected(x).log_prob(y))
+    assert find_model_before(FLOW) is None
 
 
 def test_rows_that_served_for_calibration_are_warned_of(generator):
@@ -156,17 +160,13 @@ def test_rows_that_served_for_calibration_are_warned_of(generator):
     assert "looks better than it is" in str(report)
 
 
-def test_repeated_values_are_found_and_noise_on_them_takes_them_away(generator):
+def test_repeated_values_are_a_note_on_the_data(generator):
     x, y = draw(generator, 300)
     y[:90, 1] = 0.0
     report = diagnose(FLOW, x, y, **QUICK)
-    assert report.faults[0] == "atoms"
-    assert "30%" in report["atoms"].verdict
-    assert "y[1]" in report["atoms"].verdict
-    assert "Dequantizer" in report["atoms"].remedy
+    assert report.notes[0].startswith("30% of the rows have the value 0 of y[1].")
     assert report.to_dict()["atoms"][1]["values"] == [0.0]
-    jittered = lc.recalibration.Dequantizer.fit(y).jitter(y, generator)
-    assert "atoms" not in diagnose(FLOW, x, jittered, **QUICK).faults
+    assert "value 0 of y[1]" not in str(diagnose(FLOW, *draw(generator, 300), **QUICK))  # control
 
 
 def test_a_base_that_depends_on_x_is_drawn_at_the_x_of_the_rows(generator):
@@ -193,7 +193,7 @@ def test_a_flow_without_a_density_is_diagnosed_without_likelihood(generator):
     report = diagnose(SamplerOnly(lc.base.standard_normal(2)), None, y)
     assert report.calibrated
     assert "uniform HDR-PIT" in report.absent
-    assert [measure.name for measure in report.measured.numbers][:2] == ["energy score", "L-ECE"]
+    assert [measure.name for measure in report.measured.numbers][:2] == ["energy score", "energy score / SD"]
     assert "coverage 90 %" in str(report)
     assert diagnose(SamplerOnly(lc.base.standard_normal(2)), None, 2 * y).faults[0] == "scale"  # control
 
@@ -259,20 +259,21 @@ def test_the_text_has_every_number_every_test_and_what_to_do(generator):
     for finding in report.findings:
         assert (finding.verdict in text) == finding.found
         assert (f"To do: {finding.remedy}" in text) or not finding.found
+    assert f"Next step: {report.next_step}." in text
     assert "How many calibration points do I need?" in text
     assert "3,600" in text
 
 
 def test_special_faults_come_before_scale_only_on_stronger_evidence():
     def faults(scale, features):
-        parts = [Finding("uniform PIT", 0.0, scale, "", ""), Finding("PIT and x", 0.0, features, "", "")]
+        parts = [Finding("uniform PIT", 0.0, scale, ""), Finding("PIT and x", 0.0, features, "")]
         return name_faults(adjust(parts, 0.05), 0.05)
 
     assert faults(1e-9, 0.001) == ("x-dependence", "scale")
     assert faults(1e-9, 0.04) == ("scale", "x-dependence")
     assert faults(0.5, 0.02) == ("x-dependence",)
     assert faults(0.5, 0.5) == ()
-    assert name_faults(adjust([Finding("latents and base", 0.0, 0.001, "", "")], 0.05), 0.05) == ("shape",)
+    assert name_faults(adjust([Finding("latents and base", 0.0, 0.001, "")], 0.05), 0.05) == ("shape",)
 
 
 @pytest.mark.parametrize(

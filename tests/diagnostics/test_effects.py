@@ -87,12 +87,13 @@ def test_a_test_that_stops_early_agrees_with_one_that_does_not(generator):
 
 def test_gaps_are_those_of_known_laws_and_vanish_under_noise(generator):
     u = torch.rand(4000, dtype=torch.float64, generator=generator)
-    assert gap_to_uniform(u**2) == pytest.approx(0.25, abs=0.04)
-    noise = [gap_to_uniform(part) for part in u.split(40)]
+    assert gap_to_uniform(u**2).size == pytest.approx(0.25, abs=0.04)
+    assert gap_to_uniform(u**2).error == pytest.approx(0.5 / math.sqrt(4000), rel=0.1)  # at F = 1/2
+    noise = [gap_to_uniform(part).size for part in u.split(40)]
     assert sum(noise) / 100 < 0.09  # 0.13 without the correction, with a standard error of 0.004
     side = torch.rand(4000, dtype=torch.float64, generator=generator)
-    assert gap_between_parts(u, side) < 0.03
-    assert gap_between_parts(u + side.gt(2 / 3).double(), side) == pytest.approx(2 / 3, abs=0.04)
+    assert gap_between_parts(u, side).size < 0.03
+    assert gap_between_parts(u + side.gt(2 / 3).double(), side).size == pytest.approx(2 / 3, abs=0.04)
 
 
 def test_a_finding_says_what_its_repair_gains(generator):
@@ -121,7 +122,7 @@ def test_text_page_and_dictionary_show_the_sizes(generator):
     assert "gain (nats)" in str(report)
     page = render_page(report, "Sizes")
     assert gain in page
-    assert "Coverage error" in page
+    assert "Coverage off (points)" in page
     read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert read["findings"][0]["gain"] == report["uniform PIT"].gain
     fine = diagnose(FLOW, x, y / 1.5, samples=20, permutations=399)

@@ -75,7 +75,7 @@ def test_noise_of_calibration_points_explains_as_large_errors_as_stated(generato
 
 def test_noise_excuses_the_law_of_the_norm_and_nothing_else():
     def explained(*names, error=0.01):
-        findings = [Finding(name, 0.0, 0.0, "", "", found=True) for name in names]
+        findings = [Finding(name, 0.0, 0.0, "", found=True) for name in names]
         numbers = (Measure("NLL", 3.0, 2.0, 4.0, INTERVAL), Measure("L-ECE", error, 0.0, 0.1, CALIBRATED))
         return is_noise(findings, SimpleNamespace(numbers=numbers), 0.02)
 
@@ -85,7 +85,6 @@ def test_noise_excuses_the_law_of_the_norm_and_nothing_else():
     assert not explained()
     assert not explained("marginal PITs")
     assert not explained("uniform PIT", "PIT and x")
-    assert not explained("uniform PIT", "atoms")
 
 
 def test_an_error_that_calibration_noise_explains_is_said_to_be_one(generator):
@@ -95,12 +94,12 @@ def test_an_error_that_calibration_noise_explains_is_said_to_be_one(generator):
     few = diagnose(lc.recalibrate(flow, None, y[:100]), None, y[100:], **quick)
     assert few.faults == ("scale",)
     assert few.within_noise
-    assert few.verdict.startswith("Calibrated up to the noise of its calibration points")
-    assert all("nothing urgent" in finding.remedy for finding in few.findings if finding.found)
+    assert few.sentence.endswith("The noise of its 100 calibration rows explains it.")
+    assert all("more rows than the 100" in finding.remedy for finding in few.findings if finding.found)
     assert few.to_dict()["within_noise"]
     far = diagnose(lc.recalibrate(flow, None, y[:100]), None, 1.3 * y[100:], **quick)
     assert not far.within_noise
-    assert far.verdict.startswith("Not calibrated: predictions are too narrow")
+    assert far.sentence.startswith("Not calibrated: predictions are too narrow")
     assert not diagnose(flow, None, y[:300], **quick).within_noise
 
 

@@ -73,7 +73,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     if "recalibrated" in card:
         lines["recalibrated"] = "on {used:,} of {rows:,} rows of {file}".format(**card["recalibrated"])
     known = card.get("quality", {"verdict": "not known; `latentcal diagnose` tells"})
-    lines["quality"] = known["verdict"]
+    lines["quality"] = known.get("sentence", known["verdict"])  # older models have the sentence as verdict
     return [line for line in lines.items() if line[1]]
 
 
@@ -87,7 +87,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
 )
 @options.html
 @click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture: .png, .svg or .pdf.")
-@click.option("--strict", is_flag=True, help=f"End with code {FAULTY} where a fault is found.")
+@click.option("--strict", is_flag=True, help=f"End with code {FAULTY} where faults are not small.")
 @options.random_part(20_000)
 @click.pass_context
 def diagnose(
@@ -112,21 +112,22 @@ def diagnose(
         latentcal diagnose model/ test.csv --html report.html --plot report.png
         latentcal diagnose model/ test.csv --json --strict > report.json
     """
-    from .model import FEWEST_ROWS, advise, load_model, report_on, write_page, write_picture
+    from .model import FEWEST_ROWS, load_model, report_on, write_page, write_picture
     from .output import json_text
 
     model = load_model(folder)
     rows = _read_part(source, model, max_rows, seed, FEWEST_ROWS, "a report")
     if rows.total > len(rows.x):
         say(f"{len(rows.x):,} random rows of {rows.total:,} are used (--max-rows).")
-    report = report_on(model, rows.x, rows.y, seed=seed, level=level)
+    names = {"model_name": str(folder), "data_name": str(source)}
+    report = report_on(model, rows.x, rows.y, seed=seed, level=level, **names)
     click.echo(json_text(report.to_dict()) if as_json else printable(str(report), lines=True))
-    advise(model, report, folder)
     if html is not None:
         write_page(report, html)
     if plot is not None:
         write_picture(report.plot, plot)
-    if strict and not report.calibrated:
+    harmed = report.comparison is not None and report.comparison.harmful
+    if strict and (harmed or report.verdict == "not_calibrated"):
         ctx.exit(FAULTY)
 
 

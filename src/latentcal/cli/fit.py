@@ -156,7 +156,7 @@ def fit(
         )
     elif report is not None:
         click.echo(f"\n{printable(summary(report), lines=True)}\n")
-        advise(model, report, out)
+        advise(report)
     say(f"{out} is written; {command('info', out)} tells about it.")
     say(f"{command('predict', out, 'new.csv')} predicts.")
 

@@ -113,15 +113,17 @@ def load_model(folder: Path) -> Model:
 
 
 def report_on(model: Model, x: Any, y: Any, *, seed: int = 0, **options: Any) -> CalibrationReport:
-    """Report on rows (n, p), (n, d), as tensors or tables."""
+    """Report on rows (n, p), (n, d), with the names of columns and advice in the words of commands."""
+    names = {"feature_names": list(model.rules.feature_names), "output_names": list(model.targets)}
     generator = torch.Generator().manual_seed(seed)
-    return model.estimator.diagnose(x, y, generator=generator, **options)
+    return model.estimator.diagnose(x, y, generator=generator, audience="command line", **names, **options)
 
 
 def summary(report: CalibrationReport) -> str:
-    """The verdict and the numbers before and after recalibration, a few lines."""
+    """What recalibration did, the verdict and the numbers before and after, a few lines."""
     before, after = report.before, report.measured
-    lines = [report.verdict, "", f"{f'{report.n:,} rows set aside':<24}{'before':>12}{'after':>12}"]
+    lines = [*filter(None, [report.before_and_after, report.sentence]), ""]
+    lines.append(f"{f'{report.n:,} rows set aside':<24}{'before':>12}{'after':>12}")
     if before is None:
         lines[-1] = f"{f'{report.n:,} rows set aside':<24}{'':>12}{'value':>12}"
     for measure in after.numbers:
@@ -135,16 +137,10 @@ def _show(measure: Measure) -> str:
     return f"{100 * measure.value:.1f} %" if coverage else f"{measure.value:.4g}"
 
 
-def advise(model: Model, report: CalibrationReport, folder: Path) -> None:
-    """Say what the commands can do about what a report found on the model in a folder."""
-    if {"x-dependence", "direction"} & {*report.faults}:
-        if model.estimator.recalibration == "auto":
-            return  # which has done what it can
-        words = command("recalibrate", folder, "new.csv", "--recalibration", "auto")
-        say(f"{words} can mend such faults, with rows that are in no other file.")
-    elif report.faults:
-        words = command("recalibrate", folder, "new.csv")
-        say(f"{words}, with newer or more rows, mends the widths of predictions.")
+def advise(report: CalibrationReport) -> None:
+    """Say what to do about what a report found."""
+    if report.next_step:
+        say(f"Next step: {report.next_step}.")
 
 
 def quality(report: CalibrationReport) -> dict[str, Any]:
@@ -155,7 +151,8 @@ def quality(report: CalibrationReport) -> dict[str, Any]:
         for name, side in sides.items()
         if side is not None
     }
-    return {"rows": report.n, "verdict": report.verdict, "faults": list(report.faults), **numbers}
+    about = {"verdict": report.verdict, "sentence": report.sentence, "faults": list(report.faults)}
+    return {"rows": report.n, **about, **numbers}
 
 
 def write_page(report: CalibrationReport, path: Path) -> None:

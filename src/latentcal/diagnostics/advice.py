@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..fingerprint import REUSE_LIMIT
+from ..recalibration.discrete import Atoms
 from .findings import Finding
 from .latents import LastRecalibration
 from .limits import noise_limit
@@ -21,12 +21,17 @@ from .questions import (
     uniform_hdr_pit,
     uniform_pit,
 )
+from .remedies import Situation, choose_remedy
+from .rounding_cells import describe_cells
+from .verdicts import SMALL_FAULTS, judge
 
-_FAULTS = ("atoms", "x-dependence", "direction", "scale")  # what is repaired first comes first
+_FAULTS = ("x-dependence", "direction", "scale")  # what is repaired first comes first
 # Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
 _STRICTER = 4
 _FEW_ROWS = 500
-_FAULT_OF = {question.name: question.fault for question in QUESTIONS}
+FAULT_OF = {question.name: question.fault for question in QUESTIONS}
+"""Names of the faults behind the tests; None where several faults show in one."""
+_ACTIONS_OF = {question.name: question.actions for question in QUESTIONS}
 
 
 def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
@@ -39,7 +44,7 @@ def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
     """
     least: dict[str, float] = {}
     for finding in findings:
-        fault = _FAULT_OF.get(finding.name)
+        fault = FAULT_OF.get(finding.name)
         if finding.found and fault is not None:
             least[fault] = min(finding.adjusted, least.get(fault, 1.0))
     if not least:
@@ -53,30 +58,31 @@ def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
     return tuple(sorted(least, key=rank))
 
 
-def advise(
-    findings: Sequence[Finding], level: float, record: Any, *, within_noise: bool
-) -> tuple[Finding, ...]:
-    """The findings, with advice that knows of the others and of an earlier recalibration.
+def advise(findings: Sequence[Finding], level: float, situation: Situation) -> tuple[Finding, ...]:
+    """The findings, with advice that knows of the others, of an earlier recalibration and of the reader.
 
     Args:
         findings: the tests.
         level: of all of them together.
-        record: of the recalibration, or None.
-        within_noise: whether the noise of its points explains what was found.
+        situation: of the model and the reader.
     """
     faults = name_faults(findings, level)
-    by_x = [each.name for each in findings if each.found and _FAULT_OF[each.name] == "x-dependence"]
+    by_x = [
+        each.name
+        for each in findings
+        if each.found and not each.small and FAULT_OF[each.name] == "x-dependence"
+    ]
+    all_small = judge(findings) == SMALL_FAULTS
 
     def remedy(finding: Finding) -> str:
-        if finding.found and within_noise:
-            return f"nothing urgent: the noise of {record.n:,} calibration points explains it; use more"
-        if finding.name == uniform_pit.name and record is not None:
-            return f"recalibrate again: on more points than the {record.n:,} of last time, or newer ones"
-        if finding.found and _FAULT_OF.get(finding.name) is None and faults != ("shape",):
-            return f"first repair what has a name ({', '.join(faults)}), then diagnose again"
-        if finding.name in by_x and finding.name == latents_and_x.name and len(by_x) > 1:
-            return f"what is said of {by_x[0]}, then diagnose again"
-        return finding.remedy
+        if (finding.small or all_small) and not situation.undo:
+            return "nothing, its effect is small"
+        if not (situation.undo or situation.within_noise) and finding.found:
+            if FAULT_OF[finding.name] is None and faults != ("shape",):
+                return f"first repair what other tests name ({', '.join(faults)}), then diagnose again"
+            if finding.name == latents_and_x.name and len(by_x) > 1:
+                return f"as for {by_x[0]}, then diagnose again"
+        return choose_remedy(_ACTIONS_OF[finding.name], finding, situation)
 
     return tuple(replace(finding, remedy=remedy(finding)) for finding in findings)
 
@@ -94,26 +100,52 @@ def is_noise(findings: Sequence[Finding], side: Measured, limit: float) -> bool:
     return bool(found & radial) and found <= radial | may_follow and max(errors) <= limit
 
 
-def write_notes(n: int, side: Measured, tested: int, past: LastRecalibration) -> tuple[str, ...]:
-    """What to keep in mind when reading the numbers of n rows, of which the energy test took a part."""
-    notes = []
+def write_notes(
+    n: int,
+    side: Measured,
+    tested: int,
+    past: LastRecalibration,
+    atoms: Atoms,
+    situation: Situation,
+    *,
+    declared: bool,
+) -> tuple[str, ...]:
+    """What to keep in mind when reading the numbers.
+
+    Args:
+        n: rows.
+        side: what the model does on them.
+        tested: rows that the energy test took.
+        past: the last recalibration.
+        atoms: values that outputs repeat.
+        situation: of the model and the reader.
+        declared: whether it was said that rows are in time order.
+    """
+    notes = describe_cells(atoms, [output.name for output in side.marginals])
     if past.reused > REUSE_LIMIT:
         notes.append(
             f"About {past.reused:.0%} of the rows that the model was recalibrated on are among these: it "
             "looks better than it is."
+        )
+    if situation.in_time:
+        alike = "Rows that follow each other are alike, as in a time series"
+        what = "The rows are in time order" if declared else alike
+        notes.append(
+            f"{what}: tests that take rows for independent find too much, and gains of repairs may be too "
+            "large."
         )
     if side.nll is not None and (outside := int(torch.isinf(side.nll).sum())):
         notes.append(f"{outside:,} of {n:,} rows have density 0 under the model: its NLL is infinite.")
     if n < _FEW_ROWS:
         notes.append(f"{n:,} rows show only large faults; more rows show smaller ones.")
     if side.rows < n:
-        notes.append(f"Energy score, HDR-ECE and marginals come from {side.rows:,} random rows of {n:,}.")
+        notes.append(f"Energy scores, HDR-ECE and marginals come from {side.rows:,} random rows of {n:,}.")
     if tested < n:
         notes.append(f"The energy test took {tested:,} random rows of {n:,}.")
     if past.record is not None:
         notes.append(
-            f"The model was recalibrated on {past.record.n:,} points and keeps their noise: on {n:,} rows "
-            f"that alone explains an L-ECE up to {noise_limit(n, past.record):.3f}. More calibration points "
+            f"The model was recalibrated on {past.record.n:,} rows and keeps their noise: on {n:,} rows "
+            f"that alone explains an L-ECE up to {noise_limit(n, past.record):.3f}. More calibration rows "
             "make it smaller."
         )
     return tuple(notes)

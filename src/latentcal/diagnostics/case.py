@@ -16,7 +16,6 @@ from ..base import RadialBase, standard_normal
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..norms import Euclidean
-from ..recalibration.discrete import Atoms
 from ..recalibration.rows import LatentRows
 from .effects import MOST_ROWS, HeldOutGains, Repair
 from .latents import Latents
@@ -80,8 +79,8 @@ class Case:
     """(n, p) features as the model takes them; for questions about predictions."""
     measured: Measured | None = None
     """What samples of the predictions say; for questions about predictions."""
-    atoms: Atoms | None = None
-    """Values that outputs repeat; for questions about predictions."""
+    coverage: float = 0.9
+    """Nominal coverage of the regions that are looked at closest."""
 
     @property
     def predictions(self) -> Measured:
@@ -140,6 +139,12 @@ class Case:
             return self.names[block]
         j, k = self.pairs[block - p].tolist()
         return f"the product of {self.names[j]} and {self.names[k]}"
+
+    def name_source(self, preposition: str, block: int) -> str:
+        """On, or with, what something varies: the feature, or of several the one or two that matter most."""
+        if len(self.names) == 1:
+            return f"{preposition} {self.names[0]}"
+        return f"{preposition} the features, most {preposition} {self.name_block(block)}"
 
     @cached_property
     def norm_by_x(self) -> ByX:

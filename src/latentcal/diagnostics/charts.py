@@ -41,7 +41,7 @@ class Side(NamedTuple):
 
 
 def sides_of(report: CalibrationReport) -> list[Side]:
-    """The model, after the flow as it was trained where it was recalibrated."""
+    """The model, after the one before where it was recalibrated."""
     if report.before is None:
         return [Side("The model", "after", report.measured)]
     return [

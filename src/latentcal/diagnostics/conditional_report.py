@@ -14,12 +14,15 @@ from .. import plots
 from .._internal.validate import as_share
 from ..flow import ConditionalFlow
 from ..metrics import Slab, WorstSlabs, calibration_error, worst_slab_coverage
+from .advice import advise
 from .case import Case
 from .findings import Finding, Findings, adjust, check_permutations
-from .latents import encode_rows, name_features
+from .latents import as_numbers, encode_rows, last_recalibration, name_features
 from .limits import GroupCalibration, group_calibration, index_labels
 from .permutation_tests import usable_rows
 from .questions import ABOUT_LATENTS, ask, measure_effects
+from .remedies import Situation
+from .verdicts import name_verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,17 +118,32 @@ def conditional_calibration(
         permutations,
         torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    return examine(case, groups=groups, coverage=coverage, slab_share=slab_share, level=level)
+    past = last_recalibration(model, as_numbers(x, "x"), as_numbers(y, "y"))
+    return examine(
+        case,
+        Situation(record=past.record),
+        groups=groups,
+        coverage=coverage,
+        slab_share=slab_share,
+        level=level,
+    )
 
 
 def examine(
-    case: Case, *, groups: Any, coverage: float, level: float, slab_share: float = 0.1
+    case: Case,
+    situation: Situation,
+    *,
+    groups: Any,
+    coverage: float,
+    level: float,
+    slab_share: float = 0.1,
 ) -> ConditionalCalibration:
     """``conditional_calibration`` of rows that are encoded already."""
     for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
         as_share(value, name)
     u, x = case.rows.u, case.rows.x
     n, d = case.rows.z.shape
+    case.coverage = coverage
     if groups is not None:
         case.groups = group_calibration(u, groups, coverage=coverage, confidence=1 - level)
         case.labels = index_labels(groups, n)[1]
@@ -135,6 +153,8 @@ def examine(
         absent["slabs"] = case.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
     else:
         slabs = worst_slab_coverage(x, u <= coverage, share=slab_share, generator=case.generator)
+        if slabs.highest.coverage < slabs.lowest.coverage:  # by chance, on the rows that did not choose them
+            slabs = WorstSlabs(lowest=slabs.highest, highest=slabs.lowest)
     suspect = case.suspect
     return ConditionalCalibration(
         n=n,
@@ -144,7 +164,7 @@ def examine(
         level=level,
         l_ece=float(calibration_error(u)),
         observed_coverage=float((u <= coverage).double().mean()),
-        findings=measure_effects(case, adjust(findings, level)),
+        findings=advise(measure_effects(case, adjust(findings, level)), level, situation),
         absent=absent,
         slabs=slabs,
         groups=case.groups,
@@ -195,20 +215,14 @@ class ConditionalCalibration(Findings):
         """Rows that the mean direction is of."""
         return min(self.n, usable_rows(self.dim))
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether no test found anything."""
-        return not any(finding.found for finding in self.findings)
-
     def __str__(self) -> str:
         found = sum(finding.found for finding in self.findings)
         size = f"{self.n:,} rows, d = {self.dim}, p = {len(self.feature_names)}"
         tests = len(self.findings)
-        headline = (
-            f"{found} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
-        )
+        count = f"{found} of {tests} tests find a fault" if found else f"none of {tests} tests finds a fault"
         lines = [
-            f"Conditional calibration, {size}: {headline}",
+            f"Conditional calibration, {size}",
+            f"{name_verdict(self.verdict, self.n)} ({count}).",
             f"  overall: L-ECE {self.l_ece:.4f}, {self._percent(self.observed_coverage)} inside the "
             f"{self._percent(self.coverage)} region",
             *self.test_lines(),
@@ -237,6 +251,7 @@ class ConditionalCalibration(Findings):
             "dim": self.dim,
             "features": len(self.feature_names),
             "calibrated": self.calibrated,
+            "verdict": self.verdict,
             "coverage": self.coverage,
             "observed_coverage": self.observed_coverage,
             "level": self.level,

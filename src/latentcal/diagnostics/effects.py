@@ -23,6 +23,15 @@ _NOISE = math.pi**2 / 12  # mean square of the largest value of a Brownian bridg
 _PARTS, _FEWEST_IN_PART = 3, 10
 
 
+class Gap(NamedTuple):
+    """A largest error of coverage."""
+
+    size: float
+    """Less what chance explains."""
+    error: float
+    """Standard error of the coverage at the place where it is largest."""
+
+
 class Repair(NamedTuple):
     """What repairs a fault: the best of some rungs of the ladder, compared with the best of others."""
 
@@ -87,7 +96,7 @@ class HeldOutGains:
         return values
 
 
-def gap_to_uniform(u: Tensor) -> float:
+def gap_to_uniform(u: Tensor) -> Gap:
     r"""Largest :math:`|F_n(u) - u|` of values (n,) that should be uniform, less what chance explains.
 
     .. math:: \sqrt{\max(0, D^2 - \pi^2 / 12 n)}
@@ -95,16 +104,17 @@ def gap_to_uniform(u: Tensor) -> float:
     where the second term is the mean square of D for uniform values.
 
     Examples:
-        >>> gap_to_uniform(torch.linspace(0, 1, 1001)[1:] ** 2)  # the truth is 1/4
+        >>> gap_to_uniform(torch.linspace(0, 1, 1001)[1:] ** 2).size  # the truth is 1/4
         0.248...
     """
     u, n = u.sort().values, len(u)
     step = torch.arange(n, dtype=torch.float64)
-    distance = float(torch.maximum((step + 1) / n - u, u - step / n).max())
-    return _without_noise(distance, 1 / n)
+    distance = torch.maximum((step + 1) / n - u, u - step / n)
+    place = int(distance.argmax())
+    return _gap(float(distance[place]), (place + 0.5) / n, 1 / n)
 
 
-def gap_between_parts(values: Tensor, column: Tensor) -> float:
+def gap_between_parts(values: Tensor, column: Tensor) -> Gap:
     """Largest difference between the law of values (n,) in a third of a column (n,) and that in all rows.
 
     The thirds are those of the sorted column, fewer where it has few values. What chance explains is taken
@@ -115,18 +125,22 @@ def gap_between_parts(values: Tensor, column: Tensor) -> float:
     part = torch.bucketize(column, edges)
     part = part[values.argsort()]
     overall = torch.arange(1, n + 1, dtype=torch.float64) / n
-    gaps = [0.0]
+    gaps = []
     for number in part.unique():
         inside = (part == number).double()
         count = float(inside.sum())
         if _FEWEST_IN_PART <= count < n:
-            distance = float((inside.cumsum(0) / count - overall).abs().max())
-            gaps.append(_without_noise(distance, 1 / count - 1 / n))
-    return max(gaps)
+            below = inside.cumsum(0) / count
+            place = int((below - overall).abs().argmax())
+            distance = float((below - overall).abs()[place])
+            gaps.append(_gap(distance, float(below[place]), 1 / count - 1 / n))
+    return max(gaps, default=Gap(0.0, 0.5))  # nothing is known of parts without rows
 
 
-def _without_noise(distance: float, variance: float) -> float:
-    return math.sqrt(max(0.0, distance**2 - _NOISE * variance))
+def _gap(distance: float, share: float, variance: float) -> Gap:
+    """A distance between shares of rows, where this share lies below; ``variance`` is 1 / n for n rows."""
+    size = math.sqrt(max(0.0, distance**2 - _NOISE * variance))
+    return Gap(size, math.sqrt(share * (1 - share) * variance))
 
 
 def halves(n: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -136,7 +150,7 @@ def halves(n: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield order[n // 2 :], order[: n // 2]
 
 
-def gap_along(choose: Callable[[Tensor], Tensor], gap: Callable[[Tensor, Tensor], float], n: int) -> float:
+def gap_along(choose: Callable[[Tensor], Tensor], gap: Callable[[Tensor, Tensor], Gap], n: int) -> Gap:
     """Gap along a direction that is chosen on one half of n rows and measured on the other, on average.
 
     Args:
@@ -144,7 +158,8 @@ def gap_along(choose: Callable[[Tensor], Tensor], gap: Callable[[Tensor, Tensor]
         gap: of numbers of rows and a direction.
         n: rows.
     """
-    return sum(gap(measured, choose(chosen)) for chosen, measured in halves(n)) / 2
+    one, other = (gap(measured, choose(chosen)) for chosen, measured in halves(n))
+    return Gap((one.size + other.size) / 2, math.hypot(one.error, other.error) / 2)
 
 
 def side_pit(along: Tensor, d: int) -> Tensor:
@@ -164,10 +179,11 @@ def width_pit(along: Tensor, d: int) -> Tensor:
     return torch.from_numpy(betainc(0.5, (d - 1) / 2, (along**2).clamp(0, 1).numpy()))
 
 
-def gap_of_sign(along: Tensor) -> float:
+def gap_of_sign(along: Tensor) -> Gap:
     """How far the share of positive values (n,) is from one half, less what chance explains."""
     share = float((along > 0).double().mean())
-    return math.sqrt(max(0.0, (share - 0.5) ** 2 - 0.25 / len(along)))
+    noise = 0.25 / len(along)
+    return Gap(math.sqrt(max(0.0, (share - 0.5) ** 2 - noise)), math.sqrt(noise))
 
 
 def unit(vector: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from .. import plots
 from .._internal.validate import as_share, as_whole
+from .verdicts import Verdict, is_small, judge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +28,8 @@ class Finding:
     """Probability of data as extreme where the model is right in this respect."""
     verdict: str
     """What it means if the test rejects, in one sentence."""
-    remedy: str
-    """What to do about it."""
+    remedy: str = ""
+    """What to do about it, in the words of the audience."""
     adjusted: float = 1.0
     """The p-value after Holm's adjustment for all tests made together."""
     found: bool = False
@@ -43,16 +44,34 @@ class Finding:
     """Standard error of the gain."""
     coverage_error: float | None = None
     """Largest error of coverage that it causes, less what chance explains; None where nothing was found."""
+    coverage_uncertainty: float | None = None
+    """Standard error of the coverage error."""
+    omnibus: bool = False
+    """Whether the test sees differences of any kind, so that the sizes need not be those of what it saw."""
 
     @property
     def sizes(self) -> tuple[str, str]:
-        """Gain and coverage error in print; empty where they are not known."""
-        gain = "" if self.gain is None else f"{self.gain:.3f} ± {self.gain_error:.3f}"
-        return gain, "" if self.coverage_error is None else f"{100 * self.coverage_error:.1f} %"
+        """Gain in nats and coverage error in points, in print; empty where they are not known."""
+        gain = error = ""
+        if self.gain is not None:
+            gain = f"{self.gain:.3f} ± {self.gain_error:.3f}"
+        if self.coverage_error is not None and self.coverage_uncertainty is not None:
+            error = f"{100 * self.coverage_error:.1f} ± {100 * self.coverage_uncertainty:.1f}"
+        return gain, error
+
+    @property
+    def small(self) -> bool:
+        """Whether something was found whose effect is small, uncertainty included."""
+        return self.found and not self.omnibus and is_small(self)
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether the gain of the repair is above its standard error."""
+        return self.gain is not None and self.gain_error is not None and self.gain > self.gain_error
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return dict(vars(self))
+        """The fields as plain values, and whether the fault is small."""
+        return {**vars(self), "small": self.small}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -72,6 +91,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
+
+
+def format_p(p: float) -> str:
+    """A p-value with its sign of comparison where it is tiny."""
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def adjust(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
@@ -100,6 +124,20 @@ class Findings:
     findings: tuple[Finding, ...]
     absent: dict[str, str]
 
+    @property
+    def verdict(self) -> Verdict:
+        """``"calibrated"``, ``"small_faults"`` or ``"not_calibrated"``.
+
+        Faults are small where coverage is off by less than 2 points and the repair gains less than 0.01
+        nats a row, both with 95 % confidence.
+        """
+        return judge(self.findings)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether no test found anything."""
+        return self.verdict == "calibrated"
+
     def __getitem__(self, name: str) -> Finding:
         """The finding of that name, or an error that says why there is none."""
         for finding in self.findings:
@@ -112,15 +150,15 @@ class Findings:
     def test_lines(self) -> list[str]:
         """A table of the tests and of what was not tested, for print."""
         sized = any(finding.found for finding in self.findings)
-        head = f" {'gain (nats)':>16} {'coverage error':>15}" if sized else ""
-        lines = [f"  {'test':<21} {'p':>7} {'adjusted':>9}{head}"]
+        head = f" {'gain (nats)':>16} {'coverage off (points)':>22}" if sized else ""
+        lines = [f"  {'test':<21} {'p':>8} {'adjusted':>9}{head}"]
         for finding in self.findings:
-            line = f"  {finding.name:<21} {finding.p_value:>7.2g} {finding.adjusted:>9.2g}"
+            line = f"  {finding.name:<21} {format_p(finding.p_value):>8} {format_p(finding.adjusted):>9}"
             if finding.found:
                 gain, error = finding.sizes
-                line += f" {gain or '-':>16} {error or '-':>15}  <- found"
+                line += f" {gain or '-':>16} {error or '-':>22}  <- {'small' if finding.small else 'found'}"
             lines.append(line)
-        return [*lines, *(f"  {name:<21} {'-':>7} {'-':>9}  {why}" for name, why in self.absent.items())]
+        return [*lines, *(f"  {name:<21} {'-':>8} {'-':>9}  {why}" for name, why in self.absent.items())]
 
     def advice_lines(self) -> list[str]:
         """What was found and what to do about it, a line each."""

@@ -16,6 +16,7 @@ from ..fingerprint import warn_of_reuse
 from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
 from ..flows.standardized import Standardized
 from ..recalibration import Aligned
+from .rounding_cells import randomize_cells
 
 FEWEST_ROWS = 20
 
@@ -29,10 +30,29 @@ class LastRecalibration(NamedTuple):
     """Share of its rows that are among those asked about."""
 
 
-def find_trained_flow(model: ConditionalFlow) -> ConditionalFlow | None:
-    """The flow as it was trained, under all recalibrations and alignments; None where there are none."""
-    trained = _strip(model)
-    return None if trained is model else trained
+class ModelBefore(NamedTuple):
+    """The model that was recalibrated."""
+
+    flow: ConditionalFlow
+    name: str
+    """How Python gets it from ``model``; from the report where it has no name in the model."""
+
+
+def find_model_before(model: ConditionalFlow) -> ModelBefore | None:
+    """The model before its last recalibration, as far as it keeps that; None for one as it was trained.
+
+    An aligned model keeps the one that it was made from, with its own recalibration. Where a law was
+    replaced more than once, the first is kept: then it is the flow as it was trained.
+    """
+    if isinstance(model, Aligned):
+        return ModelBefore(model.flow, "model.flow")
+    if model.recalibration is not None:
+        before = model.with_base(model.recalibration.reference)
+        return ModelBefore(before, "model.with_base(model.recalibration.reference)")
+    if isinstance(model, Standardized) and (inner := find_model_before(model.flow)) is not None:
+        before = Standardized(inner.flow, model.y_mean, model.y_scale, model.x_mean, model.x_scale)
+        return ModelBefore(before, "report.comparison.before")
+    return None
 
 
 def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> LastRecalibration:
@@ -54,17 +74,6 @@ def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> L
     return LastRecalibration(record, reused)
 
 
-def _strip(model: ConditionalFlow) -> ConditionalFlow:
-    """The model without recalibrations and alignments; itself where there are none."""
-    if isinstance(model, Aligned):
-        return _strip(model.flow)
-    if model.recalibration is not None:
-        model = model.with_base(model.recalibration.reference)
-    if isinstance(model, Standardized) and (inner := _strip(model.flow)) is not model.flow:
-        return Standardized(inner, model.y_mean, model.y_scale, model.x_mean, model.x_scale)
-    return model
-
-
 class Latents(NamedTuple):
     """What a model makes of n rows, on the CPU."""
 
@@ -78,6 +87,8 @@ class Latents(NamedTuple):
     """(n,) float64 latent PIT values."""
     logit: Tensor
     """(n,) log(u / (1 - u)), which orders rows even where u rounds to 0 or 1."""
+    y: Tensor
+    """(n, d) outputs that these belong to: where they are rounded, one value within the cell of each."""
 
 
 def as_numbers(values: Any, name: str) -> Tensor | None:
@@ -93,8 +104,10 @@ def as_numbers(values: Any, name: str) -> Tensor | None:
         raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
 
 
-def encode_rows(model: ConditionalFlow, x: Any, y: Any) -> Latents:
+def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) -> Latents:
     """Latents and PIT values of rows x (n, p), or None, and y (n, d), in evaluation mode.
+
+    Where outputs are rounded, they are those of :func:`randomize_cells`.
 
     Raises:
         TypeError: where the model is not a flow.
@@ -111,7 +124,8 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any) -> Latents:
     x, y = as_rows(as_numbers(x, "x"), as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
     parts = []
     with torch.no_grad(), evaluation_mode(model):
-        for part in batches(x, y):
+        inside = randomize_cells(model, x, y)
+        for part in batches(x, inside):
             pred = model(part.x)
             z = pred.latent(part.y)
             norms = pred.base.norm_of(z)
@@ -123,8 +137,9 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any) -> Latents:
             f"encode gave infinite latents in {int((~torch.isfinite(z)).any(1).sum())} of {len(z)} rows, "
             "although y is finite. Drop those rows, or run check_flow(model, x, y)."
         )
-    warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
-    return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit)
+    if warn:
+        warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
+    return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit, inside)
 
 
 class Batch(NamedTuple):

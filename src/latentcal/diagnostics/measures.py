@@ -21,6 +21,8 @@ _BINS = 24
 _MOST_LAWS = 1000  # rows whose laws are averaged where the law depends on x
 _SHOWN = 0.995  # of the norms lie in the bins
 INTERVAL, CALIBRATED = "interval", "calibrated"
+ENERGY_IN_UNITS = "energy score / SD"
+"""Name of the energy score of outputs in units of their standard deviation."""
 _PAIRS = 5e7  # distances n s^2 that energy scores may cost
 _NUMBERS = 2e7  # drawn in all, n s d
 _FEWEST_ROWS = 200
@@ -132,6 +134,8 @@ class Measured:
     """(n,) negative log densities."""
     energy: Tensor = field(repr=False)
     """(m,) energy scores."""
+    energy_in_units: Tensor = field(repr=False)
+    """(m,) energy scores of outputs in units of their standard deviation in all rows."""
     norms: NormLaw | None = field(repr=False)
     """Latent norms beside the law that the model assumes; None where all norms are equal."""
 
@@ -174,7 +178,7 @@ def measure(
     Args:
         model: the flow.
         x: features.
-        y: outputs.
+        y: outputs, which the scores are of.
         rows: what the model makes of them.
         names: (d,) names of the outputs.
         part: (m,) rows whose predictions are sampled.
@@ -184,17 +188,24 @@ def measure(
     """
     with torch.no_grad(), evaluation_mode(model):
         nll = _nll(model, x, y)
-        energy, marginal_u, hdr_u = _score_samples(
-            model, None if x is None else x[part], y[part], samples, seed, density=nll is not None
+        scores, in_units, marginal_u, hdr_u = _score_samples(
+            model,
+            None if x is None else x[part],
+            y[part],
+            rows.y[part],
+            _spread(y),
+            samples,
+            seed,
+            density=nll is not None,
         )
         norms = norm_law(model, x, rows.norms)
     u = rows.u
     numbers = [] if nll is None else [mean_of("NLL", nll)]
-    numbers += [mean_of("energy score", energy), error_of("L-ECE", u)]
+    numbers += [mean_of("energy score", scores), mean_of(ENERGY_IN_UNITS, in_units), error_of("L-ECE", u)]
     numbers += [] if hdr_u is None else [error_of("HDR-ECE", hdr_u)]
     numbers += [_coverage(u, level) for level in levels]
     marginals = tuple(error_of(name, column) for name, column in zip(names, marginal_u.T, strict=True))
-    return Measured(tuple(numbers), marginals, len(part), u, marginal_u, hdr_u, nll, energy, norms)
+    return Measured(tuple(numbers), marginals, len(part), u, marginal_u, hdr_u, nll, scores, in_units, norms)
 
 
 def mean_of(name: str, values: Tensor) -> Measure:
@@ -231,12 +242,30 @@ def _nll(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor | None:
     return torch.cat(parts)
 
 
+def _spread(y: Tensor) -> Tensor:
+    """(d,) standard deviations of outputs (n, d); 1 where an output is constant."""
+    spread = y.to(torch.float64).std(0)
+    return torch.where((spread > 0) & torch.isfinite(spread), spread, 1.0)
+
+
 def _score_samples(
-    model: ConditionalFlow, x: Tensor | None, y: Tensor, samples: int, seed: int, *, density: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Energy scores (m,), marginal PIT (m, d) and HDR-PIT (m,) of rows, all from the same draws."""
+    model: ConditionalFlow,
+    x: Tensor | None,
+    y: Tensor,
+    inside: Tensor,
+    spread: Tensor,
+    samples: int,
+    seed: int,
+    *,
+    density: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Energy scores (m,), the same in units (d,), marginal PIT (m, d) and HDR-PIT (m,), of the same draws.
+
+    Scores are those of y, PIT values those of ``inside``, which has rounded outputs within their cells.
+    """
     generator = torch.Generator().manual_seed(seed)
-    scores, marginals, densities = [], [], []
+    scores, in_units, marginals, densities = [], [], [], []
+    done = 0
     for part in batches(x, y, samples):
         pred = model(part.x).expand((len(part.y),))
         draws = pred.sample((samples,), generator)
@@ -247,10 +276,15 @@ def _score_samples(
             )
         here = part.y.to(draws.device)
         scores.append(energy_score(draws, here).cpu().to(torch.float64))
+        units = spread.to(draws)
+        in_units.append(energy_score(draws / units, here / units).cpu().to(torch.float64))
+        here = inside[done : done + len(here)].to(draws.device)
+        done += len(here)
         marginals.append(_rank(draws, here, generator).cpu())
         if density:
             densities.append(_rank(-pred.log_prob(draws), -pred.log_prob(here), generator).cpu())
-    return torch.cat(scores), torch.cat(marginals), torch.cat(densities) if density else None
+    pit_of_density = torch.cat(densities) if density else None
+    return torch.cat(scores), torch.cat(in_units), torch.cat(marginals), pit_of_density
 
 
 def _rank(draws: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:

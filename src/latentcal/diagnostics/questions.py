@@ -1,10 +1,11 @@
 """The questions asked about a model: each looks at a case, makes one test and gives one finding.
 
-A new question is one function here, under ``@question`` with its name, remedy and fault, and its place in
+A new question is one function here, under ``@question`` with its name, actions and fault, and its place in
 one of the tuples at the end. Its docstring is the question in words. It gives a test, what it means if the
 test rejects, and how the p-value was made. What its repair gains is told by the rungs of the ladder that
-repair it, the error of coverage by a function of the case. Tests themselves are in ``tests``, their sizes in
-``effects``; advice that looks at all findings together is in ``advice``.
+repair it, the error of coverage by a function of the case. Tests themselves are in ``permutation_tests``,
+sizes in ``effects``, the words for actions in ``remedies``; advice that looks at all findings together is in
+``advice``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from ..metrics import UniformityTest, calibration_error, uniformity_test
 from .case import ByX, Case
 from .effects import (
+    Gap,
     Repair,
     gap_along,
     gap_between_parts,
@@ -38,7 +40,6 @@ from .permutation_tests import (
     second_moment_test,
 )
 
-_ALIGN = "align, then recalibrate; or autocalibrate"
 _MARGINALS = ("aligned, marginals, radial", "aligned, rotated, marginals, radial")
 _BY_X = (
     *("radial by x", "aligned, radial by x"),
@@ -61,14 +62,16 @@ class Question:
     """Of the test, in few words."""
     text: str
     """The question as a sentence."""
-    remedy: str
-    """What to do where the test rejects."""
+    actions: tuple[str, ...]
+    """What repairs it, the most direct first, by the names of ``remedies``."""
     fault: str | None
     """Name of the fault behind it; None where several faults show in it."""
     repair: Repair | None
     """What its gain is estimated by; None where no repair of the latent is known."""
-    coverage_error: Callable[[Case], float] | None
+    coverage_error: Callable[[Case], Gap] | None
     """Largest error of coverage behind a finding; None where it has none."""
+    omnibus: bool
+    """Whether the test sees differences of any kind."""
     answer: Callable[[Case], Answer]
     """The test, made on a case."""
 
@@ -76,14 +79,15 @@ class Question:
 def question(
     name: str,
     *,
-    remedy: str,
+    actions: tuple[str, ...],
     fault: str | None = None,
     repair: Repair | None = None,
-    coverage_error: Callable[[Case], float] | None = None,
+    coverage_error: Callable[[Case], Gap] | None = None,
+    omnibus: bool = False,
 ) -> Callable[[Callable[[Case], Answer]], Question]:
     """Decorator: the question that a function answers; its docstring is the sentence."""
     return lambda answer: Question(
-        name, answer.__doc__ or name, remedy, fault, repair, coverage_error, answer
+        name, answer.__doc__ or name, actions, fault, repair, coverage_error, omnibus, answer
     )
 
 
@@ -97,7 +101,7 @@ def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[
         elif answer is not None:
             test, verdict, detail = answer
             findings.append(
-                Finding(each.name, test.statistic, test.p_value, verdict, each.remedy, detail=detail)
+                Finding(each.name, test.statistic, test.p_value, verdict, detail=detail, omnibus=each.omnibus)
             )
     return findings, absent
 
@@ -112,41 +116,42 @@ def measure_effects(case: Case, findings: Sequence[Finding]) -> tuple[Finding, .
             gain, error = case.estimate_gain(about.repair) or (None, None)
             finding = replace(finding, gain=gain, gain_error=error)
         if finding.found and about.coverage_error is not None:
-            finding = replace(finding, coverage_error=about.coverage_error(case))
+            gap = about.coverage_error(case)
+            finding = replace(finding, coverage_error=gap.size, coverage_uncertainty=gap.error)
         sized.append(finding)
     return tuple(sized)
 
 
-def _error_of_norm(case: Case) -> float:
+def _error_of_norm(case: Case) -> Gap:
     """Of latent regions over all rows."""
     return gap_to_uniform(case.rows.u)
 
 
-def _error_of_norm_by_x(case: Case) -> float:
+def _error_of_norm_by_x(case: Case) -> Gap:
     """Of latent regions in a third of what the norm depends on most, beyond that over all rows."""
     found = case.norm_by_x
     return gap_between_parts(case.rows.u[found.rows], found.column)
 
 
-def _error_of_groups(case: Case) -> float:
+def _error_of_groups(case: Case) -> Gap:
     """Of latent regions in the worst group."""
     assert case.labels is not None
     return max(gap_to_uniform(case.rows.u[case.labels == label]) for label in case.labels.unique())
 
 
-def _error_of_mean(case: Case) -> float:
+def _error_of_mean(case: Case) -> Gap:
     """Of half-spaces along the mean direction."""
     omega = case.omega
     d = omega.shape[1]
 
-    def gap(rows: Tensor, axis: Tensor) -> float:
+    def gap(rows: Tensor, axis: Tensor) -> Gap:
         along = omega[rows] @ axis
         return gap_of_sign(along) if d == 1 else gap_to_uniform(side_pit(along, d))
 
     return gap_along(lambda rows: unit(omega[rows].mean(0)), gap, len(omega))
 
 
-def _error_of_spread(case: Case) -> float:
+def _error_of_spread(case: Case) -> Gap:
     """Of bands around the origin, across the direction that is most or least frequent."""
     omega = case.omega
     d = omega.shape[1]
@@ -158,12 +163,12 @@ def _error_of_spread(case: Case) -> float:
     return gap_along(axis, lambda rows, axis: gap_to_uniform(width_pit(omega[rows] @ axis, d)), len(omega))
 
 
-def _error_of_norm_by_direction(case: Case) -> float:
+def _error_of_norm_by_direction(case: Case) -> Gap:
     """Of latent regions on one side, or near one axis, beyond that in all directions."""
     omega, u = case.omega, case.rows.u[case.part]
     score = rank_polynomials(case.rows.logit[case.part, None])[0][:, :1]
     if not score.numel():
-        return 0.0
+        return Gap(0.0, 0.5)
 
     def side(rows: Tensor) -> Tensor:
         return unit((omega[rows] * score[rows]).mean(0))
@@ -178,7 +183,7 @@ def _error_of_norm_by_direction(case: Case) -> float:
     return max(one_sided, two_sided)
 
 
-def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> float:
+def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> Gap:
     """Of half-spaces or bands in a third of what the direction depends on most, beyond that over all rows."""
     place = torch.empty(len(case.rows.u), dtype=torch.long)
     place[case.part] = torch.arange(len(case.part))
@@ -189,14 +194,14 @@ def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> float:
             return main_axis(omega[rows].T @ (omega[rows] * column[rows]))
         return unit((omega[rows] * column[rows]).mean(0))
 
-    def gap(rows: Tensor, axis: Tensor) -> float:
+    def gap(rows: Tensor, axis: Tensor) -> Gap:
         along = omega[rows] @ axis
         return gap_between_parts(along.abs() if two_sided else along, found.column[rows])
 
     return gap_along(axis, gap, len(omega))
 
 
-def _error_of_latents(case: Case) -> float:
+def _error_of_latents(case: Case) -> Gap:
     """The largest of those over all rows."""
     errors = [_error_of_norm(case)]
     if not case.no_directions:
@@ -206,34 +211,44 @@ def _error_of_latents(case: Case) -> float:
     return max(errors)
 
 
-def _error_of_dense_regions(case: Case) -> float:
+def _error_of_dense_regions(case: Case) -> Gap:
     """Of regions of highest density over all rows."""
     assert case.predictions.hdr_u is not None
     return gap_to_uniform(case.predictions.hdr_u)
 
 
-def _error_of_outputs(case: Case) -> float:
+def _error_of_outputs(case: Case) -> Gap:
     """Of one-sided intervals of the worst output."""
     return max(gap_to_uniform(column) for column in case.predictions.marginal_u.T)
 
 
 @question(
     "uniform PIT",
-    remedy="recalibrate",
+    actions=("recalibrate",),
     fault="scale",
     repair=Repair(("radial",)),
     coverage_error=_error_of_norm,
 )
 def uniform_pit(case: Case) -> Answer:
     """Do regions of every coverage hold what they promise, over all rows?"""
-    u = case.rows.u
-    verdict = f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f})."
-    return uniformity_test(u, "cvm"), verdict, "Cramér-von Mises"
+    from scipy.stats import binomtest
+
+    u, level = case.rows.u, case.coverage
+    inside = int((u <= level).sum())
+    verdict = (
+        f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f}): regions of "
+        f"{100 * level:g} % hold {100 * inside / len(u):.1f} %."
+    )
+    test = uniformity_test(u, "cvm")
+    # That test looks at all levels alike, and misses errors of the outer regions alone.
+    p_value = min(1.0, 2 * min(test.p_value, float(binomtest(inside, len(u), level).pvalue)))
+    detail = f"Cramér-von Mises, and binomial at {100 * level:g} %, Bonferroni"
+    return UniformityTest(test.statistic, p_value), verdict, detail
 
 
 @question(
     "PIT and x",
-    remedy="autocalibrate, or recalibrate with ConditionalRadius.fit",
+    actions=("auto", "by_x"),
     fault="x-dependence",
     repair=_REPAIR_OF_NORM_BY_X,
     coverage_error=_error_of_norm_by_x,
@@ -244,15 +259,15 @@ def pit_and_x(case: Case) -> Answer:
         return case.no_features
     found = case.norm_by_x
     verdict = (
-        f"The latent norm depends on x, most on {case.name_block(found.test.strongest)} (rank correlation "
-        f"{found.trend:+.2f}): predictions are too narrow at some x and too wide at others."
+        f"The latent norm depends {case.name_source('on', found.test.strongest)} (rank correlation "
+        f"{found.trend:+.2f}): predictions are too narrow for some rows and too wide for others."
     )
     return found.test, verdict, found.detail
 
 
 @question(
     "mean direction",
-    remedy=_ALIGN,
+    actions=("align", "auto"),
     fault="direction",
     repair=_REPAIR_OF_DIRECTION,
     coverage_error=_error_of_mean,
@@ -270,7 +285,7 @@ def mean_direction(case: Case) -> Answer:
 
 @question(
     "spread of directions",
-    remedy=_ALIGN,
+    actions=("align", "auto"),
     fault="direction",
     repair=_REPAIR_OF_DIRECTION,
     coverage_error=_error_of_spread,
@@ -289,7 +304,7 @@ def spread_of_directions(case: Case) -> Answer:
 
 @question(
     "PIT and direction",
-    remedy=_ALIGN,
+    actions=("align", "auto"),
     fault="direction",
     repair=Repair(("aligned, radial", *_MARGINALS), ("radial",)),
     coverage_error=_error_of_norm_by_direction,
@@ -312,7 +327,7 @@ def pit_and_direction(case: Case) -> Answer:
 
 @question(
     "direction and x",
-    remedy="autocalibrate, whose maps may depend on x; or train the flow longer",
+    actions=("auto", "train"),
     fault="x-dependence",
     repair=Repair(("aligned by x, radial by x",), ("radial by x", "aligned, radial by x")),
     coverage_error=lambda case: _error_by_x(case, case.direction_by_x, two_sided=False),
@@ -323,15 +338,15 @@ def direction_and_x(case: Case) -> Answer:
         return case.no_directions or case.no_features
     found = case.direction_by_x
     verdict = (
-        f"The direction of latents moves with x, most with {case.name_block(found.test.strongest)}: "
-        "predictions are shifted differently at different x."
+        f"The direction of latents moves {case.name_source('with', found.test.strongest)}: predictions are "
+        "shifted, for some rows one way and for others another."
     )
     return found.test, verdict, found.detail
 
 
 @question(
     "correlation and x",
-    remedy="autocalibrate, whose maps of correlations may depend on x; or train the flow longer",
+    actions=("auto", "train"),
     fault="x-dependence",
     # "aligned by x" repairs scales of single outputs that depend on x, which show here as well.
     repair=Repair(
@@ -347,15 +362,15 @@ def correlation_and_x(case: Case) -> Answer:
         return "for d = 1 a direction is a sign"
     found = case.correlation_by_x
     verdict = (
-        "The correlation of the outputs, or the shape of the latent cloud, depends on x, most on "
-        f"{case.name_block(found.test.strongest)}."
+        "The correlation of the outputs, or the shape of the latent cloud, depends "
+        f"{case.name_source('on', found.test.strongest)}."
     )
     return found.test, verdict, found.detail
 
 
 @question(
     "groups",
-    remedy="recalibrate with ConditionalRadius.fit by groups, or autocalibrate",
+    actions=("by_group", "auto"),
     fault="x-dependence",
     repair=Repair(("radial by group",), ("radial",)),
     coverage_error=_error_of_groups,
@@ -373,35 +388,37 @@ def every_group(case: Case) -> Answer:
 
 @question(
     "latents and x",
-    remedy='autocalibrate(rungs="all"), or train the flow longer',
+    actions=("auto", "auto_all", "train"),
     fault="x-dependence",
     repair=Repair(_BY_X, ("radial", "aligned, radial")),
     coverage_error=_error_of_norm_by_x,
+    omnibus=True,
 )
 def latents_and_x(case: Case) -> Answer:
     """Are latents independent of x in every respect?"""
     if case.no_features:
         return case.no_features
     test, n = case.latents_by_x
-    return test, "Latents and x are dependent.", f"kernels, {case.shuffles(n)}"
+    return test, "Latents depend on the features.", f"kernels, {case.shuffles(n)}"
 
 
 @question(
     "latents and base",
-    remedy="autocalibrate, which picks the map that this takes",
+    actions=("auto", "train"),
     repair=_REPAIR,
     coverage_error=_error_of_latents,
+    omnibus=True,
 )
 def latents_and_base(case: Case) -> Answer:
     """Are latents distributed like draws of the base?"""
     test = case.against_base
     detail = f"{case.permutations:,} exchanges of {test.n:,} rows"
-    return test, "Latents are not distributed like the base.", detail
+    return test, "Latents do not have the law that the model assumes.", detail
 
 
 @question(
     "uniform HDR-PIT",
-    remedy="recalibrate; recalibrate_prerank where only these regions matter",
+    actions=("recalibrate", "prerank"),
     repair=_REPAIR,
     coverage_error=_error_of_dense_regions,
 )
@@ -417,7 +434,7 @@ def uniform_hdr_pit(case: Case) -> Answer:
 
 @question(
     "marginal PITs",
-    remedy="autocalibrate, or align with maps=('affine', 'marginals')",
+    actions=("auto", "marginals"),
     repair=Repair(_MARGINALS, ("radial",)),
     coverage_error=_error_of_outputs,
 )
@@ -427,25 +444,9 @@ def marginal_pits(case: Case) -> Answer:
     outputs = side.marginals
     worst = min(outputs, key=lambda m: (1.0 if m.p_value is None else m.p_value, -m.value))
     test = Outcome(worst.value, min(1.0, len(outputs) * (worst.p_value or 0.0)), side.rows)
-    verdict = f"The PIT of output {worst.name} is not uniform (ECE {worst.value:.3f})."
+    verdict = f"The PIT of {worst.name} is not uniform (ECE {worst.value:.3f}): its own intervals are wrong."
     detail = f"Cramér-von Mises, {side.rows:,} rows, Bonferroni over {len(outputs)} outputs"
     return test, verdict, detail
-
-
-@question(
-    "atoms",
-    remedy="dequantise: Dequantizer.fit(y).jitter(y) for training, recalibration and this report alike",
-    fault="atoms",
-)
-def repeated_values(case: Case) -> Answer:
-    """Do outputs repeat values, which no density does?"""
-    side, found = case.predictions, case.atoms
-    if found is None or found.output is None:
-        return None
-    name = side.marginals[found.output].name
-    verdict = f"{found.share:.0%} of the rows have the same value of output {name}."
-    test = Outcome(found.share, 0.0, len(case.rows.u))
-    return test, verdict, "equal values have probability 0 under a density"
 
 
 ABOUT_LATENTS = (
@@ -457,5 +458,5 @@ ABOUT_LATENTS = (
 ABOUT_PREDICTIONS = (latents_and_base, uniform_hdr_pit, marginal_pits)
 """Further questions of ``diagnose``."""
 
-QUESTIONS = (*ABOUT_LATENTS, *ABOUT_PREDICTIONS, repeated_values)
-"""All questions. The last has p = 0 wherever it finds anything, and is not counted in the adjustment."""
+QUESTIONS = (*ABOUT_LATENTS, *ABOUT_PREDICTIONS)
+"""All questions."""

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import plots
 from ..recalibration.discrete import Atoms
-from .advice import name_faults
+from .advice import FAULT_OF, name_faults
+from .comparison import Comparison
 from .conditional_report import ConditionalCalibration
 from .findings import Finding, Findings
 from .limits import CalibrationPoints
 from .measures import INTERVAL, Measure, Measured
+from .remedies import Situation
+from .verdicts import SMALL_FAULTS, write_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +45,9 @@ class CalibrationReport(Findings):
     measured: Measured = field(repr=False)
     """Numbers of the model."""
     before: Measured | None = field(repr=False)
-    """Numbers of the flow as it was trained, for a recalibrated model."""
+    """Numbers of the model before, for a recalibrated model."""
+    comparison: Comparison | None
+    """Whether recalibration helped on these rows; None for a flow as it was trained."""
     changes: tuple[Measure, ...]
     """After minus before of the scores, row by row; negative where recalibration helped."""
     conditional: ConditionalCalibration = field(repr=False)
@@ -53,48 +58,60 @@ class CalibrationReport(Findings):
     """How many calibration points it takes."""
     noise: float | None
     """L-ECE up to which the noise of the calibration points explains it, for a recalibrated model."""
-    within_noise: bool
-    """Whether that noise explains all that was found."""
+    situation: Situation = field(repr=False)
+    """What advice knows beside the findings: the reader, the last recalibration, time order."""
     reused: float
     """Share of the rows that the model was recalibrated on that are among those it is diagnosed on."""
     notes: tuple[str, ...]
-    """What to keep in mind: parts of the rows, reuse."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether no test found anything."""
-        return not self.faults
+    """What to keep in mind: rounded outputs, values that repeat, reuse, parts of the rows."""
+    model_name: str | None = None
+    """Of the model, if it was given."""
+    data_name: str | None = None
+    """Of the rows, if it was given."""
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong, first things first: of ``"atoms"``, ``"x-dependence"``, ``"direction"``,
-        ``"scale"``, ``"shape"``.
+        """What is wrong, first things first: of ``"x-dependence"``, ``"direction"``, ``"scale"``,
+        ``"shape"``.
         """
         return name_faults(self.findings, self.level)
 
     @property
-    def verdict(self) -> str:
-        """The answer in one sentence."""
-        rate = f"{100 * self.level:g} %"
-        tests, l_ece = len(self.findings), self.measured["L-ECE"]
-        if self.calibrated:
-            return (
-                f"No fault found by {tests} tests with a false-alarm rate of {rate} together; an L-ECE "
-                f"above {l_ece.high:.3f} would be unusual for a calibrated model of {self.n:,} rows."
-            )
-        tail = f"({tests} tests, false-alarm rate {rate} together)"
-        if self.within_noise:
-            return (
-                f"Calibrated up to the noise of its calibration points: L-ECE {l_ece.value:.3f}, "
-                f"where that noise alone explains up to {self.noise:.3f} {tail}."
-            )
-        faults = "; ".join(_describe(fault, self.measured) for fault in self.faults)
-        return f"Not calibrated: {faults} {tail}."
+    def within_noise(self) -> bool:
+        """Whether the noise of the calibration rows explains all that was found."""
+        return self.situation.within_noise
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with what was found and how large it is."""
+        return write_sentence(self, "; ".join(_describe(fault, self.measured) for fault in self.faults))
+
+    @property
+    def before_and_after(self) -> str:
+        """What recalibration did on these rows, in words; empty for a flow as it was trained."""
+        return "" if self.comparison is None else self.comparison.write_sentence(self.situation.say("undo"))
+
+    @property
+    def next_step(self) -> str:
+        """What to do first; empty where nothing is to be done."""
+        if self.situation.undo:
+            return f"undo the recalibration with {self.situation.say('undo')}"
+        if not self.faults or self.verdict == SMALL_FAULTS:
+            return ""
+        large = [finding for finding in self.findings if finding.found and not finding.small]
+        named = [finding for finding in large if FAULT_OF[finding.name] == self.faults[0]]
+        return (named or large)[0].remedy
+
+    @property
+    def head(self) -> str:
+        """Model and data by name; empty where neither was given."""
+        names = {"Model": self.model_name, "data": self.data_name}
+        return ", ".join(f"{what}: {name}" for what, name in names.items() if name)
 
     def __str__(self) -> str:
         sections = [
             f"Calibration report, {self.n:,} rows, d = {self.dim}",
-            self.verdict,
+            *filter(None, [self.head, self.before_and_after, self.sentence]),
             "",
             *_number_lines(self),
             "",
@@ -103,13 +120,15 @@ class CalibrationReport(Findings):
         ]
         if advice := self.advice_lines():
             sections += ["", "What was found and what to do", *advice]
+        if self.next_step:
+            sections += ["", f"Next step: {self.next_step}."]
         sections += ["", "How many calibration points do I need?", f"  {self.points}"]
         if self.notes:
             sections += ["", "Notes", *(f"- {note}" for note in self.notes)]
         return "\n".join(sections)
 
     def versions_of(self, name: str) -> list[Measure]:
-        """The number of that name: of the flow as it was trained, where it has one, then of the model."""
+        """The number of that name: of the model before, where there is one, then of the model."""
         sides = [self.measured] if self.before is None else [self.before, self.measured]
         return [measure for side in sides for measure in side.numbers if measure.name == name]
 
@@ -124,8 +143,15 @@ class CalibrationReport(Findings):
             "n": self.n,
             "dim": self.dim,
             "level": self.level,
+            "model_name": self.model_name,
+            "data_name": self.data_name,
             "calibrated": self.calibrated,
             "verdict": self.verdict,
+            "sentence": self.sentence,
+            "next_step": self.next_step,
+            "comparison": None
+            if self.comparison is None
+            else {**self.comparison.to_dict(), "sentence": self.before_and_after},
             "faults": list(self.faults),
             "findings": [finding.to_dict() for finding in self.findings],
             "absent": dict(self.absent),
@@ -217,8 +243,7 @@ def _describe(fault: str, side: Measured) -> str:
             return f"predictions are too {'narrow' if excess > 0 else 'wide'}"
         return "regions do not hold what they promise, some hold more and some less"
     return {
-        "atoms": "outputs repeat values, which no density describes",
-        "x-dependence": "how wrong predictions are depends on x",
+        "x-dependence": "how wrong predictions are depends on the features",
         "direction": "latents are shifted, stretched or correlated",
         "shape": "predictions differ from the data in a way that no single test names",
     }[fault]
@@ -246,7 +271,8 @@ def _number_lines(report: CalibrationReport) -> list[str]:
     ]
     if len(worst) < len(marginals):
         lines.append(f"  ... and {len(marginals) - len(worst)} outputs with smaller errors")
-    return [*lines, "  [a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"]
+    legend = "[a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"
+    return [*lines, f"  {legend}; / SD: outputs in units of their standard deviation"]
 
 
 def format_measure(measure: Measure, *, signed: bool = False) -> str:

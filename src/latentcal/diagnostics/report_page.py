@@ -13,7 +13,8 @@ from .._internal.atomic_files import new_file
 from .._internal.optional import require
 from .._version import __version__
 from . import charts
-from .measures import CALIBRATED, Measure
+from .findings import Finding, format_p
+from .measures import CALIBRATED, ENERGY_IN_UNITS, Measure
 from .questions import QUESTIONS
 from .report import CalibrationReport, capitalise, format_measure, shorten
 
@@ -36,7 +37,7 @@ def render_page(report: CalibrationReport, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(capitalise=capitalise, shorten=shorten, p=format_p)
+    environment.filters.update(capitalise=capitalise, shorten=shorten, p=format_p, code=mark_code)
     template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     sides = charts.sides_of(report)
     conditional = report.conditional
@@ -91,9 +92,17 @@ def clean(value: Any) -> Any:
     return _FORBIDDEN.sub("\ufffd", " ".join(str(value).split()))
 
 
-def format_p(p: float) -> str:
-    """A p-value with its sign of comparison where it is tiny."""
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+def mark_code(text: str) -> Any:
+    """Text with what stands between backticks as code, and all else escaped."""
+    from markupsafe import Markup
+
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escape(clean(text))))
+
+
+def _answer(finding: Finding) -> str:
+    if not finding.found:
+        return "✓ no fault"
+    return "○ small fault" if finding.small else "✗ fault found"
 
 
 def key_numbers(report: CalibrationReport) -> list[tuple[str, str, list[str]]]:
@@ -105,6 +114,8 @@ def key_numbers(report: CalibrationReport) -> list[tuple[str, str, list[str]]]:
         notes = [f"before: {_short(old)}" for old in report.versions_of(measure.name)[:-1]]
         if measure.band == CALIBRATED:
             notes.append(f"calibrated: < {measure.high:.3f}")
+        if measure.name == "energy score":
+            notes += [f"in SD of the outputs: {_short(report.measured[ENERGY_IN_UNITS])}"]
         tiles.append((capitalise(measure.name), _short(measure), notes))
     return tiles
 
@@ -116,7 +127,7 @@ def table_of_questions(report: CalibrationReport) -> list[Row]:
             format_p(finding.p_value),
             format_p(finding.adjusted),
             *finding.sizes,
-            "✗ fault found" if finding.found else "✓ no fault",
+            _answer(finding),
         ]
         for finding in report.findings
     } | {name: ["", "", "", "", f"not tested: {why}"] for name, why in report.absent.items()}
@@ -144,7 +155,7 @@ def score_rows(report: CalibrationReport) -> list[Row]:
 
 
 def _both(report: CalibrationReport, measure: Measure) -> list[str]:
-    """A number of the model, after the same of the flow as it was trained."""
+    """A number of the model, after the same of the model before."""
     cells = [format_measure(cell) for cell in report.versions_of(measure.name)]
     return cells if report.before is None or len(cells) > 1 else ["–", *cells]
 

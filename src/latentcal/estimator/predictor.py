@@ -223,7 +223,8 @@ class TablePredictor:
             "feature_names": None if features is None else features.tolist(),
             "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
         }
-        return diagnose(self.model_, x, y, **{**names, **options})
+        about = {"audience": "estimator", "trained_on": self._trained_on}
+        return diagnose(self.model_, x, y, **{**names, **about, **options})
 
     def recalibrate(self: Self, X: Any, y: Any, *, weights: Any = None) -> Self:
         """Recalibrate by new rows, in place of what was there; nothing is trained.

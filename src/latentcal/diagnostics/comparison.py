@@ -1,0 +1,235 @@
+"""Did recalibration help on these rows? A recalibrated model beside the one before, row by row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..fingerprint import REUSE_LIMIT, Fingerprint
+from ..flow import ConditionalFlow
+from ..metrics.autocorrelation import autocorrelation_test, drift_test
+from ..recalibration.discrete import Atoms
+from ..recalibration.paired import mean_and_error
+from .latents import ModelBefore
+from .limits import effective_points
+from .measures import ENERGY_IN_UNITS, Measured
+
+Outcome = Literal["better", "no_difference", "worse"]
+Cause = Literal["reuse", "time", "atoms", "few_rows", "other_rows"]
+
+_WORTH = 0.01  # nats: a smaller change has no practical effect
+_CONFIDENCE = 0.95  # one-sided
+_ENERGY_ERRORS = 3.0  # standard errors beyond which draws are worse,
+_ENERGY_WORTH = 0.02  # where it is also by this share of the score
+_IN_TIME = 0.001  # p-value below which rows look like a time series
+_FEWEST_IN_TIME = 50  # rows from which on this is asked
+_HEAVY_ATOM = 0.1  # share of the rows at one value that spoils likelihoods
+_FEW_ROWS = 200  # calibration rows
+
+_CAUSES: dict[str, str] = {
+    "reuse": "the rows that calibrated it had been used before, for training or for an earlier calibration",
+    "time": "the rows are in time order or drift, so that those that calibrated it are not like these",
+    "atoms": "outputs repeat single values, at which densities are arbitrary",
+    "few_rows": "only {n:,} rows calibrated it",
+    "other_rows": "these rows differ from those that calibrated it",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A recalibrated model beside the one before, on the same rows; differences are after minus before."""
+
+    outcome: Outcome
+    """``"worse"`` where the NLL rises by more than 0.01 nats a row, with 95 % confidence, or the energy score
+    by more than 2 % and three standard errors; ``"better"`` where the NLL falls likewise; else
+    ``"no_difference"``.
+    """
+    n: int
+    """Rows."""
+    nll: float | None
+    """Mean difference of the NLL in nats a row; None where one of the two has no density."""
+    nll_error: float | None
+    """Its standard error; None where the difference is infinite."""
+    energy: float
+    """Mean difference of the energy score, with outputs in units of their standard deviation."""
+    energy_error: float
+    """Its standard error."""
+    energy_before: float
+    """Mean energy score of the model before, in these units."""
+    coverage: float
+    """Nominal coverage of the regions that are compared."""
+    coverage_before: float
+    """Share of the rows inside those of the model before."""
+    coverage_after: float
+    """Share of the rows inside those of the recalibrated model."""
+    in_time: bool
+    """Whether standard errors are those of blocks of rows: these are in time order, or look like it."""
+    cause: Cause | None
+    """What probably made it worse; None where it is not."""
+    calibration_rows: int
+    """Rows that the model was recalibrated on."""
+    reused: bool
+    """Whether some of them are among these rows."""
+    before: ConditionalFlow = field(repr=False, compare=False)
+    """The model before."""
+
+    @property
+    def harmful(self) -> bool:
+        """Whether recalibration made it worse."""
+        return self.outcome == "worse"
+
+    @property
+    def numbers(self) -> str:
+        """The differences in print."""
+        parts = []
+        if self.nll is not None:
+            error = "" if self.nll_error is None else f" ± {self.nll_error:{_digits(self.nll_error)}}"
+            parts.append(f"NLL {self.nll:+{_digits(self.nll_error)}}{error}")
+        if self.nll is None or self._energy_is_worse:
+            parts.append(f"energy score {100 * self.energy / max(self.energy_before, 1e-100):+.1f} %")
+        shares = f"{100 * self.coverage_before:.0f} -> {100 * self.coverage_after:.0f} %"
+        return ", ".join([*parts, f"coverage of {100 * self.coverage:g} % regions {shares}"])
+
+    @property
+    def _energy_is_worse(self) -> bool:
+        return is_energy_worse(self.energy, self.energy_error, self.energy_before)
+
+    def write_sentence(self, undo: str) -> str:
+        """What recalibration did, in a sentence or two.
+
+        Args:
+            undo: how to undo it, in the words of the reader.
+        """
+        if self.outcome == "worse":
+            because = "" if self.cause is None else _CAUSES[self.cause].format(n=self.calibration_rows)
+            return (
+                f"Recalibration made it worse here ({self.numbers}): undo it with {undo}. Likely because "
+                f"{because}."
+            )
+        if self.outcome == "better":
+            doubt = " Some of these rows calibrated it, so it looks better than it is." if self.reused else ""
+            return f"Recalibration helped ({self.numbers}).{doubt}"
+        small = self.nll_error is not None and 2 * self.nll_error < _WORTH
+        what = "of practical size" if small else f"that {self.n:,} rows can show"
+        return f"Recalibration made no difference {what} ({self.numbers})."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as plain values, without the model; None for what is not finite."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in vars(self).items()
+            if key != "before"
+        }
+
+
+def compare(
+    before: Measured,
+    after: Measured,
+    model: ModelBefore,
+    *,
+    record: Any,
+    reused: float,
+    coverage: float,
+    in_time: bool,
+    atoms: Atoms,
+    trained_on: Fingerprint | None,
+) -> Comparison:
+    """The comparison of what two models do on the same rows.
+
+    Args:
+        before: what the model before does.
+        after: what the recalibrated one does.
+        model: the model before.
+        record: of the recalibration.
+        reused: share of the calibration rows among these.
+        coverage: nominal coverage to compare at.
+        in_time: whether the rows are in time order, or look like it.
+        atoms: values that outputs repeat.
+        trained_on: fingerprint of the rows that trained the flow, if known.
+    """
+    nll = nll_error = None
+    if before.nll is not None and after.nll is not None:
+        nll, nll_error = paired_change(after.nll, before.nll, in_time)
+    energy, energy_error = paired_change(after.energy_in_units, before.energy_in_units, in_time)
+    scale = before[ENERGY_IN_UNITS].value
+    outcome: Outcome = _judge_change(nll, nll_error, len(after.u), in_time)
+    if is_energy_worse(energy, energy_error, scale):
+        outcome = "worse"
+    return Comparison(
+        outcome=outcome,
+        n=len(after.u),
+        nll=nll,
+        nll_error=nll_error if nll_error is not None and math.isfinite(nll_error) else None,
+        energy=energy,
+        energy_error=energy_error,
+        energy_before=scale,
+        coverage=coverage,
+        coverage_before=float((before.u <= coverage).double().mean()),
+        coverage_after=float((after.u <= coverage).double().mean()),
+        in_time=in_time,
+        cause=_find_cause(record, model.flow, trained_on, atoms, in_time) if outcome == "worse" else None,
+        calibration_rows=record.n,
+        reused=reused > REUSE_LIMIT,
+        before=model.flow,
+    )
+
+
+def looks_like_time(u: Tensor) -> bool:
+    """Whether PIT values (n,) of rows that follow each other are alike, or drift: p < 0.001."""
+    if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
+        return False
+    return min(autocorrelation_test(u).p_value, drift_test(u).p_value) < _IN_TIME / 2
+
+
+def is_energy_worse(change: float, error: float, before: float) -> bool:
+    """Whether draws are worse beyond doubt and by a size that matters."""
+    return change > max(_ENERGY_ERRORS * error, _ENERGY_WORTH * before)
+
+
+def paired_change(after: Tensor, before: Tensor, in_time: bool) -> tuple[float, float]:
+    """Mean of after minus before (n,) and its standard error; infinite where one of them is.
+
+    Two values of infinity, as for density 0 under both models, are no change.
+    """
+    change = torch.where(after == before, 0.0, after - before)
+    if not bool(torch.isfinite(change).all()):
+        mean = float(change.mean())
+        return (math.inf if math.isnan(mean) else mean), math.inf
+    return mean_and_error(change, torch.ones_like(change), contiguous=in_time, folds=0)
+
+
+def _judge_change(nll: float | None, error: float | None, n: int, in_time: bool) -> Outcome:
+    """What a change of the NLL means, by a one-sided test and its size."""
+    from scipy.stats import t
+
+    if nll is None or error is None:
+        return "no_difference"
+    if math.isinf(nll):
+        return "worse" if nll > 0 else "better"
+    limit = max(_WORTH, float(t.ppf(_CONFIDENCE, (min(n, 20) if in_time else n) - 1)) * error)
+    return "worse" if nll > limit else "better" if nll < -limit else "no_difference"
+
+
+def _find_cause(
+    record: Any, before: ConditionalFlow, trained_on: Fingerprint | None, atoms: Atoms, in_time: bool
+) -> Cause:
+    """What probably made a model worse, the surest evidence first."""
+    twice = before.recalibration is not None and before.recalibration.fingerprint == record.fingerprint
+    if twice or (trained_on is not None and record.fingerprint.share_within(trained_on) > REUSE_LIMIT):
+        return "reuse"
+    if in_time or record.drifts:
+        return "time"
+    if atoms.share > _HEAVY_ATOM and not record.dequantized:
+        return "atoms"
+    return "few_rows" if effective_points(record) < _FEW_ROWS else "other_rows"
+
+
+def _digits(error: float | None) -> str:
+    """Format of numbers with this standard error: two digits of it."""
+    if error is None or not math.isfinite(error) or error <= 0:
+        return ".3f"
+    return f".{min(6, max(1, 1 - math.floor(math.log10(error))))}f"

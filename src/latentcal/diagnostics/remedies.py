@@ -1,0 +1,126 @@
+"""What to do, in the words of those who read it: of a flow, of an estimator, of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..radius.conditional import GroupedRadius
+from ..radius.smooth import SmoothRadius
+from ..recalibration import Alignment, AutoRecalibration
+
+if TYPE_CHECKING:
+    from .findings import Finding
+
+Audience = Literal["flow", "estimator", "command line"]
+
+_WORDS: dict[str, dict[str, str]] = {
+    "recalibrate": {
+        "flow": "`recalibrate` {flow} on held-out rows{time}",
+        "estimator": "`model.recalibrate(X, y)` with held-out rows",
+        "command line": "`latentcal recalibrate MODEL NEW.csv`",
+    },
+    "again": {
+        "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
+        "estimator": "`model.recalibrate(X, y)` with more rows than the {n:,} of last time, or newer ones",
+        "command line": "`latentcal recalibrate MODEL NEW.csv` with more rows than the {n:,} of last time, "
+        "or newer ones",
+    },
+    "by_x": {
+        "flow": "`recalibrate` {flow} with `fit=ConditionalRadius.fit`{time}",
+        "estimator": "set `model.recalibration = ConditionalRadius.fit`, then `model.recalibrate(X, y)` with "
+        "held-out rows",
+    },
+    "by_group": {
+        "flow": "`recalibrate` {flow} with `ConditionalRadius.fit` and its `groups`{time}",
+        "estimator": "`recalibrate` the flow `model.base_model_` with `ConditionalRadius.fit` and its "
+        "`groups`",
+    },
+    "align": {"flow": "`align` {flow}, then `recalibrate` on other rows"},
+    "marginals": {
+        "flow": '`align` {flow} with `maps=("affine", "marginals")`, then `recalibrate` on other rows'
+    },
+    "auto": {
+        "flow": "`autocalibrate` {flow} on held-out rows{time}",
+        "estimator": 'set `model.recalibration = "auto"`, then `model.recalibrate(X, y)` with held-out rows',
+        "command line": "`latentcal recalibrate MODEL NEW.csv --recalibration auto`",
+    },
+    "auto_all": {"flow": '`autocalibrate` {flow} with `rungs="all"`{time}'},
+    "prerank": {"flow": "`recalibrate_prerank` {flow} where only regions of highest density matter"},
+    "train": {
+        "flow": "train the flow longer or on more rows, or take a more flexible one",
+        "estimator": "fit again: with more rows, more epochs (`max_epochs`) or another `flow`",
+        "command line": "`latentcal fit` again: with more rows, more `--epochs` or another `--flow`",
+    },
+    "undo": {
+        "flow": "`{undo}`",
+        "estimator": "`model.model_ = model.base_model_`",
+        "command line": "`latentcal recalibrate MODEL --undo`",
+    },
+}
+_TRIED_BY_AUTO = {"recalibrate", "by_x", "align", "marginals", "auto", "auto_all"}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What advice must know beside the findings."""
+
+    audience: Audience = "flow"
+    record: Any = None
+    """Of the last recalibration; None for a flow as it was trained."""
+    undo: str = ""
+    """Name of the model before in Python, where recalibration made it worse; else empty."""
+    within_noise: bool = False
+    """Whether the noise of the calibration rows explains what was found."""
+    in_time: bool = False
+    """Whether the rows are in time order, or look like it."""
+
+    def __post_init__(self) -> None:
+        if self.audience not in get_args(Audience):
+            raise ValueError(f"audience must be one of {get_args(Audience)}, got {self.audience!r}.")
+
+    def say(self, action: str) -> str:
+        """The words for an action; empty where this audience has none."""
+        time = ', with `order="time"`' if self.in_time else ""
+        n, flow = 0, "the flow"
+        if self.record is not None:
+            n, flow = self.record.n, "the flow before recalibration"
+        return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, time=time, undo=self.undo)
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Actions that made the model what it is."""
+        record = self.record
+        if record is None:
+            return frozenset()
+        if isinstance(record, AutoRecalibration):
+            by_group = record.ladder is not None and any("group" in name for name in record.ladder.names)
+            return frozenset(_TRIED_BY_AUTO | ({"by_group"} if by_group else set()))
+        if isinstance(record, Alignment):
+            return frozenset({"align", *({"marginals"} & {*record.maps})})
+        law = {SmoothRadius: "by_x", GroupedRadius: "by_group"}.get(type(record.law))
+        return frozenset({"recalibrate"} if law is None else {"recalibrate", law})
+
+
+def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation) -> str:
+    """What to do about a finding, without a full stop.
+
+    What was done already is not advised again, nor what is not expected to help.
+
+    Args:
+        actions: that repair such a fault, the most direct first.
+        finding: the finding, with its sizes.
+        situation: of the model and the reader.
+    """
+    if situation.undo:
+        return "undo the recalibration first, then diagnose again"
+    if situation.within_noise:
+        return situation.say("again")
+    if finding.gain is not None and not finding.is_repairable:
+        return f"{situation.say('train')}; no repair after training is known to help"
+    left = [action for action in actions if action not in situation.done]
+    if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
+        again = situation.record is not None
+        left = [*(["again"] if again else []), *(action for action in left if action != "train"), "train"]
+    return "; or ".join(list(filter(None, map(situation.say, left)))[:2])

@@ -1,0 +1,85 @@
+"""Outputs that are rounded, seen as one value within the cell that is rounded to them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._internal.chunks import rows_at_a_time
+from ..flow import ConditionalFlow
+from ..recalibration.discrete import Atoms, Dequantizer
+
+_CANDIDATES = 16  # points of a cell, of which one is drawn
+_NUMBERS = 2e7  # encoded in all, n candidates d
+_LONE_ATOM = 0.05  # share of the rows at a value of an output that is not rounded
+
+
+def randomize_cells(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
+    r"""Outputs (n, d), each in its rounding cell where the model expects it; y itself where nothing repeats.
+
+    A density gives a cell a probability and says where in it a value lies. With
+
+    .. math:: y' \sim f(\cdot \mid x,\ \text{cell of } y)
+
+    PIT values are those of continuous outputs: where the model is right about the probabilities of all
+    cells, they are uniform. The draw is one of 16 points of the cell, chosen with probabilities in
+    proportion to their densities; it is the same at every call. A model without a density has a uniform
+    point of each cell.
+
+    Args:
+        model: the flow.
+        x: (n, p) features or None.
+        y: (n, d) outputs.
+    """
+    cells = Dequantizer.fit(y)
+    if not bool(cells.steps.any()) and not len(cells.columns):
+        return y
+    source = torch.Generator().manual_seed(0)
+    count = int(max(1, min(_CANDIDATES, _NUMBERS / y.numel())))
+    size = rows_at_a_time(count * (y.shape[1] + (0 if x is None else x.shape[1])))
+    parts = []
+    try:
+        for i in range(0, len(y), size):
+            here = y[i : i + size].cpu()
+            points = cells.jitter(here.expand(count, *here.shape), source)
+            parts.append(_draw_point(model, None if x is None else x[i : i + size], points, source))
+    except NotImplementedError:
+        return cells.jitter(y.cpu(), torch.Generator().manual_seed(0)).to(y.device)
+    except ValueError:  # a cell reaches beyond where the model is defined
+        return y
+    return torch.cat(parts).to(y.device)
+
+
+def _draw_point(
+    model: ConditionalFlow, x: Tensor | None, points: Tensor, generator: torch.Generator
+) -> Tensor:
+    """One of points (k, m, d) for each of m rows, in proportion to the density."""
+    log_density = model(x).log_prob(points).cpu().to(torch.float64)
+    log_density = torch.where(torch.isnan(log_density), -torch.inf, log_density)
+    gumbel = -torch.empty_like(log_density).exponential_(generator=generator).log()
+    chosen = (log_density + gumbel).argmax(0)
+    return points[chosen, torch.arange(points.shape[1])]
+
+
+def describe_cells(found: Atoms, names: list[str]) -> list[str]:
+    """Sentences about outputs that are rounded, or repeat one value, by the names of the outputs."""
+    notes = []
+    rounded = [
+        f"{name} (steps of {output.step:.4g}, {output.distinct:,} values)"
+        for name, output in zip(names, found.outputs, strict=True)
+        if output.step is not None
+    ]
+    if rounded:
+        shown = ", ".join(rounded[:5]) + (f" and {len(rounded) - 5} more" if len(rounded) > 5 else "")
+        notes.append(
+            f"Rounded outputs: {shown}. PIT values are randomised within the steps, so rounding is not "
+            "counted as a fault of the model. Densities and NLL are those at the rounded values."
+        )
+    for name, output in zip(names, found.outputs, strict=True):
+        if output.step is None and output.shares and output.shares[0] > _LONE_ATOM:
+            notes.append(
+                f"{output.shares[0]:.0%} of the rows have the value {output.values[0]:.4g} of {name}. No "
+                "density gives a single value a probability: near it predictions cannot be right, and the "
+                "NLL depends on how sharp the model's peak is. Consider a model of its own for these rows."
+            )
+    return notes
