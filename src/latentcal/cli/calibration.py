@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._internal.chunks import ROWS
+from .._internal.names import spell
 from . import options
 from .messages import command, printable, say
 
@@ -100,6 +101,7 @@ def diagnose(
     plot: Path | None,
     strict: bool,
     seed: int,
+    order: str | None,
     as_json: bool,
 ) -> None:
     """Report on whether a model's probabilities are true.
@@ -116,11 +118,12 @@ def diagnose(
     from .output import json_text
 
     model = load_model(folder)
-    rows = _read_part(source, model, max_rows, seed, FEWEST_ROWS, "a report")
+    rows = _read_part(source, model, max_rows, seed, FEWEST_ROWS, "a report", order=order)
     if rows.total > len(rows.x):
         say(f"{len(rows.x):,} random rows of {rows.total:,} are used (--max-rows).")
     names = {"model_name": str(folder), "data_name": str(source)}
-    report = report_on(model, rows.x, rows.y, seed=seed, level=level, **names)
+    in_time = None if order is None else "time"
+    report = report_on(model, rows.x, rows.y, seed=seed, level=level, order=in_time, **names)
     click.echo(json_text(report.to_dict()) if as_json else printable(str(report), lines=True))
     if html is not None:
         write_page(report, html)
@@ -141,15 +144,20 @@ def diagnose(
     type=options.OneName(options.RECALIBRATION_NAMES),
     help="Another one than that of `fit`.",
 )
+@click.option("--undo", is_flag=True, help="Take recalibration back; without a file.")
+@click.option("--force", is_flag=True, help="Recalibrate also where that does not help rows it has not seen.")
 @options.weights
-@options.random_part(100_000)
+@options.random_part(100_000, required=False)
 def recalibrate(
     folder: Path,
-    source: Source,
+    source: Source | None,
     out: Path | None,
     overwrite: bool,
     recalibration: str | None,
+    undo: bool,
+    force: bool,
     weights: str | None,
+    order: str | None,
     max_rows: int,
     seed: int,
     as_json: bool,
@@ -159,57 +167,127 @@ def recalibrate(
     The new rows take the place of those that calibrated the model before: use them where the world has
     changed, or where there are more of them. They must not be those that the model was trained on.
 
+    Recalibration is first tried on a part of the rows at a time and judged by the others. Where it does not
+    predict these better than the model does as it is, the model stays as it is (--force).
+
     \b
     Examples:
         latentcal recalibrate model/ new.csv
         latentcal recalibrate model/ new.csv --recalibration auto --out model-2/
+        latentcal recalibrate model/ --undo
     """
-    from .._internal.names import spell
-    from ..radius import Guarantee
-    from .model import Model, check_overwriting, load_model, write_model
-    from .output import json_text, writable_folder
+    from .model import check_overwriting, load_model
+    from .output import writable_folder
 
+    if undo == (source is not None):
+        raise click.UsageError("Give a file of new rows, or --undo and no file.")
     model = load_model(folder)
     if out is not None:
         check_overwriting(out, overwrite)
     target = out or folder
     with writable_folder(target):
-        rows = _read_part(source, model, max_rows, seed, _FEWEST, "recalibration", weights)
-        before = _calibration_error(model, rows)
-        predictor = model.estimator
+        if source is None:
+            _undo(model, target, as_json)
+            return
+        rows = _read_part(source, model, max_rows, seed, _FEWEST, "recalibration", weights, order)
         if recalibration is not None:
-            predictor.recalibration = spell(recalibration)
-        predictor.recalibrate(rows.x, rows.y, weights=rows.weights)
-        facts: dict[str, Any] = {
-            **model.facts,
-            "recalibration": str(predictor.recalibration or options.RECALIBRATION_NAMES[0]).replace("_", "-"),
-            "rows": {**model.facts.get("rows", {}), "calibration": len(rows.x)},
-            "recalibrated": {"file": source.file, "rows": rows.total, "used": len(rows.x)},
-        }
-        facts["recalibrated"] |= {} if weights is None else {"weights": weights}
-        facts.pop("quality", None)  # that of the model before
-        write_model(Model(predictor, model.rules, facts), target)
+            model.estimator.recalibration = spell(recalibration)
+        _recalibrate(model, rows, source, target, weights=weights, order=order, force=force, as_json=as_json)
+
+
+def _undo(model: Model, target: Path, as_json: bool) -> None:
+    """Write the flow as it was trained."""
+    from .model import Model, write_model
+    from .output import json_text
+
+    if model.estimator.model_.recalibration is None:
+        raise click.ClickException("There is nothing to undo: the model is as it was trained.")
+    facts = {name: value for name, value in model.facts.items() if name not in ("quality", "recalibrated")}
+    write_model(
+        Model(model.estimator.undo_recalibration(), model.rules, facts | {"recalibration": "none"}), target
+    )
+    text = f"{target} is the model as it was trained, without recalibration."
+    click.echo(json_text({"model": target, "recalibration": "none"}) if as_json else printable(text))
+
+
+def _recalibrate(
+    model: Model,
+    rows: RandomRows,
+    source: Source,
+    target: Path,
+    *,
+    weights: str | None,
+    order: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Recalibrate by rows, write the model and say what was done; or say why it stays as it was."""
+    import warnings
+
+    from ..estimator import RecalibrationRefused
+    from ..radius import Guarantee
+    from .model import Model, write_model
+    from .output import json_text
+
+    before, predictor = _calibration_error(model, rows), model.estimator
+    was = predictor.model_
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecalibrationRefused)  # said below
+        predictor.recalibrate(
+            rows.x, rows.y, weights=rows.weights, order=None if order is None else "time", force=force
+        )
+    used = {"file": source.file, "rows": rows.total, "used": len(rows.x)}
+    used |= {} if weights is None else {"weights": weights}
+    if predictor.model_ is was:
+        note = predictor.calibration_.partition(": ")[2]
+        text = (
+            f"Nothing is written, the model stays as it was: {note}. To recalibrate it all the same: --force."
+        )
+        kept = {"model": target, **used, "recalibrated": False, "reason": note, "L-ECE before": before}
+        click.echo(json_text(kept) if as_json else printable(text))
+        return
+    facts: dict[str, Any] = {
+        **model.facts,
+        "recalibration": str(predictor.recalibration or options.RECALIBRATION_NAMES[0]).replace("_", "-"),
+        "rows": {**model.facts.get("rows", {}), "calibration": len(rows.x)},
+        "recalibrated": used,
+    }
+    facts.pop("quality", None)  # that of the model before
+    write_model(Model(predictor, model.rules, facts), target)
+    made = predictor.model_.recalibration
     region = Guarantee(len(rows.x), 0.0, steps=True).coverage_interval(_LEVEL)
-    law = predictor.model_.recalibration.guarantee.coverage_interval(_LEVEL)
+    law = made.guarantee.coverage_interval(_LEVEL)
     result = {
         "model": target,
-        **facts["recalibrated"],
+        **used,
+        "recalibrated": True,
         "L-ECE before": before,
+        "held out": predictor.calibration_.partition(": ")[2],
         "coverage of 90 %": list(region),
         "coverage of 90 % by the law": list(law),
     }
     if as_json:
         click.echo(json_text(result))
         return
-    used = f"{len(rows.x):,}" + (f" random rows of {rows.total:,}" if rows.total > len(rows.x) else " rows")
+    count = f"{len(rows.x):,}" + (f" random rows of {rows.total:,}" if rows.total > len(rows.x) else " rows")
     weighted = "" if weights is None else f", weighted by {weights}"
-    click.echo(printable(f"{target} is recalibrated on {used} of {source}{weighted}."))
+    click.echo(printable(f"{target} is recalibrated on {count} of {source}{weighted}."))
     click.echo(f"On them the model as it was had an L-ECE of {before:.4f}.")
-    click.echo(
-        f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{', which count rows equally,' * bool(weights)} "
-        f"cover {_between(region)} (for 95 % of calibration sets), those of the recalibrated law "
-        f"{_between(law)} (for about 95 %)."
-    )
+    click.echo(f"What recalibration changes: {predictor.calibration_.partition(': ')[2]}.")
+    if hasattr(made, "ladder"):
+        click.echo(printable(f"Chosen: {made.ladder.names[made.ladder.chosen]}."))
+    if order is not None:
+        click.echo("Rows in time order are not exchangeable, so no coverage is promised.")
+    else:
+        equally = ", which count rows equally," * bool(weights)
+        click.echo(
+            f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{equally} cover {_between(region)} (for 95 % of "
+            f"calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
+        )
+        if force:
+            click.echo(
+                "The choice to recalibrate was made on the same rows, which the second figure leaves out."
+            )
     say(f"{command('diagnose', target, 'test.csv')} examines it, with rows that are in neither file.")
 
 
@@ -221,11 +299,12 @@ def _read_part(
     fewest: int,
     what: str,
     weights: str | None = None,
+    order: str | None = None,
 ) -> RandomRows:
     """Random rows of the file, or an error where they are too few."""
     from .reading import random_rows
 
-    rows = random_rows(source, model.rules, most, seed, weights=weights)
+    rows = random_rows(source, model.rules, most, seed, weights=weights, order=order)
     if len(rows.x) < fewest:
         raise click.ClickException(f"{source} has {len(rows.x)} rows; {what} takes at least {fewest}.")
     return rows

@@ -56,6 +56,7 @@ _NEW = 5  # rows of the demo to predict
     help="File whose rows recalibrate, instead of a share of the rows.",
 )
 @options.weights
+@options.order
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 0.9),
@@ -87,6 +88,7 @@ def fit(
     validation: Path | None,
     calibration: Path | None,
     weights: str | None,
+    order: str | None,
     test_share: float,
     epochs: int,
     patience: int,
@@ -102,8 +104,8 @@ def fit(
 
     Rows are set aside at random for early stopping, for calibration and for the report; a flow is trained on
     the others and recalibrated. All other columns are features, unless constant, mostly missing or text with
-    many values. Dates become year, month, day of the week and hour. Rows that follow each other in time: give
-    later ones by --validation and --calibration.
+    many values. Dates become year, month, day of the week and hour. Rows that follow each other in time:
+    --order.
 
     Ctrl-C ends the training and keeps the best weights so far.
 
@@ -112,6 +114,7 @@ def fit(
         latentcal fit homes.csv --targets rent,heating --out model/
         latentcal fit homes.parquet --targets rent,heating --drop id --flow autoregressive --out model/
         latentcal fit homes.csv --targets rent --missing impute --epochs 50 --html report.html --out model/
+        latentcal fit hourly.csv --targets temperature,wind --order hour --out model/
         latentcal fit 2023.csv --targets rent --calibration 2024.csv --test-share 0 --out model/
         latentcal fit homes.csv --targets rent --delimiter ';' --decimal , --out model/
     """
@@ -142,6 +145,7 @@ def fit(
         seed,
         {name: path for name, path in files.items() if path is not None},
         weights,
+        order,
     )
     with ExitStack() as places:  # before training: what cannot be written is known at once
         page = None if html is None else places.enter_context(whole_file(html))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._internal.columns import find_stray
 from .._internal.hints import Argument, ArgumentError
-from .._internal.names import spell
+from .._internal.names import spell, suggest
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
@@ -23,7 +23,7 @@ from ..tables import Preprocessing, TableDataset, load_csv
 from .messages import say
 from .model import FEWEST_ROWS, Model, quality, report_on
 from .options import FLOW_NAMES, RECALIBRATION_NAMES
-from .reading import Source, random_rows
+from .reading import IN_FILE, Source, places_in_time, random_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +51,7 @@ class Settings:
         files: that validate or calibrate instead of a share of the rows, by ``"validation"`` and
             ``"calibration"``.
         weights: column with the weights of the rows.
+        order: ``"time"`` where rows are in time order, or the column that tells it.
     """
 
     flow: str = FLOW_NAMES[0]
@@ -63,6 +64,7 @@ class Settings:
     seed: int = 0
     files: Mapping[str, Path] = field(default_factory=dict)
     weights: str | None = None
+    order: str | None = None
 
     @property
     def repairs(self) -> bool:
@@ -114,6 +116,8 @@ def fit_table(
     say(f"Rows: {', '.join(f'{count:,} {part}' for part, count in counts.items() if part != 'test')}.")
     estimator = _train(parts, rules, settings)
     say(f"Training: {estimator.training_log_}.")
+    if settings.repairs:
+        say(f"Calibration: {estimator.calibration_}.")
     facts: dict[str, Any] = {
         "data": {"file": source.file, "rows": data.file_rows, "read": len(data), "note": data.note},
         "flow": settings.flow,
@@ -127,14 +131,14 @@ def fit_table(
         say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test.x)}.")
     else:
         frames = _as_frame(test.x, rules.feature_names), _as_frame(test.y, rules.targets)
-        report = report_on(model, *frames, seed=settings.seed)
+        report = report_on(model, *frames, seed=settings.seed, order=estimator.order)
         model = Model(estimator, rules, facts | {"quality": quality(report)})
     return model, report
 
 
 def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
-    """Rows of the data, at random, for each part that has no rows of its own."""
-    order = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(data)))
+    """Rows of the data for each part that has no rows of its own: at random, or blocks in time."""
+    order = _order_rows(data, settings)
     counts = {"test": round(settings.test_share * len(data))}
     share = max(_FEWEST, round(_SHARE * (len(data) - counts["test"])))
     if "validation" not in settings.files:
@@ -145,12 +149,33 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
         and not _calibrates_with_others(data, settings)
     ):
         counts["calibration"] = share
+        if settings.order is not None:  # in time: training, validation, calibration, test
+            counts = {name: counts[name] for name in ("test", "calibration", "validation") if name in counts}
     *others, train = order.tensor_split(np.cumsum([*counts.values()]).tolist())
-    return {**dict(zip(counts, others, strict=True)), "train": train.sort().values}
+    if settings.order is None:
+        return {**dict(zip(counts, others, strict=True)), "train": train.sort().values}
+    return {name: rows.flip(0) for name, rows in zip((*counts, "train"), (*others, train), strict=True)}
+
+
+def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
+    """Numbers (n,) of the rows: at random, or from the last one in time to the first."""
+    if settings.order is None:
+        return torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(data)))
+    if settings.order == IN_FILE:
+        return torch.arange(len(data)).flip(0)
+    column = next((each for each in data.columns if each.name == settings.order), None)
+    if column is None:
+        raise click.ClickException(
+            f"--order {settings.order}: there is no such column in the table; "
+            f"{suggest(settings.order, [each.name for each in data.columns])}"
+        )
+    return places_in_time(column).argsort(stable=True).flip(0)
 
 
 def _calibrates_with_others(data: TableDataset, settings: Settings) -> bool:
     """Whether what is too much for training is enough to calibrate."""
+    if settings.order is not None:
+        return False  # they may be earlier than those that train
     rest = len(data) - round(settings.test_share * len(data))
     return data.file_rows - settings.max_rows >= _SHARE * rest
 
@@ -187,6 +212,7 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
         flow_options=settings.flow_options or None,
         recalibration=spell(settings.recalibration) if settings.repairs else None,
         random_state=settings.seed,
+        order=None if settings.order is None else "time",
         verbose=sys.stderr.isatty(),
         **settings.training,
     )

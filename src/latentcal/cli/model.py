@@ -19,7 +19,7 @@ from ..estimator import TablePredictor
 from ..files import ModelFileError
 from ..plots import reliability_diagram
 from ..tables import Preprocessing
-from .messages import command, say
+from .messages import say
 from .output import json_text, whole_file
 
 if TYPE_CHECKING:

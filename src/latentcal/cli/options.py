@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,11 @@ def combine(*decorators: Decorator) -> Decorator:
 
 model = click.argument("folder", metavar="MODEL", type=click.Path(path_type=Path))
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+order = click.option(
+    "--order",
+    metavar="time|COLUMN",
+    help="`time` where rows are in time order, or the column that tells it; parts are then blocks in time.",
+)
 weights = click.option("--weights", metavar="COLUMN", help="Column with the weights of the rows.")
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random choices."
@@ -107,15 +112,17 @@ def count(name: str, default: int, help: str | None = None, *, least: int = 1) -
     return click.option(name, type=click.IntRange(min=least), default=default, show_default=True, help=help)
 
 
-def rows(command: Command) -> Command:
-    """The file of rows and how to read it, as one argument ``source``."""
+def rows(command: Command, *, required: bool = True) -> Command:
+    """The file of rows and how to read it, as one argument ``source``; None where there need not be one."""
 
     @wraps(command)
     def with_source(
-        data: Path, missing: Any, delimiter: str, encoding: str, decimal: str | None, **others: Any
+        data: Path | None, missing: Any, delimiter: str, encoding: str, decimal: str | None, **others: Any
     ) -> Any:
         from .reading import STDIN, Source
 
+        if data is None:
+            return command(source=None, **others)
         delimiter = "\t" if delimiter == "\\t" else delimiter
         if len(delimiter) != 1:
             raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
@@ -136,7 +143,11 @@ def rows(command: Command) -> Command:
             raise replace_in_error(error, str(data), name) from error
 
     return combine(
-        click.argument("data", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)),
+        click.argument(
+            "data",
+            type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+            required=required,
+        ),
         click.option(
             "--missing",
             type=click.Choice(["error", "drop", "impute"]),
@@ -165,14 +176,15 @@ def _spool_stdin() -> Path:
     return path.rename(path.with_suffix(ending))
 
 
-def random_part(most: int) -> Decorator:
+def random_part(most: int, *, required: bool = True) -> Decorator:
     """A model, and a random part of a file of rows with targets."""
     return combine(
         model,
         count("--max-rows", most, "Of a larger file take so many random rows.", least=20),
         seed,
         as_json,
-        rows,
+        order,
+        partial(rows, required=required),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.columns import infer_column
+from .._internal.columns import DATES, Column, infer_column
 from .._internal.hints import place_error
 from .._internal.table_files import estimate_rows
 from ..tables import Encoded, Gaps, Preprocessing, Reservoir, as_row_weights, column_names
@@ -20,6 +20,7 @@ from .messages import say
 
 CHUNK = 2000  # rows at a time: few, so that progress is seen
 STDIN = "standard input"
+IN_FILE = "time"  # the order that rows of a file have
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,11 @@ def random_rows(
     seed: int = 0,
     without: Tensor | None = None,
     weights: str | None = None,
+    order: str | None = None,
 ) -> RandomRows:
     """At most so many random rows with targets; memory does not grow with the file.
+
+    They are in the order of the file, or of a column.
 
     Args:
         source: the file.
@@ -146,13 +150,16 @@ def random_rows(
         seed: of their choice.
         without: numbers of rows that are not taken.
         weights: column with the weights of the rows.
+        order: ``"time"`` for the order of the file, or a column that they are sorted by.
     """
     reservoir = Reservoir(most, (seed, 1))  # others than ``load_csv`` with this seed takes of the same file
     kept: list[Tensor] = []
-    keep = [] if weights is None else [weights]
+    sorted_by = order if order not in (None, IN_FILE) else None
+    readers = {weights: _read_weights, sorted_by: _read_places}
+    keep = [name for name in (weights, sorted_by) if name is not None]
     for part in source.read(rules, targets=True, keep=keep, size=10_000):
         assert part.y is not None
-        columns = [part.x, part.y, part.rows, *(_read_weights(source, part, name) for name in keep)]
+        columns = [part.x, part.y, part.rows, *(readers[name](source, part, name) for name in keep)]
         if without is not None:
             columns = [column[~torch.isin(part.rows, without)] for column in columns]
         items, places = map(torch.from_numpy, reservoir.offer(len(columns[2])))
@@ -161,9 +168,31 @@ def random_rows(
         for i, column in enumerate(columns):
             kept[i][places[~new]] = column[items[~new]]
             kept[i] = torch.cat([kept[i], column[items[new]]])
-    order = kept[2].argsort()
-    x, y, rows, *others = (column[order] for column in kept)
+    by_row = kept[2].argsort()
+    x, y, rows, *others = (column[by_row] for column in kept)
+    if sorted_by is not None:
+        by_time = others.pop().argsort(stable=True)
+        x, y, rows, *others = (column[by_time] for column in (x, y, rows, *others))
     return RandomRows(x, y, rows, reservoir.seen, *others)
+
+
+def places_in_time(column: Column) -> Tensor:
+    """Numbers (n,) that rows are sorted by: those of a column, or its dates; gaps and text are an error."""
+    if column.kind == "text" or bool(column.missing.any()):
+        what = "text" if column.kind == "text" else "gaps"
+        raise ValueError(
+            f"--order {column.name}: rows are sorted by numbers or dates, and this column has {what}. Name "
+            "another one, or sort the file and write --order time."
+        )
+    values = column.values.astype(np.int64) if column.kind in DATES else column.values
+    return torch.from_numpy(values.astype(np.float64))
+
+
+def _read_places(source: Source, part: Encoded, name: str) -> Tensor:
+    try:
+        return places_in_time(infer_column(name, part.kept[name], source.decimal))
+    except ValueError as error:
+        raise place_error(f"{source}: ", error) from None
 
 
 def _read_weights(source: Source, part: Encoded, name: str) -> Tensor:

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, full_precision
 from ..flows import TrainingLog
 from ..recalibration import autocalibrate, latent_norms, recalibrate
+from ..recalibration.rows import check_order
 from . import storage
+from .harm import measure_held_out_change
 from .summaries import AS_FITTED, PredictedRegion, check_levels, latent_points, quantile
 
 _REUSE_LIMIT = 0.05
@@ -39,6 +41,10 @@ Self = TypeVar("Self", bound="TablePredictor")
 
 class FewCalibrationRowsWarning(UserWarning):
     """A model was left as it was trained, for want of rows to recalibrate it by."""
+
+
+class RecalibrationRefused(UserWarning):
+    """A recalibration does not help rows that it has not seen, so the model stays as it was."""
 
 
 class TablePredictor:
@@ -75,6 +81,8 @@ class TablePredictor:
     _seed: int
     """Of the latent points and of draws."""
     _trained_on: Fingerprint
+    _note: str = ""
+    """What else there is to say about recalibration."""
     _norms: Tensor
     """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
 
@@ -226,33 +234,60 @@ class TablePredictor:
         about = {"audience": "estimator", "trained_on": self._trained_on}
         return diagnose(self.model_, x, y, **{**names, **about, **options})
 
-    def recalibrate(self: Self, X: Any, y: Any, *, weights: Any = None) -> Self:
+    def recalibrate(
+        self: Self,
+        X: Any,
+        y: Any,
+        *,
+        weights: Any = None,
+        order: Literal["time"] | None = None,
+        force: bool = False,
+    ) -> Self:
         """Recalibrate by new rows, in place of what was there; nothing is trained.
+
+        It is first tried on a part of the rows at a time and judged by the others. Where these are not
+        predicted better than by the model as it is, that stays.
 
         Args:
             X: (n, p) features of at least 20 rows that the flow was not trained on.
             y: (n, d) or (n,) outputs.
             weights: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
                 (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
+            order: ``"time"`` for rows that follow each other: the last ones then judge.
+            force: recalibrate whether it helps or not.
+
+        Warns:
+            RecalibrationRefused: where it does not help; ``calibration_`` says so, too.
         """
         x, y = self._pairs(X, y)
+        check_order(order)
         if len(x) < FEWEST_CALIBRATION:
             raise ValueError(
                 f"Recalibration takes at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law that fewer of "
                 "them tell is mostly noise. Collect more."
             )
-        self._calibrate(x, y, as_weights(weights, len(x)), choose_repair(self.recalibration) or recalibrate)
+        repair = choose_repair(self.recalibration) or recalibrate
+        if not self._calibrate(x, y, as_weights(weights, len(x)), repair, order=order, force=force):
+            warnings.warn(
+                f"The model stays as it was: {self._note}. To recalibrate it all the same, pass force=True.",
+                RecalibrationRefused,
+                stacklevel=2,
+            )
+        return self
+
+    def undo_recalibration(self: Self) -> Self:
+        """Take recalibration back: ``model_`` is the flow as it was trained.
+
+        Guarantees of regions rest on the calibration rows themselves, and stay.
+        """
+        self.model_, self._note = self.base_model_, "the recalibration was undone"
         return self
 
     @property
     def calibration_(self) -> str:
         """What was done to the flow after training, in words."""
-        made, rows = self.model_.recalibration, len(self._norms)
-        if made is not None:
-            return f"recalibrated on {rows:,} rows"
-        if rows:
-            return f"left as trained: {rows} calibration rows, fewer than {FEWEST_CALIBRATION}"
-        return "left as trained"
+        made, note = self.model_.recalibration, f": {self._note}" if self._note else ""
+        return ("left as trained" if made is None else f"recalibrated on {made.n:,} rows") + note
 
     @classmethod
     def _restore(cls: type[Self], parameters: Mapping[str, Any], state: Mapping[str, Any]) -> Self:
@@ -320,12 +355,29 @@ class TablePredictor:
         return torch.cat(parts, dim=-2)
 
     def _calibrate(
-        self, x: Tensor, y: Tensor, weights: Tensor | None, repair: Callable[..., ConditionalFlow]
-    ) -> None:
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        repair: Callable[..., ConditionalFlow],
+        *,
+        order: Literal["time"] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Recalibrate where that helps rows that it has not seen; whether it was done."""
         use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
         self._warn_of_training_rows(x, y, use, stacklevel=4)
+        repair = partial(repair, order=order)
+        change = measure_held_out_change(
+            self.base_model_, self.model_, x, y, repair, weights=weights, in_time=order == "time"
+        )
+        if not change.helps and not force:
+            self._note = f"recalibration would not help ({change})"
+            return False
         self.model_ = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS)
         self._norms = self.model_.recalibration.norms.sort().values
+        self._note = str(change) if change.helps else f"although it does not help ({change})"
+        return True
 
     def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
         share = self._trained_on.share_of(x, y)

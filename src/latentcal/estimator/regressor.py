@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
 from ..recalibration import latent_norms
+from ..recalibration.rows import check_order
 from .predictor import (
     FEWEST_CALIBRATION,
     FewCalibrationRowsWarning,
@@ -51,8 +52,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     r"""Multi-output regression that predicts a calibrated distribution.
 
     ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
-    trains a conditional flow on them and recalibrates it. Rows that are not exchangeable (in time, by groups)
-    are set aside by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
+    trains a conditional flow on them and recalibrates it, where that helps calibration rows that it was not
+    fitted to; else the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are
+    split into blocks (``order="time"``); other rows that are not exchangeable, such as groups, are set aside
+    by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
     it was trained, with a warning: a law of the norm would be mostly their noise.
 
     Where y is a DataFrame, so are predictions, with its columns and the index of X (behind a transformer that
@@ -69,6 +72,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             which mends directions and errors that depend on x too; None or False for none.
         validation_fraction: share of the rows that tells when to stop training.
         calibration_fraction: share of the rows for recalibration.
+        order: ``"time"`` where rows follow each other: the first ones train, those after them tell when to
+            stop, the last ones recalibrate.
         learning_rate: of Adam.
         batch_size: rows a step.
         max_epochs: end of training at the latest.
@@ -114,6 +119,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         recalibration: bool | str | Callable[..., RadiusLaw] | None = True,
         validation_fraction: float = 0.15,
         calibration_fraction: float = 0.15,
+        order: Literal["time"] | None = None,
         learning_rate: float = 1e-3,
         batch_size: int = 256,
         max_epochs: int = 1000,
@@ -127,6 +133,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         self.recalibration = recalibration
         self.validation_fraction = validation_fraction
         self.calibration_fraction = calibration_fraction
+        self.order = order
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.max_epochs = max_epochs
@@ -158,12 +165,13 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             FewCalibrationRowsWarning: with fewer than 20 calibration rows; nothing is recalibrated then.
         """
         repair = choose_repair(self.recalibration)
+        check_order(self.order)
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         rng = check_random_state(self.random_state)
-        parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng)
+        parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng, self.order)
         for name, given in (("validation", validation), ("calibration", calibration)):
             if given is not None:
                 pair = self._accept(*given[:2])
@@ -190,18 +198,21 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             flow.double(), y_mean, y_scale, x_mean, x_scale
         ).eval()
         self.model_: ConditionalFlow = self.base_model_
-        self._norms = torch.empty(0, dtype=torch.float64)
-        if repair is not None and len(parts["calibration"][0]) < FEWEST_CALIBRATION:
-            x, y, _ = parts["calibration"]
-            self._norms = latent_norms(self.base_model_, x, y).double().sort().values
+        self._norms, self._note = torch.empty(0, dtype=torch.float64), ""
+        if repair is None:
+            return self
+        x, y, _ = parts["calibration"]
+        self._norms = latent_norms(self.base_model_, x, y).double().sort().values
+        if len(x) < FEWEST_CALIBRATION:
+            self._note = f"{len(x)} calibration rows, fewer than {FEWEST_CALIBRATION}"
             warnings.warn(
                 f"Recalibration takes at least {FEWEST_CALIBRATION} calibration rows, there are {len(x)}: "
                 "the model stays as it was trained.",
                 FewCalibrationRowsWarning,
                 stacklevel=2,
             )
-        elif repair is not None:
-            self._calibrate(*parts["calibration"], repair)
+        else:
+            self._calibrate(*parts["calibration"], repair, order=self.order)
         return self
 
     def score(self, X: Any, y: Any) -> float:
@@ -316,8 +327,10 @@ def _holds_text(values: Any) -> bool:
     return False
 
 
-def _split_rows(table: Weighted, shares: dict[str, float], rng: np.random.RandomState) -> dict[str, Weighted]:
-    """Rows drawn for each share, at least two, and the others as ``"train"``."""
+def _split_rows(
+    table: Weighted, shares: dict[str, float], rng: np.random.RandomState, order: str | None
+) -> dict[str, Weighted]:
+    """Rows drawn for each share, at least two, and the others as ``"train"``; in time order, blocks."""
     x, y, weights = table
     counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
     if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
@@ -325,7 +338,8 @@ def _split_rows(table: Weighted, shares: dict[str, float], rng: np.random.Random
             f"The fractions {shares} must lie between 0 and 1, and leave at least {_FEWEST_ROWS} of {len(x)} "
             "rows for training."
         )
-    rows = np.split(rng.permutation(len(x)), np.cumsum(counts))
+    drawn = rng.permutation(len(x)) if order is None else np.roll(np.arange(len(x)), sum(counts))
+    rows = np.split(drawn, np.cumsum(counts))
     return {
         name: (x[own], y[own], None if weights is None else as_weights(weights[own], len(own)))
         for name, own in zip([*shares, "train"], rows, strict=True)

@@ -30,6 +30,7 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "recalibration": (bool, str, type(None)),
     "validation_fraction": (float,),
     "calibration_fraction": (float,),
+    "order": (str, type(None)),
     "learning_rate": (float,),
     "batch_size": (int,),
     "max_epochs": (int,),
@@ -39,6 +40,9 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "verbose": (bool,),
 }
 """Parameters of a ``FlowRegressor`` and what they may be in a file."""
+
+_LATER: Mapping[str, Any] = {"order": None}
+"""Parameters that older files lack, and what they mean there."""
 
 _NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
 _LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
@@ -79,8 +83,9 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "_flat": lambda value: isinstance(value, bool),
     "_seed": lambda value: type(value) is int and 0 <= value < 1 << 63,
     "_trained_on": _is_fingerprint,
+    "_note": lambda value: isinstance(value, str),
 }
-_OPTIONAL = {"feature_names_in_"}
+_OPTIONAL = {"feature_names_in_", "_note"}
 
 
 class Stored(NamedTuple):
@@ -144,6 +149,8 @@ def _check_document(document: Any, path: str | os.PathLike[str]) -> tuple[dict[s
     if not isinstance(document, dict) or set(document) != {"parameters", "state"}:
         raise ModelFileError(f"{path}: the estimator must have parameters and a state.")
     parameters, state = document["parameters"], document["state"]
+    if isinstance(parameters, dict):
+        parameters = {**_LATER, **parameters}
     if not isinstance(parameters, dict) or set(parameters) != set(PARAMETERS):
         raise ModelFileError(f"{path}: the estimator's parameters must be {sorted(PARAMETERS)}.")
     if not isinstance(state, dict) or not set(_STATE) - _OPTIONAL <= set(state) <= set(_STATE):

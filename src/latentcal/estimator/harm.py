@@ -1,0 +1,121 @@
+"""Does a recalibration help rows that it has not seen?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._internal.chunks import ROWS
+from ..diagnostics.comparison import is_energy_worse, paired_change
+from ..flow import ConditionalFlow
+from ..metrics import energy_score
+from ..radius.folds import fold_numbers
+
+_FOLDS = 4
+_ROWS, _DRAWS = 256, 32  # by which draws are compared, at most
+_IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in time order learns from
+
+Repair = Callable[..., ConditionalFlow]
+"""``repair(flow, x, y, weights=..., batch_size=...)`` recalibrates a flow."""
+
+
+@dataclass(frozen=True)
+class HeldOutChange:
+    """What a recalibration does to rows that it has not seen; after minus before.
+
+    Args:
+        nll: mean change of the NLL, in nats a row.
+        nll_error: its standard error.
+        energy: mean change of the energy score, with outputs in units of their standard deviation.
+        energy_error: its standard error.
+        energy_before: mean energy score before.
+        n: rows that were held out.
+        in_time: whether they are the last rows, rather than each in its turn.
+    """
+
+    nll: float
+    nll_error: float
+    energy: float
+    energy_error: float
+    energy_before: float
+    n: int
+    in_time: bool
+
+    @property
+    def helps(self) -> bool:
+        """Whether the NLL falls, and draws are not worse beyond doubt."""
+        return self.nll < 0 and not is_energy_worse(self.energy, self.energy_error, self.energy_before)
+
+    def __str__(self) -> str:
+        which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out in its turn"
+        numbers = f"NLL {self.nll:+.3f} ± {self.nll_error:.3f}"
+        if is_energy_worse(self.energy, self.energy_error, self.energy_before):
+            numbers += f", energy score {100 * self.energy / self.energy_before:+.1f} %"
+        return f"{numbers} on {which}"
+
+
+def measure_held_out_change(
+    flow: ConditionalFlow,
+    before: ConditionalFlow,
+    x: Tensor,
+    y: Tensor,
+    repair: Repair,
+    *,
+    weights: Tensor | None = None,
+    in_time: bool = False,
+    seed: int = 0,
+) -> HeldOutChange:
+    """What a recalibration of a flow would change, measured on rows that it was not fitted to.
+
+    Args:
+        flow: the flow to recalibrate.
+        before: the model that it would replace, which has not seen the rows.
+        x: (n, p) features.
+        y: (n, d) outputs.
+        repair: the recalibration.
+        weights: (n,) of the rows; equal if None.
+        in_time: whether rows are in time order: the last ones are then held out, once.
+        seed: of the draws.
+    """
+    n = len(y)
+    if in_time:
+        parts = [torch.arange(n) >= round(_IN_TIME * n)]
+    else:
+        fold = fold_numbers(torch.cat([x, y], 1), min(_FOLDS, n))
+        parts = [fold == number for number in range(int(fold.max()) + 1)]
+    size = y.std(0).clamp(min=1e-300)
+    changes: list[tuple[Tensor, ...]] = []
+    for held_out in parts:
+        seen = ~held_out
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the repair of all rows says the same
+            after = repair(
+                flow, x[seen], y[seen], weights=None if weights is None else weights[seen], batch_size=ROWS
+            )
+        rows = held_out.nonzero().reshape(-1)
+        few = rows[:: -(-len(rows) // max(1, _ROWS // len(parts)))]
+        nll = [_nll(model, x[rows], y[rows]) for model in (after, before)]
+        energy = [_energy(model, x[few], y[few], size, seed) for model in (after, before)]
+        changes.append((*nll, *energy))
+    after_nll, before_nll, after_energy, before_energy = map(torch.cat, zip(*changes, strict=True))
+    return HeldOutChange(
+        *paired_change(after_nll, before_nll, in_time),
+        *paired_change(after_energy, before_energy, in_time),
+        energy_before=float(before_energy.mean()),
+        n=len(after_nll),
+        in_time=in_time,
+    )
+
+
+@torch.no_grad()
+def _nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
+    return -torch.cat([model(a).log_prob(b) for a, b in zip(x.split(ROWS), y.split(ROWS), strict=True)])
+
+
+def _energy(model: ConditionalFlow, x: Tensor, y: Tensor, size: Tensor, seed: int) -> Tensor:
+    draws = model(x).sample((_DRAWS,), torch.Generator().manual_seed(seed))
+    return energy_score(draws / size, y / size)
