@@ -1,4 +1,4 @@
-"""Does a recalibration help rows that it has not seen?"""
+"""Does a recalibration harm rows that it has not seen?"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..metrics import energy_score
 from ..radius.folds import fold_numbers
 
 _FOLDS = 4
+_WORTH = 0.01  # nats: a smaller rise of the NLL has no practical effect
 _ROWS, _DRAWS = 256, 32  # by which draws are compared, at most
 _IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in time order learns from
 
@@ -46,9 +47,9 @@ class HeldOutChange:
     in_time: bool
 
     @property
-    def helps(self) -> bool:
-        """Whether the NLL falls, and draws are not worse beyond doubt."""
-        return self.nll < 0 and not is_energy_worse(self.energy, self.energy_error, self.energy_before)
+    def harms(self) -> bool:
+        """Whether the NLL rises by more than 0.01 nats a row, or draws are worse beyond doubt."""
+        return self.nll > _WORTH or is_energy_worse(self.energy, self.energy_error, self.energy_before)
 
     def __str__(self) -> str:
         which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out in its turn"

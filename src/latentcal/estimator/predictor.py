@@ -44,7 +44,7 @@ class FewCalibrationRowsWarning(UserWarning):
 
 
 class RecalibrationRefused(UserWarning):
-    """A recalibration does not help rows that it has not seen, so the model stays as it was."""
+    """A recalibration would harm rows that it has not seen, so the model stays as it was."""
 
 
 class TablePredictor:
@@ -245,8 +245,8 @@ class TablePredictor:
     ) -> Self:
         """Recalibrate by new rows, in place of what was there; nothing is trained.
 
-        It is first tried on a part of the rows at a time and judged by the others. Where these are not
-        predicted better than by the model as it is, that stays.
+        It is first tried on a part of the rows at a time and judged by the others. Where these are
+        predicted worse than by the model as it is, that stays.
 
         Args:
             X: (n, p) features of at least 20 rows that the flow was not trained on.
@@ -254,10 +254,10 @@ class TablePredictor:
             weights: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
                 (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
             order: ``"time"`` for rows that follow each other: the last ones then judge.
-            force: recalibrate whether it helps or not.
+            force: recalibrate whether it does harm or not.
 
         Warns:
-            RecalibrationRefused: where it does not help; ``calibration_`` says so, too.
+            RecalibrationRefused: where it would do harm; ``calibration_`` says so, too.
         """
         x, y = self._pairs(X, y)
         check_order(order)
@@ -364,19 +364,19 @@ class TablePredictor:
         order: Literal["time"] | None = None,
         force: bool = False,
     ) -> bool:
-        """Recalibrate where that helps rows that it has not seen; whether it was done."""
+        """Recalibrate unless that harms rows that it has not seen; whether it was done."""
         use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
         self._warn_of_training_rows(x, y, use, stacklevel=4)
         repair = partial(repair, order=order)
         change = measure_held_out_change(
             self.base_model_, self.model_, x, y, repair, weights=weights, in_time=order == "time"
         )
-        if not change.helps and not force:
-            self._note = f"recalibration would not help ({change})"
+        if change.harms and not force:
+            self._note = f"recalibration would make it worse ({change})"
             return False
         self.model_ = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS)
         self._norms = self.model_.recalibration.norms.sort().values
-        self._note = str(change) if change.helps else f"although it does not help ({change})"
+        self._note = f"{'although that makes it worse, ' if change.harms else ''}{change}"
         return True
 
     def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:

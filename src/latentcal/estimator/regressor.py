@@ -52,8 +52,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     r"""Multi-output regression that predicts a calibrated distribution.
 
     ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
-    trains a conditional flow on them and recalibrates it, where that helps calibration rows that it was not
-    fitted to; else the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are
+    trains a conditional flow on them and recalibrates it. Where that would harm calibration rows that it was
+    not fitted to, the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are
     split into blocks (``order="time"``); other rows that are not exchangeable, such as groups, are set aside
     by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
     it was trained, with a warning: a law of the norm would be mostly their noise.
