@@ -256,7 +256,16 @@ def test_recalibration_replaces_the_model_and_keeps_what_lies_beside_it(model, t
 def test_recalibration_may_write_elsewhere_and_by_another_law(model, tmp_path):
     data = write_csv(tmp_path / "later.csv", households(300, 7))
     old = contents(model)
-    words = ("--recalibration", "scaled", "--out", tmp_path / "second", "--json", "--max-rows", "200")
+    words = (
+        "--recalibration",
+        "scaled",
+        "--out",
+        tmp_path / "second",
+        "--json",
+        "--max-rows",
+        "200",
+        "--force",
+    )
     answer = latentcal("recalibrate", model, data, *words)
     assert answer.code == 0, answer.err
     result = json.loads(answer.out)

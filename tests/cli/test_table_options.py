@@ -287,7 +287,9 @@ def test_rows_count_by_a_column_of_weights(tmp_path):
     ]
     assert means[0] == pytest.approx(np.mean(table["food"]), rel=0.1)
     assert means[1] > means[0] + 5000  # control: all rows count
-    answer = latentcal("recalibrate", tmp_path / "model", data, *words, "--out", tmp_path / "again")
+    answer = latentcal(
+        "recalibrate", tmp_path / "model", data, *words, "--out", tmp_path / "again", "--force"
+    )
     assert answer.code == 0, answer.err
     assert "rows.csv, weighted by w." in answer.out
     assert "which count rows equally" in answer.out

@@ -11,6 +11,7 @@ pytest.importorskip("sklearn")
 import latentcal as lc
 import same
 from latentcal.estimator import FewCalibrationRowsWarning, FlowRegressor, TablePredictor
+from latentcal.estimator.harm import HeldOutChange
 
 
 def rows(n, seed=0, slope=2.0):
@@ -23,7 +24,8 @@ def regressor(**options):
     return FlowRegressor("linear_gaussian", random_state=0, **{"recalibration": "scaled", **options})
 
 
-def test_rows_without_weight_do_not_train_stop_or_calibrate():
+def test_rows_without_weight_do_not_train_stop_or_calibrate(monkeypatch):
+    monkeypatch.setattr(HeldOutChange, "harms", False)
     x, y = rows(300)
     odd = (np.arange(300) % 2).astype(float)
     y = np.where(odd[:, None] > 0, y, y + 50 * x[:, 1:])  # other rows follow another law
@@ -43,7 +45,8 @@ def test_rows_without_weight_do_not_train_stop_or_calibrate():
 
 
 @pytest.mark.parametrize("flow", ["convex_potential", "flow_matching"])
-def test_weights_are_split_with_the_rows(flow):
+def test_weights_are_split_with_the_rows(flow, monkeypatch):
+    monkeypatch.setattr(HeldOutChange, "harms", False)
     x, y = rows(200)
     small = {"convex_potential": {"hidden": 8}, "flow_matching": {"hidden": 8, "layers": 1, "steps": 4}}[flow]
     estimator = FlowRegressor(
@@ -53,7 +56,8 @@ def test_weights_are_split_with_the_rows(flow):
     assert np.isfinite(estimator.predict(x)).all()
 
 
-def test_recalibration_takes_weights_and_regions_do_not():
+def test_recalibration_takes_weights_and_regions_do_not(monkeypatch):
+    monkeypatch.setattr(HeldOutChange, "harms", False)
     estimator = regressor().fit(*rows(300))
     x, y = rows(80, 3)
     weights = np.linspace(0.1, 1, 80)
@@ -98,7 +102,7 @@ def test_a_model_with_few_calibration_rows_stays_as_it_was_trained(tmp_path):
         assert again.calibration_ == estimator.calibration_
         assert same.copied(again._norms, estimator._norms)
     again.recalibrate(*rows(40, 2))
-    assert again.calibration_ == "recalibrated on 40 rows"
+    assert again.calibration_.startswith("recalibrated on 40 rows: NLL -")
     assert again.model_.recalibration.n == 40
 
 
@@ -106,10 +110,10 @@ def test_twenty_calibration_rows_recalibrate_and_fewer_are_refused_later():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         estimator = regressor().fit(*rows(200), calibration=rows(20, 1))
-    assert estimator.calibration_ == "recalibrated on 20 rows"
+    assert estimator.calibration_.startswith("recalibrated on 20 rows: NLL -")
     with pytest.warns(FewCalibrationRowsWarning):
         assert regressor().fit(*rows(200), calibration=rows(19, 1)).model_.recalibration is None
     with pytest.raises(ValueError, match="Recalibration takes at least 20 rows, got 19"):
         estimator.recalibrate(*rows(19, 1))
-    assert estimator.calibration_ == "recalibrated on 20 rows"
+    assert estimator.calibration_.startswith("recalibrated on 20 rows: NLL -")
     assert regressor(recalibration=None).fit(*rows(50)).calibration_ == "left as trained"

@@ -145,7 +145,7 @@ def diagnose(
     help="Another one than that of `fit`.",
 )
 @click.option("--undo", is_flag=True, help="Take recalibration back; without a file.")
-@click.option("--force", is_flag=True, help="Recalibrate also where that does not help rows it has not seen.")
+@click.option("--force", is_flag=True, help="Recalibrate also where that harms rows it has not seen.")
 @options.weights
 @options.random_part(100_000, required=False)
 def recalibrate(
@@ -167,8 +167,8 @@ def recalibrate(
     The new rows take the place of those that calibrated the model before: use them where the world has
     changed, or where there are more of them. They must not be those that the model was trained on.
 
-    Recalibration is first tried on a part of the rows at a time and judged by the others. Where it does not
-    predict these better than the model does as it is, the model stays as it is (--force).
+    Recalibration is first tried on a part of the rows at a time and judged by the others. Where it
+    predicts these worse than the model does as it is, the model stays as it is (--force).
 
     \b
     Examples:
@@ -240,9 +240,7 @@ def _recalibrate(
     used |= {} if weights is None else {"weights": weights}
     if predictor.model_ is was:
         note = predictor.calibration_.partition(": ")[2]
-        text = (
-            f"Nothing is written, the model stays as it was: {note}. To recalibrate it all the same: --force."
-        )
+        text = f"Nothing is written: {note}. To recalibrate the model all the same: --force."
         kept = {"model": target, **used, "recalibrated": False, "reason": note, "L-ECE before": before}
         click.echo(json_text(kept) if as_json else printable(text))
         return
@@ -281,12 +279,12 @@ def _recalibrate(
     else:
         equally = ", which count rows equally," * bool(weights)
         click.echo(
-            f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{equally} cover {_between(region)} (for 95 % of "
-            f"calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
+            f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{equally} cover {_between(region)} (for "
+            f"95 % of calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
         )
         if force:
             click.echo(
-                "The choice to recalibrate was made on the same rows, which the second figure leaves out."
+                "The choice to recalibrate was made on the same rows; the last figure leaves that out."
             )
     say(f"{command('diagnose', target, 'test.csv')} examines it, with rows that are in neither file.")
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from .._internal.chunks import ROWS
-from ..diagnostics.comparison import is_energy_worse, paired_change
+from ..diagnostics.comparison import is_energy_worse
 from ..flow import ConditionalFlow
 from ..metrics import energy_score
 from ..radius.folds import fold_numbers
+from ..recalibration.paired import mean_and_error
 
 _FOLDS = 4
 _WORTH = 0.01  # nats: a smaller rise of the NLL has no practical effect
+_FAR = 1e6  # nats, or units of the energy score: instead of infinity
 _ROWS, _DRAWS = 256, 32  # by which draws are compared, at most
 _IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in time order learns from
 
@@ -101,12 +103,21 @@ def measure_held_out_change(
         few = rows[:: -(-len(rows) // max(1, _ROWS // len(parts)))]
         nll = [_nll(model, x[rows], y[rows]) for model in (after, before)]
         energy = [_energy(model, x[few], y[few], size, seed) for model in (after, before)]
-        changes.append((*nll, *energy))
-    after_nll, before_nll, after_energy, before_energy = map(torch.cat, zip(*changes, strict=True))
+        own = torch.ones_like(y[:, 0]) if weights is None else weights
+        changes.append((*nll, own[rows], *energy, own[few]))
+    after_nll, before_nll, share, after_energy, before_energy, few_share = map(
+        torch.cat, zip(*changes, strict=True)
+    )
+
+    def mean_change(after: Tensor, before: Tensor, share: Tensor) -> tuple[float, float]:
+        # Two infinities, as for density 0 under both models, are no change.
+        change = torch.where(after == before, 0.0, after - before).clamp(-_FAR, _FAR)
+        return mean_and_error(change, share, contiguous=in_time, folds=len(parts))
+
     return HeldOutChange(
-        *paired_change(after_nll, before_nll, in_time),
-        *paired_change(after_energy, before_energy, in_time),
-        energy_before=float(before_energy.mean()),
+        *mean_change(after_nll, before_nll, share),
+        *mean_change(after_energy, before_energy, few_share),
+        energy_before=float(few_share @ before_energy / few_share.sum()),
         n=len(after_nll),
         in_time=in_time,
     )
