@@ -301,6 +301,21 @@ def test_a_tightened_law_is_a_reference_as_well(generator):
     assert expected_nll(law, truth) < expected_nll(truth, truth) + 0.1
 
 
+def test_the_mixture_weights_are_optimal_however_unlike_the_parts_are(generator):
+    """The mean of f_k over the mixture is 1 for parts in use and at most 1 for the others."""
+    for _ in range(200):
+        parts = int(torch.randint(2, 9, (), generator=generator))
+        n = int(torch.randint(2, 60, (), generator=generator))
+        spread = float(10 ** torch.empty(()).uniform_(-2, 2.5, generator=generator))
+        logs = spread * torch.randn(parts, n, generator=generator, dtype=torch.float64)
+        counts = torch.rand(n, generator=generator, dtype=torch.float64) ** 4
+        weights = mixture_weights(logs, counts)
+        mixture = torch.logsumexp(logs + torch.log(weights)[:, None], 0)
+        slope = torch.exp(logs - mixture) @ (counts / counts.sum())
+        assert float(slope.max()) < 1 + 1e-6
+        assert float((weights * (slope - 1)).abs().max()) < 1e-6
+
+
 def test_the_mixture_weights_maximise_the_likelihood(generator):
     """Two laws that cannot be confused: the weights are the shares, three decimals and all."""
     labels = torch.rand(1000, generator=generator) < 0.3

@@ -18,7 +18,7 @@ from latentcal.radius.conditional import GroupedRadius
 from latentcal.radius.coverage import guarantee as measure
 from latentcal.radius.folds import fold_numbers
 from latentcal.recalibration import Aligned, AutoRecalibration, autocalibrate
-from latentcal.recalibration.ladder import climb
+from latentcal.recalibration.climb import climb
 from latentcal.recalibration.rows import LatentRows, gather
 from toys import ScaleFromX, scaled_gaussian
 from uniformity import distance_to_uniform, uniform_limit

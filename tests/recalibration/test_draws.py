@@ -12,9 +12,9 @@ from latentcal.fingerprint import Fingerprint
 from latentcal.flow import ConditionalFlow
 from latentcal.radius import Chi, ScaledRadius
 from latentcal.recalibration.draws import MOST_OUTPUTS, DrawComparison
-from latentcal.recalibration.ladder import FittedRung
 from latentcal.recalibration.maps import Chain
 from latentcal.recalibration.rows import LatentRows, Outputs
+from latentcal.recalibration.rungs import FittedRung
 from toys import scaled_gaussian
 
 FOLDS = 2

@@ -354,3 +354,11 @@ def test_a_bent_normal_law_finds_the_one_that_made_the_masses():
     torch.testing.assert_close(few[0], truth[0], rtol=0, atol=1e-4)
     torch.testing.assert_close(many, truth, rtol=0, atol=1e-3)
     assert (few[1, 2:].abs() < 0.95 * truth[1, 2:].abs()).all()
+
+
+def test_held_out_scales_are_limited_as_those_of_the_map_are(monkeypatch):
+    """A map clamps its log scales, level and all, so those of held-out rows are clamped likewise."""
+    monkeypatch.setattr("latentcal.recalibration.maps.LARGEST", 0.3)
+    x = torch.linspace(-1, 1, 400, dtype=torch.float64)[:, None]
+    cross = fitted(cross_fit_features, noise(400, 2) * torch.exp(8.0 * (x > 0.5)), x)
+    assert float(cross.log_abs_det.abs().max()) == pytest.approx(2 * 0.3, rel=1e-6)

@@ -4,7 +4,7 @@ from scipy.stats import binom, chi, kstest
 
 from latentcal.radius import Chi
 from latentcal.recalibration import autocalibrate
-from latentcal.recalibration.ladder import contradiction
+from latentcal.recalibration.climb import contradiction
 from toys import scaled_gaussian
 
 REPETITIONS = 600

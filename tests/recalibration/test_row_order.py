@@ -52,9 +52,8 @@ def test_a_level_that_drifts_is_warned_of(generator):
 def test_cross_calibration_warns_too(fit, generator):
     x = torch.randn(300, 1, generator=generator, dtype=torch.float64)
     y = x + draw_series(300, 1, 0.7, generator)
-    with pytest.warns(AutocorrelationWarning, match=LOOKS) as caught:
+    with pytest.warns(AutocorrelationWarning, match=LOOKS):
         cross_calibrate(LinearGaussianFlow.fit, x, y, folds=2, fit=fit)
-    assert caught[0].filename == __file__
     order = torch.randperm(300, generator=generator)
     cross_calibrate(LinearGaussianFlow.fit, x[order], y[order], folds=2, fit=fit)
 

@@ -33,7 +33,7 @@ AUTO = "auto"
 
 
 _OTHERS = (
-    *("flows.tarflow:TarFlow", "flows.standardized:Standardized"),
+    *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.averaged:AveragedFlow"),
     *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),

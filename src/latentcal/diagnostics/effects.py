@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import RadialBase
-from ..recalibration.ladder import silent_about_ties
+from ..recalibration.climb import silent_about_ties
 from ..recalibration.paired import mean_and_error
 from ..recalibration.rows import LatentRows
 from ..recalibration.rungs import LADDER, RungFitter

@@ -6,6 +6,7 @@ from .._internal.lazy import attach
 
 if TYPE_CHECKING:
     from .autoregressive import AutoregressiveFlow as AutoregressiveFlow
+    from .averaged import AveragedFlow as AveragedFlow
     from .convex_potential import ConvexPotentialFlow as ConvexPotentialFlow
     from .flow_matching import FlowMatching as FlowMatching
     from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
@@ -23,6 +24,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "autoregressive": ["AutoregressiveFlow"],
+        "averaged": ["AveragedFlow"],
         "convex_potential": ["ConvexPotentialFlow"],
         "flow_matching": ["FlowMatching"],
         "linear_gaussian": ["LinearGaussianFlow"],

@@ -71,6 +71,19 @@ class AutoregressiveFlow(ConditionalFlow):
         y: Tensor = transform.inv(z)
         return y
 
+    def coordinate_map(self, points: Tensor, x: Tensor | None = None) -> tuple[Any, Tensor]:
+        """The increasing map of each coordinate given those before it, for a flow of a single transform.
+
+        Returns:
+            A torch ``Transform`` that acts on every coordinate by itself, with the others fixed at ``points``
+            (..., d), and the points expanded to the leading dims of x.
+        """
+        if self.flows > 1:
+            raise ValueError(f"A stack of {self.flows} transforms has no map of one coordinate; flows=1 has.")
+        transform, points = self._transform(x, points)
+        map = transform.transforms[0]
+        return (map.meta(points) if self.dim > 1 else map).base, points
+
     def _transform(self, x: Tensor | None, points: Tensor) -> tuple[Any, Tensor]:
         """The map at x, and the points expanded to its leading dims."""
         if self.features == 0:

@@ -268,11 +268,12 @@ def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
         hessian = (ratio * share) @ ratio.T
         root = np.linalg.cholesky(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)))
         target = solve_triangular(root, hessian @ weights - gradient, lower=True)
-        # A part that is needed for one point alone must be able to come back: no weight is 0.
-        step, size, before = nnls(root.T, target)[0].clip(min=1e-12) - weights, 1.0, height(weights)
-        while height(weights + size * step) > before and size > 1e-6:
+        # A part that is needed for one point alone must be able to come back: no weight is 0, and none falls
+        # to less than a tenth at once, or the quadratic model of the next step knows nothing of it.
+        new = np.maximum(nnls(root.T, target)[0], 0.1 * weights).clip(min=1e-12)
+        step, size, before = new - weights, 1.0, height(weights)
+        while size > 1e-6 and height(weights + size * step) > before + 1e-4 * size * (gradient @ step):
             size /= 2
-        if size <= 1e-6:
-            break
-        weights = weights + size * step
+        # Where rounding has the last word on a small step, one of EM goes downhill anyway.
+        weights = weights + size * step if size > 1e-6 else weights * (1 - gradient)
     return torch.as_tensor(weights / weights.sum(), dtype=log_densities.dtype, device=log_densities.device)

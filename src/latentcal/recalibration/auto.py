@@ -24,9 +24,10 @@ from ..radius.reference import BallRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import StackedRadius
 from .alignment import Aligned
+from .climb import climb, silent_about_ties
 from .discrete import AtomCare, Dequantizer, Discrete
 from .draws import MOST_OUTPUTS
-from .ladder import Ladder, climb, silent_about_ties
+from .ladder import Ladder
 from .latent import check_base
 from .maps import FOLDS
 from .record import Recalibration, effective_n_of, record_recalibration

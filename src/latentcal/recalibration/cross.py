@@ -157,6 +157,73 @@ def cross_calibrate(
         flows.append(_train_flow(make_flow, features, outputs, fold != number))
     everything = torch.ones(n, dtype=torch.bool)
     target = flows[0] if ensemble else _train_flow(make_flow, features, outputs, everything)
+    model, rotations = _calibrate(
+        target,
+        flows,
+        fold,
+        features,
+        outputs,
+        fit,
+        groups=groups,
+        weights=weights,
+        order=order,
+        progress=progress,
+    )
+    if not ensemble:
+        return model
+    maps = model.map if isinstance(model, Aligned) and model.flow is target else None
+    others = [_map_latent(flow, rotation, maps) for flow, rotation in zip(flows, rotations, strict=True)][1:]
+    members = [flow.with_base(model.base) for flow in others]
+    for member in members:
+        member.recalibration = model.recalibration
+    return FlowEnsemble([model, *members])
+
+
+def calibrate_out_of_fold(
+    flow: ConditionalFlow,
+    fold_flows: Sequence[ConditionalFlow],
+    fold: Tensor,
+    x: Any,
+    y: Any,
+    *,
+    fit: Callable[[CalibrationSample], RadiusLaw] | None = None,
+    order: Literal["time"] | None = None,
+) -> ConditionalFlow:
+    """A flow trained on all rows, calibrated by flows that are there already: see :func:`cross_calibrate`.
+
+    Args:
+        flow: trained on all rows.
+        fold_flows: one for each fold, trained without it.
+        fold: (n,) fold of each row, from 0.
+        x: (n, p) features, or None for unconditional flows.
+        y: (n, d) outputs.
+        fit: law of the radius to fit, such as ``StackedRadius.fit``; None climbs the ladder.
+        order: ``"time"`` for rows that follow each other.
+    """
+    check_order(order)
+    features, outputs = as_rows(x, y, outputs=flow.base.dim)
+    if len(fold) != len(outputs) or int(fold.min()) < 0 or int(fold.max()) >= len(fold_flows):
+        raise ValueError(
+            f"fold must have a number from 0 to {len(fold_flows) - 1} for each of the {len(outputs)} rows."
+        )
+    return _calibrate(flow, fold_flows, fold, features, outputs, fit, order=order)[0]
+
+
+def _calibrate(
+    target: ConditionalFlow,
+    flows: Sequence[ConditionalFlow],
+    fold: Tensor,
+    features: Tensor | None,
+    outputs: Tensor,
+    fit: Callable[[CalibrationSample], RadiusLaw] | None,
+    *,
+    groups: Groups = None,
+    weights: Tensor | None = None,
+    order: Literal["time"] | None = None,
+    progress: bool = False,
+) -> tuple[ConditionalFlow, list[AffineMap | None]]:
+    """The target, recalibrated by out-of-fold latents, and what turned each flow's latent to the target's."""
+    n, folds = len(outputs), len(flows)
     # A law of the norm alone does not look at directions.
     rotations = _match_rotations(flows, target, features, outputs, fold) if fit is None else [None] * folds
     encoders = [
@@ -181,14 +248,7 @@ def cross_calibrate(
         model = recalibrate_norms(
             target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order, z=rows.z
         )
-    if not ensemble:
-        return model
-    maps = model.map if isinstance(model, Aligned) and model.flow is target else None
-    others = [_map_latent(flow, rotation, maps) for flow, rotation in zip(flows, rotations, strict=True)][1:]
-    members = [flow.with_base(model.base) for flow in others]
-    for member in members:
-        member.recalibration = model.recalibration
-    return FlowEnsemble([model, *members])
+    return model, rotations
 
 
 def _encode(flow: ConditionalFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> Tensor:

@@ -1,62 +1,24 @@
-"""Which rung held-out likelihood asks for: what is tried, compared, refused and chosen."""
+"""Which rung held-out likelihood asks for: the comparison, the rule of choice, and the account of both."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._internal.progress_bar import ProgressBar
-from ..base import RadialBase
-from ..metrics import uniformity_test
-from ..metrics.autocorrelation import autocorrelation_test
-from ..radius.calibration_sample import DiscreteOutputWarning
-from ..radius.law import RadiusLaw
-from .draws import DrawComparison
-from .maps import FOLDS
 from .paired import mean_and_error
-from .rows import LatentRows
-from .rungs import FittedRung, Groups, Rung, RungFitter, find_rungs
 
-_LARGEST = 3
-_COARSE = 128  # nodes of laws that are dropped again
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
 _REFUTED = 0.01  # p-value of the base's law of the norm
 _OUT_OF_REACH = 3.0  # standard errors by which a rung must be able to catch up, or is dropped
-_FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
+_FEWEST_JUDGED = 80  # rows that must have judged before a rung is dropped
 _FEW = (
     40,
     80,
 )  # rows up to which a standard error, uncertain itself, counts double, and from which it does not
-_FEWEST_RACING = 400  # rows from which rungs are dropped on the way
-
-
-def contradiction(radii: Tensor, law: RadiusLaw) -> float:
-    r"""p-value of the hypothesis that radii (n,) are independent draws from a law.
-
-    .. math:: p = \min\Bigl(1, 4 \min\bigl(p_\text{KS},
-              P(N_{r_{(n)}} \ge 1), P(N_{r_{(n-1)}} \ge 2), P(N_{r_{(n-2)}} \ge 3)\bigr)\Bigr), \qquad
-              N_r \sim \operatorname{Binomial}(n, 1 - F(r))
-
-    Kolmogorov and Smirnov's test sees what most of the radii say; the three largest are where an
-    overconfident model loses its likelihood, and where that test is blind. The factor pays for looking four
-    times.
-    """
-    from scipy.stats import binom
-
-    n = len(radii)
-    largest = radii.topk(min(_LARGEST, n)).values
-    beyond = torch.exp(law.log_sf(largest))
-    tails = [float(binom.sf(count, n, float(share))) for count, share in enumerate(beyond)]
-    bulk = uniformity_test(law.cdf(radii).clamp(0, 1)).p_value
-    return min(1.0, (1 + _LARGEST) * min(float(bulk), *tails))
 
 
 @dataclass(frozen=True)
@@ -138,8 +100,8 @@ class Ladder:
 
     @property
     def best(self) -> int:
-        """Number of the rung that gains most, of those that were neither refused nor dropped."""
-        return max(self.possible, key=self.gains.__getitem__)
+        """Number of the rung that is ahead of all others that were neither refused nor dropped."""
+        return min(self.possible, key=self.behind.__getitem__)
 
     @property
     def possible(self) -> list[int]:
@@ -186,122 +148,6 @@ class Ladder:
         return number < len(self.refusals) and bool(self.refusals[number])
 
 
-class Validation(NamedTuple):
-    """Rows that judge, and those that what they judge was fitted to."""
-
-    parts: list[tuple[Tensor, Tensor]]
-    """Masks (n,) of the rows that are learned from, and of those held out."""
-    in_time: bool
-
-    @property
-    def held_out(self) -> Tensor:
-        """(n,) mask of the rows that are held out in any part."""
-        return torch.stack([held_out for _, held_out in self.parts]).any(0)
-
-    @property
-    def fold(self) -> Tensor:
-        """(n,) number of the part that holds a row out; -1 for those that none does."""
-        number = torch.full((len(self.parts[0][0]),), -1)
-        for part, (_, held_out) in enumerate(self.parts):
-            number[held_out] = part
-        return number
-
-
-def plan_validation(rows: LatentRows, base: RadialBase, folds: int, *, in_time: bool) -> Validation:
-    """Folds of the rows; in time order, blocks that are judged by what was learned from earlier ones.
-
-    Between the two lies a gap as long as the latent PIT is autocorrelated: the row before a block knows
-    something about it that later rows will not.
-    """
-    folds = min(folds, len(rows))
-    if not in_time or len(rows) < 2 * (folds + _FIRST_BLOCKS):
-        fold = rows.folds(folds, contiguous=in_time)
-        return Validation([(fold != number, fold == number) for number in range(folds)], in_time)
-    n, place = len(rows), torch.arange(len(rows))
-    block = place * (folds + _FIRST_BLOCKS) // n
-    gap = min(measure_autocorrelation_time(rows, base), n // (2 * (folds + _FIRST_BLOCKS)))
-    parts = []
-    for number in range(_FIRST_BLOCKS, folds + _FIRST_BLOCKS):
-        held_out = block == number
-        parts.append((place < int(held_out.nonzero()[0]) - gap, held_out))
-    return Validation(parts, in_time)
-
-
-def measure_autocorrelation_time(rows: LatentRows, base: RadialBase) -> int:
-    """Rows that it takes for the latent PIT of rows in time order to forget; 0 where they are independent."""
-    u = base.radius.cdf(base.norm_of(rows.z)).clamp(0, 1)
-    if len(u) < 10 or bool((u == u[0]).all()):
-        return 0
-    time = len(u) / autocorrelation_test(u).effective_n
-    return 0 if time <= 1 else math.ceil(time)
-
-
-class Climb(NamedTuple):
-    """The rung that was chosen, the account of how, and what it says about rows that it did not see."""
-
-    rung: Rung
-    ladder: Ladder
-    u: Tensor | None
-    """Held-out latent PIT under the chosen rung, in the order of rows; None where nothing was compared."""
-    weights: Tensor
-    """Weights of the rows that u belongs to."""
-
-
-def climb(
-    rows: LatentRows,
-    base: RadialBase,
-    *,
-    groups: Groups = None,
-    folds: int = FOLDS,
-    contiguous: bool = False,
-    rungs: str | Sequence[str] = "default",
-    progress: bool = False,
-) -> Climb:
-    """The rung that held-out likelihood asks for, and the account of how it was chosen."""
-    tried = find_rungs(rungs, rows, base, groups)
-    if len(tried) == 1:
-        only = Ladder([tried[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
-        return Climb(tried[0], only, None, rows.weights)
-    validation = plan_validation(rows, base, folds, in_time=contiguous)
-    folds = len(validation.parts)
-    kept = validation.held_out
-    log_likelihood = torch.full((len(tried), int(kept.sum())), math.nan, dtype=torch.float64)
-    exchangeable = not contiguous and bool((rows.weights == rows.weights[0]).all())
-    comparison = Comparison(
-        [rung.name for rung in tried],
-        log_likelihood,
-        rows.weights[kept],
-        folds,
-        contiguous,
-        contradiction(base.norm_of(rows.z), base.radius) if exchangeable else None,
-    )
-    fitted: list[list[FittedRung]] = [[] for _ in tried]
-    with silent_about_ties(), ProgressBar(total=folds * len(tried), desc="ladder", progress=progress) as bar:
-        racing = list(range(len(tried)))
-        for seen, held_out in validation.parts:
-            fitter = RungFitter(rows.take(seen), base, groups, contiguous=contiguous, nodes=_COARSE)
-            for i in racing:
-                fitted[i].append(fitter.fit(tried[i]))
-                log_likelihood[i, held_out[kept]] = fitted[i][-1].log_likelihood(rows.take(held_out), base)
-            bar.update(len(tried))
-            if not contiguous and len(rows) >= _FEWEST_RACING:
-                racing = comparison.drop_hopeless(racing)
-    draws = DrawComparison(rows, base, validation.fold, contiguous=contiguous)
-    refusals = comparison.refuse_by_last_block() if contiguous else [""] * len(tried)
-    while True:
-        ladder = comparison.choose(refusals)
-        if ladder.chosen == 0:
-            break
-        refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen])
-        if not refusals[ladder.chosen]:
-            ladder = replace(ladder, unexamined=draws.obstacle)
-            break
-    u = torch.empty(len(rows), dtype=torch.float64)
-    for (_, held_out), rung_of_part in zip(validation.parts, fitted[ladder.chosen], strict=True):
-        u[held_out] = rung_of_part.pit(rows.take(held_out), base)
-    return Climb(tried[ladder.chosen], ladder, u[kept], rows.weights[kept])
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Held-out log-likelihoods of rungs, and the rule by which one of them is chosen.
@@ -346,9 +192,8 @@ class Comparison:
             in_time=self.in_time,
             judged=(n - torch.isnan(self.log_likelihood).sum(1)).tolist(),
         )
-        behind, behind_errors = zip(
-            *(self._lead(ladder.best, i) for i in range(len(self.names))), strict=True
-        )
+        best = self._leader(ladder.possible)
+        behind, behind_errors = zip(*(self._lead(best, i) for i in range(len(self.names))), strict=True)
         ladder = replace(ladder, behind=[*behind], behind_errors=[*behind_errors])
         possible = (i for i in ladder.possible if i > 0 or ladder.may_stay)
         return replace(ladder, chosen=next(i for i in possible if behind[i] <= ladder.margin(i)))
@@ -358,22 +203,25 @@ class Comparison:
 
         One is out of reach where it is behind another by more than 0.01 nats and three standard errors, or
         ahead of none of the simpler ones by 0.01 nats even with three standard errors added. The unchanged
-        model and the plain law stay.
+        model and the plain law stay, and so do all until 80 rows have judged.
         """
-        gains = [self._lead(i, 0)[0] for i in range(len(self.names))]
-        best = max(racing, key=gains.__getitem__)
-        kept = [*racing[:2]]
-        for i in racing[2:]:
+        if int(torch.isfinite(self.log_likelihood[0]).sum()) < _FEWEST_JUDGED:
+            return [*racing]
+        best = self._leader(racing)
+        kept = [i for i in racing if i < 2]
+        for i in racing[len(kept) :]:
             behind, behind_error = self._lead(best, i)
-            ahead, ahead_error = self._lead(i, max(kept, key=gains.__getitem__))
+            ahead, ahead_error = self._lead(i, self._leader(kept))
             in_reach = behind - _OUT_OF_REACH * behind_error <= _WORTH
             if in_reach and ahead + _OUT_OF_REACH * ahead_error > _WORTH:
                 kept.append(i)
         return kept
 
-    def refuse_by_last_block(self) -> list[str]:
-        """Why rungs beyond the plain law are no choice for rows in time order; empty where they are."""
-        last = torch.arange(len(self.weights)) * self.folds // len(self.weights) == self.folds - 1
+    def refuse_by_last_block(self, last: Tensor) -> list[str]:
+        """Why rungs beyond the plain law are no choice for rows in time order; empty where they are.
+
+        ``last`` (n,) tells which rows are in the last block.
+        """
         refusals = [""] * len(self.names)
         for i in range(2, len(self.names)):
             gain = (self.log_likelihood[i] - self.log_likelihood[1])[last].clamp(-_CLIP, _CLIP)
@@ -381,6 +229,16 @@ class Comparison:
             if mean <= 0:
                 refusals[i] = f"in the last block of time it is behind the plain law by {-mean:.2g}"
         return refusals
+
+    def _leader(self, among: Sequence[int]) -> int:
+        """The rung that is ahead of the others, pair by pair.
+
+        Gains over the unchanged model do not tell: where that is off by more than 3 nats, all are cut off.
+        """
+        best = among[0]
+        for i in among[1:]:
+            best = i if self._lead(i, best)[0] > 0 else best
+        return best
 
     def _lead(self, one: int, other: int) -> tuple[float, float]:
         """Mean of what a rung is ahead of another, on rows that judged both, and its standard error."""
@@ -392,11 +250,3 @@ class Comparison:
             contiguous=self.in_time,
             folds=self.folds,
         )
-
-
-@contextmanager
-def silent_about_ties() -> Iterator[None]:
-    """Without a warning of ties from every fit: who looks at the rows first gives one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DiscreteOutputWarning)
-        yield

@@ -339,4 +339,5 @@ def fit_log_scale(
     rest = after * torch.exp(-held_out)
     sizes = [(weights @ winsorize(part) ** 2).clamp(min=1e-300) for part in (rest, before)]
     level = 0.5 * torch.log(sizes[0] / sizes[1])
-    return rest * torch.exp(-level), log_scale.raise_by(level), held_out + level
+    held_out = (held_out + level).clamp(-LARGEST, LARGEST)  # as the map itself does
+    return after * torch.exp(-held_out), log_scale.raise_by(level), held_out
