@@ -103,6 +103,9 @@ def guarantee(
     With weights w (n,) the step function has height :math:`n' w_i / ((n' + 1) \sum_j w_j)` at the i-th norm
     instead of 1 / (n + 1), with n' the effective number of norms.
 
+    The rows are taken to be exchangeable with those to come: their order is not looked at. For rows in time
+    order ask ``recalibrate(..., order="time").recalibration.guarantee``, which is None where they drift.
+
     Args:
         law: the fitted law.
         radii: (n,) the calibration norms.

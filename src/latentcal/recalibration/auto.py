@@ -131,7 +131,7 @@ def autocalibrate(
 
     Warns:
         AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
-            20 rows in no declared order depend on their neighbours, p < 0.001.
+            20 rows in no declared order depend on their neighbours, p < 0.0001.
     """
     check_order(order)
     if guarantee and (weights is not None or order is not None):

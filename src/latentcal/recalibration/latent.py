@@ -186,7 +186,7 @@ def recalibrate(
         CalibrationReuseWarning: where a flow is recalibrated a second time on the same rows.
         EffectiveSizeWarning: where the weights leave fewer than 20 points, or less than 5 % of them.
         AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
-            20 rows in no declared order depend on their neighbours, p < 0.001.
+            20 rows in no declared order depend on their neighbours, p < 0.0001.
         DiscreteOutputWarning: where norms are tied, or an output has a heavy atom.
     """
     if isinstance(fit, type):

@@ -19,7 +19,8 @@ from ..metrics.autocorrelation import (
 )
 
 _FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
-_DEPENDENT = 0.001  # p-value below which rows are said to depend on each other
+_DEPENDENT = 0.001  # p-value below which rows in time order are said to depend on each other
+_ORDERED = 0.0001  # p-value below which rows in no declared order are said to have one
 
 
 class AutocorrelationWarning(UserWarning):
@@ -89,8 +90,8 @@ class FirstLatents:
 def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
     """Warn where rows that were declared to be in no order look as if they followed each other in time.
 
-    Neighbouring rows are tested by :func:`neighbour_test`; fewer than 20 rows are not. One set in a
-    thousand of independent rows is warned of.
+    Neighbouring rows are tested by :func:`neighbour_test`; fewer than 20 rows are not. Of sets of
+    independent rows at most two in 10,000 are warned of.
 
     Args:
         u: (n,) latent PIT values of the rows, or norms.
@@ -101,11 +102,11 @@ def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
     if n < FEWEST_NEIGHBOURS:
         return
     test = neighbour_test(u[: len(z)], z)
-    if test.p_value < _DEPENDENT:
+    if test.p_value < _ORDERED:
         what = "the latent PIT" if test.coordinate is None else "a coordinate of the latent"
         warnings.warn(
             f"Rows look ordered in time: {what} of a row depends on that of the rows before it (p = "
-            f"{test.p_value:.1g} < {_DEPENDENT}), so that {n} rows say less than as many independent "
+            f"{test.p_value:.1g} < {_ORDERED:g}), so that {n} rows say less than as many independent "
             'ones; if they are, pass order="time" to recalibrate or autocalibrate. Rows that are sorted or '
             "grouped by something else look so too where the error of the model depends on it; shuffle them "
             "if they are independent otherwise.",
