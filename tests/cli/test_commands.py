@@ -266,7 +266,7 @@ def test_recalibration_may_write_elsewhere_and_by_another_law(model, tmp_path):
         "200",
         "--force",
     )
-    answer = latentcal("recalibrate", model, data, *words)
+    answer = latentcal("recalibrate", model, data, *words, "--max-rows", "200")
     assert answer.code == 0, answer.err
     result = json.loads(answer.out)
     assert (result["rows"], result["used"]) == (300, 200)

@@ -254,7 +254,7 @@ def _recalibrate(
     write_model(Model(predictor, model.rules, facts), target)
     made = predictor.model_.recalibration
     region = Guarantee(len(rows.x), 0.0, steps=True).coverage_interval(_LEVEL)
-    law = made.guarantee.coverage_interval(_LEVEL)
+    law = None if made.guarantee is None else made.guarantee.coverage_interval(_LEVEL)
     result = {
         "model": target,
         **used,
@@ -262,7 +262,7 @@ def _recalibrate(
         "L-ECE before": before,
         "held out": predictor.calibration_.partition(": ")[2],
         "coverage of 90 %": list(region),
-        "coverage of 90 % by the law": list(law),
+        "coverage of 90 % by the law": None if law is None else list(law),
     }
     if as_json:
         click.echo(json_text(result))
@@ -274,8 +274,8 @@ def _recalibrate(
     click.echo(f"What recalibration changes: {predictor.calibration_.partition(': ')[2]}.")
     if hasattr(made, "ladder"):
         click.echo(printable(f"Chosen: {made.ladder.names[made.ladder.chosen]}."))
-    if order is not None:
-        click.echo("Rows in time order are not exchangeable, so no coverage is promised.")
+    if law is None:
+        click.echo(f"No coverage is promised: {made.withheld}.")
     else:
         equally = ", which count rows equally," * bool(weights)
         click.echo(

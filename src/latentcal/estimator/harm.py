@@ -50,8 +50,10 @@ class HeldOutChange:
 
     @property
     def harms(self) -> bool:
-        """Whether the NLL rises by more than 0.01 nats a row, or draws are worse beyond doubt."""
-        return self.nll > _WORTH or is_energy_worse(self.energy, self.energy_error, self.energy_before)
+        """Whether the NLL rises by 0.01 nats a row and its standard error, or draws are worse beyond doubt."""
+        return self.nll > max(_WORTH, self.nll_error) or is_energy_worse(
+            self.energy, self.energy_error, self.energy_before
+        )
 
     def __str__(self) -> str:
         which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out in its turn"
