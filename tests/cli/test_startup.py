@@ -67,7 +67,7 @@ def test_only_fit_needs_more_than_the_extra_predict(fitted, model, new, tmp_path
         ["regions", model, new],
         ["probability", model, new, "--where", "food > 1"],
         ["diagnose", model, data, "--max-rows", "40"],
-        ["recalibrate", model, data, "--recalibration", "scaled", "--out", tmp_path / "model"],
+        ["recalibrate", model, data, "--recalibration", "scaled", "--force", "--out", tmp_path / "model"],
     ]
     script = f"""
 import sys

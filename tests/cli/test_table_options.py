@@ -320,8 +320,8 @@ def test_advice_names_the_model(tmp_path, model):
     table = households(400, 9)
     wrong = write_csv(tmp_path / "w.csv", table | {"food": [4 * value for value in table["food"]]})
     answer = latentcal("diagnose", model, wrong)
-    assert re.search(rf"`latentcal recalibrate {re.escape(str(model))} new.csv.*`", answer.err)
-    assert "MODEL" not in answer.err
+    assert re.search(rf"`latentcal recalibrate {re.escape(str(model))} new.csv.*`", answer.out)
+    assert "MODEL" not in answer.out
 
 
 def test_copies_and_features_that_determine_a_target_warn(tmp_path):

@@ -50,15 +50,17 @@ class HeldOutChange:
 
     @property
     def harms(self) -> bool:
-        """Whether the NLL rises by 0.01 nats a row and its standard error, or draws are worse beyond doubt."""
-        return self.nll > max(_WORTH, self.nll_error) or is_energy_worse(
-            self.energy, self.energy_error, self.energy_before
-        )
+        """Whether the NLL rises by 0.01 nats a row and a standard error, or draws are worse beyond doubt."""
+        return self.nll > max(_WORTH, self.nll_error) or self._has_worse_draws
+
+    @property
+    def _has_worse_draws(self) -> bool:
+        return is_energy_worse(self.energy, self.energy_error, self.energy_before)
 
     def __str__(self) -> str:
         which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out in its turn"
         numbers = f"NLL {self.nll:+.3f} ± {self.nll_error:.3f}"
-        if is_energy_worse(self.energy, self.energy_error, self.energy_before):
+        if self._has_worse_draws:
             numbers += f", energy score {100 * self.energy / self.energy_before:+.1f} %"
         return f"{numbers} on {which}"
 
