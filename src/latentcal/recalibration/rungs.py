@@ -18,8 +18,8 @@ from ..radius.law import RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
-from .alignment import MAPS, find_obstacle
-from .maps import FOLDS, Chain, LatentMap
+from .alignment import find_cross_fits, find_obstacle
+from .maps import FOLDS, Chain, CrossFit, LatentMap
 from .rows import LatentRows
 
 Groups = int | Callable[[Tensor], Tensor] | None
@@ -188,11 +188,11 @@ class RungFitter:
         self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
         folds = min(FOLDS, len(rows))
         self.fold = rows.folds(folds, contiguous=contiguous, seed=1)
-        self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
+        self._mapped: dict[tuple[CrossFit, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
     def fit(self, rung: Rung) -> FittedRung:
         """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
-        maps, z = self._maps(rung.maps)
+        maps, z = self._maps(find_cross_fits(rung.maps))
         law = self._law(rung.law, self.base.norm_of(z))
         if maps and rung.law is not None:
             law = self._with_wide_tail(law, Chain(maps))
@@ -218,12 +218,12 @@ class RungFitter:
         share = min(share, _INFLATION / stretch**2)
         return law.with_tail(ScaledRadius(self.base.radius, stretch), share)
 
-    def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
-        if names not in self._mapped:
-            before, z = self._maps(names[:-1])
-            fitted = MAPS[names[-1]].cross_fit(z, self.rows.x, self.fold, self.rows.weights)
-            self._mapped[names] = ([*before, fitted.map], fitted.z)
-        return self._mapped[names]
+    def _maps(self, steps: tuple[CrossFit, ...]) -> tuple[list[LatentMap], Tensor]:
+        if steps not in self._mapped:
+            before, z = self._maps(steps[:-1])
+            fitted = steps[-1](z, self.rows.x, self.fold, self.rows.weights)
+            self._mapped[steps] = ([*before, fitted.map], fitted.z)
+        return self._mapped[steps]
 
     def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
         if kind is None:
