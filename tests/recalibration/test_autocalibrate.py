@@ -117,6 +117,20 @@ def test_groups_are_tried_only_where_they_are_given():
     assert not any("group" in name for name in small()[0].recalibration.ladder.names)
 
 
+def test_groups_that_all_rows_allow_are_no_error_inside_folds():
+    """40 rows in 20 groups are a grouping; in halves of them, 18 to 20 groups, nothing is."""
+    x, y = simulated("calibrated", 40, 0)
+    x[:, GROUPS] = torch.arange(40) % 20
+    flow = scaled_gaussian(DIM, 1.0)
+    for folds in (2, 5):
+        ladder = autocalibrate(flow, x, y, groups=GROUPS, folds=folds).recalibration.ladder
+        i = ladder.names.index("radial by group")
+        assert ladder.gains[i] == pytest.approx(ladder.gains[1])  # no group has ten rows
+    x[:, GROUPS] = torch.arange(40) % 21
+    with pytest.raises(ValueError, match="40 rows fall into 21 groups"):
+        autocalibrate(flow, x, y, groups=GROUPS, folds=2)
+
+
 # --- what it says
 
 

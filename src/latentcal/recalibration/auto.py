@@ -17,7 +17,7 @@ from ..flow import ConditionalFlow, FlowDistribution
 from ..metrics.autocorrelation import autocorrelation_test, drift_test
 from ..norms import Euclidean
 from ..radius.calibration_sample import warn_if_tied
-from ..radius.conditional import GroupedRadius
+from ..radius.conditional import GroupedRadius, check_groups
 from ..radius.coverage import Guarantee, tighten
 from ..radius.coverage import guarantee as measure
 from ..radius.law import RadiusLaw
@@ -176,6 +176,8 @@ def calibrate_rows(
     """
     base = flow.base
     check_base(flow, rows.x)
+    if groups is not None:
+        check_groups(rows.x, groups)
     norms = base.norm_of(rows.z)
     warn_if_tied(norms)
     if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:

@@ -241,7 +241,8 @@ def _fit_smooth(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
 
 
 def _fit_groups(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
-    return ConditionalRadius.fit(sample, groups=fitter.groups, nodes=fitter.nodes)
+    assert fitter.groups is not None
+    return GroupedRadius.of(sample, fitter.groups, fitter.nodes)
 
 
 LAWS: dict[str, Callable[[CalibrationSample, RungFitter], RadiusLaw]] = {
