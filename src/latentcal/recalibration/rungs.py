@@ -78,6 +78,10 @@ def _of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> b
 
 
 def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+def _of_2_to_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return base.dim >= 2 and _of_few_coordinates(rows, base, groups)
+
+
     return _by_x(rows, base, groups) and _of_few_coordinates(rows, base, groups)
 
 
@@ -95,7 +99,7 @@ LADDER = (
         ("affine", "rotation", "marginals"),
         "stacked",
         100,
-        _of_few_coordinates,
+        _of_2_to_few_coordinates,  # of one there is nothing to turn, and this would be the rung before
     ),
     Rung("aligned by x, radial by x", ("affine", "features"), "smooth", 60, _by_x),
     Rung("correlated by x, radial by x", ("affine", "features", "correlation"), "smooth", 100, _by_x),
