@@ -507,6 +507,7 @@ def test_tables_of_pandas_are_taken_everywhere():
     stream.update(frame_x, frame_y)
 
 
+@pytest.mark.parametrize("guarantee", [False, True], ids=["free", "guaranteed"])
 @pytest.mark.parametrize(
     "groups",
     [
@@ -514,11 +515,11 @@ def test_tables_of_pandas_are_taken_everywhere():
         pytest.param(GROUPS, id="by group", marks=pytest.mark.slow),
     ],
 )
-def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups):
-    x, z = simulated("calibrated", 80, seed=0)
+def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups, guarantee):
+    x, z = simulated("calibrated", 80 * (1 + guarantee), seed=0)
     z[:, 0] *= 0.02  # as where an output has one value in all calibration rows
     flow = scaled_gaussian(DIM, 1.0)
-    model = autocalibrate(flow, x, z, groups=groups, folds=2)
+    model = autocalibrate(flow, x, z, groups=groups, folds=2, guarantee=guarantee)
     assert model.recalibration.ladder.names[model.recalibration.ladder.chosen].startswith("aligned")
     far = torch.zeros(1, DIM, dtype=torch.float64)
     far[0, 0] = 5.0  # 250 of the standard deviations that were seen

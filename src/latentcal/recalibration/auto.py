@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -195,7 +195,7 @@ def calibrate_rows(
     with silent_about_ties():
         fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
         if max_lambda is not None:
-            fitted = FittedRung(fitted.map, _tighten_law(fitted, judged, base, max_lambda))
+            fitted = replace(fitted, law=_tighten_law(fitted, judged, base, max_lambda))
     u, weights = fitted.pit(judged, base), judged.weights
     if max_lambda is None and held_out_u is not None and rung.depends_on_more_than_norms:
         # Maps and laws that depend on x fit the rows they learned from more closely than those to come.
@@ -213,7 +213,7 @@ def calibrate_rows(
         aligned.with_base(base.with_radius(fitted.law)),
         flow,
         AutoRecalibration,
-        norms=base.norm_of(rows.z),
+        norms=norms,
         bound=bound,
         fit_seconds=time.perf_counter() - started,
         fingerprint=rows.fingerprint,
@@ -234,11 +234,14 @@ def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
 
 @torch.no_grad()
 def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
-    """A law of the radius of these rows alone, as close to their norms as asked for."""
+    """A law of the radius of these rows, with the fitted tail, as close to their norms as asked for."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
     def law_of(radii: Tensor) -> RadiusLaw:
-        return tighten(StackedRadius.fit(radii, reference=base.radius), radii, max_lambda=max_lambda)
+        law = StackedRadius.fit(radii, reference=base.radius)
+        if fitted.tail is not None:
+            law = law.with_tail(*fitted.tail)
+        return tighten(law, radii, max_lambda=max_lambda)
 
     if isinstance(fitted.law, SmoothRadius):
         return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))
