@@ -326,6 +326,21 @@ def test_more_groups_than_sense_and_wrong_columns_are_errors():
         ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=lambda x: x > 0.5)
 
 
+def test_a_part_of_the_rows_may_have_nearly_as_many_groups_as_rows(generator):
+    """A fold's training rows: of 24 rows in 12 groups, 14 rows of all groups, and 5 of one group."""
+    x = torch.cat([torch.arange(12.0), torch.zeros(12)])[:, None].double()
+    radii = Chi(DIM).sample((24,), generator)
+    whole = ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=0)
+    assert whole.labels.tolist() == [0.0]  # control: all rows are a grouping
+    with pytest.raises(ValueError, match="14 rows fall into 12 groups"):
+        ConditionalRadius.fit(radii[:14], x[:14], reference=Chi(DIM), groups=0)
+    for rows in (slice(0, 14), slice(19, 24)):
+        part = CalibrationSample(radii[rows], Chi(DIM), x[rows])
+        law = GroupedRadius.of(part, 0, nodes=64)
+        assert len(law.laws) == 0
+        torch.testing.assert_close(law.given(x).cdf(radii), law.whole.cdf(radii))
+
+
 def test_groups_work_on_a_bounded_support_and_stay_inside():
     x = (torch.arange(200) % 2)[:, None]
     radii = BallRadius(2).sample((200,), torch.Generator().manual_seed(0)) ** (1.0 + 2 * x[:, 0])

@@ -117,6 +117,20 @@ def test_groups_are_tried_only_where_they_are_given():
     assert not any("group" in name for name in small()[0].recalibration.ladder.names)
 
 
+def test_groups_that_all_rows_allow_are_no_error_inside_folds():
+    """40 rows in 20 groups are a grouping; in halves of them, 18 to 20 groups, nothing is."""
+    x, y = simulated("calibrated", 40, 0)
+    x[:, GROUPS] = torch.arange(40) % 20
+    flow = scaled_gaussian(DIM, 1.0)
+    for folds in (2, 5):
+        ladder = autocalibrate(flow, x, y, groups=GROUPS, folds=folds).recalibration.ladder
+        i = ladder.names.index("radial by group")
+        assert ladder.gains[i] == pytest.approx(ladder.gains[1])  # no group has ten rows
+    x[:, GROUPS] = torch.arange(40) % 21
+    with pytest.raises(ValueError, match="40 rows fall into 21 groups"):
+        autocalibrate(flow, x, y, groups=GROUPS, folds=2)
+
+
 # --- what it says
 
 
@@ -495,6 +509,7 @@ def test_tables_of_pandas_are_taken_everywhere():
     stream.update(frame_x, frame_y)
 
 
+@pytest.mark.parametrize("guarantee", [False, True], ids=["free", "guaranteed"])
 @pytest.mark.parametrize(
     "groups",
     [
@@ -502,11 +517,11 @@ def test_tables_of_pandas_are_taken_everywhere():
         pytest.param(GROUPS, id="by group", marks=pytest.mark.slow),
     ],
 )
-def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups):
-    x, z = simulated("calibrated", 80, seed=0)
+def test_a_point_in_a_direction_that_never_varied_loses_a_bounded_amount(groups, guarantee):
+    x, z = simulated("calibrated", 80 * (1 + guarantee), seed=0)
     z[:, 0] *= 0.02  # as where an output has one value in all calibration rows
     flow = scaled_gaussian(DIM, 1.0)
-    model = autocalibrate(flow, x, z, groups=groups, folds=2)
+    model = autocalibrate(flow, x, z, groups=groups, folds=2, guarantee=guarantee)
     assert model.recalibration.ladder.names[model.recalibration.ladder.chosen].startswith("aligned")
     far = torch.zeros(1, DIM, dtype=torch.float64)
     far[0, 0] = 5.0  # 250 of the standard deviations that were seen

@@ -85,6 +85,12 @@ def test_a_rung_that_raises_the_energy_score_is_refused():
     assert compared.refusal(wider(1.0)) == ""
 
 
+def test_a_rung_that_lacks_the_fit_of_a_fold_is_an_error_and_not_a_comparison_with_other_draws():
+    y = torch.randn(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match="2 folds need as many fits of a rung, got 1"):
+        comparison(scaled_gaussian(2, 1.0), y).refusal(wider(2.5)[:1])
+
+
 def test_a_flow_that_is_out_of_range_itself_does_not_block_a_rung_that_is_no_worse():
     y = 0.02 * torch.randn(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     compared = comparison(scaled_gaussian(2, 1.0), y)

@@ -6,16 +6,12 @@ import torch
 import latentcal as lc
 from latentcal.base import standard_normal
 from latentcal.fingerprint import Fingerprint
-from latentcal.radius import Chi, StackedRadius
 from latentcal.recalibration.climb import plan_validation
 from latentcal.recalibration.draws import DrawComparison
 from latentcal.recalibration.ladder import Comparison
-from latentcal.recalibration.maps import AffineMap, Chain
 from latentcal.recalibration.rows import LatentRows
-from latentcal.recalibration.rungs import LADDER, RungFitter, find_rungs
+from latentcal.recalibration.rungs import LADDER, find_rungs
 from toys import scaled_gaussian
-
-DIM = 3
 
 
 def test_each_rung_is_as_far_behind_as_the_gain_of_the_best_is_ahead():
@@ -160,25 +156,6 @@ def test_rungs_are_asked_for_by_name(generator):
         find_rungs(["aligned radial"], rows, standard_normal(2), None)
     with pytest.raises(ValueError, match="'default', 'all' or a list"):
         find_rungs("everything", rows, standard_normal(2), None)
-
-
-def test_a_wide_tail_has_the_least_weight_that_a_part_has_or_less(generator):
-    """Of 7 parts and n rows that is 1 / (7 (n + 1)); for a wider tail 1 % of the variance decides."""
-    n = 400
-    z = torch.randn(n, DIM, generator=generator, dtype=torch.float64)
-    rows = LatentRows(z, None, torch.ones(n, dtype=torch.float64), Fingerprint())
-    fitter = RungFitter(rows, standard_normal(DIM), None, contiguous=False)
-    law = StackedRadius([Chi(DIM)], torch.ones(1), core=Chi(DIM), level=0.01)
-
-    def tail_of(stretch):
-        map = Chain([AffineMap(torch.zeros(DIM).double(), torch.full((DIM,), stretch).double())])
-        return fitter._with_wide_tail(law, map)
-
-    assert tail_of(1.2) is law
-    for stretch, share in ((2.0, 1 / (7 * (n + 1))), (20.0, 0.01 / 20**2)):
-        wide = tail_of(stretch)
-        assert float(wide.weights[-1]) == pytest.approx(share)
-        assert wide.parts[-1].scale == pytest.approx(stretch)
 
 
 def test_coordinates_are_made_normal_only_where_they_are_not_too_many():

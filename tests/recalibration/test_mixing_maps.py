@@ -7,12 +7,14 @@ import torch
 
 import latentcal as lc
 from latentcal._internal.smoothers import RidgeSmoother
-from latentcal.recalibration.maps import cross_fit_features
+from latentcal.recalibration.maps import Chain, cross_fit_affine, cross_fit_features
 from latentcal.recalibration.marginals import cross_fit_marginals
 from latentcal.recalibration.mixing_maps import (
     CorrelationMap,
+    _match_axes,
     cross_fit_correlation,
     cross_fit_layers,
+    cross_fit_rotated_marginals,
     cross_fit_rotation,
     find_rotation,
 )
@@ -21,6 +23,7 @@ N = 800
 CROSS_FITS = {
     "correlation": cross_fit_correlation,
     "rotation": cross_fit_rotation,
+    "rotated marginals": cross_fit_rotated_marginals,
     "layers": cross_fit_layers,
 }
 ANGLE = 0.6
@@ -146,18 +149,103 @@ def test_the_answer_does_not_depend_on_the_order_and_signs_of_the_axes():
     torch.testing.assert_close(same_axes.abs().amax(1), torch.ones(2, dtype=torch.float64), rtol=1e-3, atol=0)
 
 
-def test_layers_stop_where_held_out_rows_gain_nothing():
-    z, x, fold, weights = arguments("none", 400)
-    assert len(cross_fit_layers(z, x, fold, weights).map.maps) <= 4
+@pytest.mark.parametrize("turn", [-1.0, 1.0], ids=["flipped", "as it is"])
+def test_axes_are_matched_to_those_of_another_rotation(turn):
+    near = torch.linalg.matrix_exp(0.1 * torch.tensor([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]]).double())
+    target = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double()).Q
+    rotation = near @ target
+    torch.testing.assert_close(_match_axes(turn * rotation[[2, 0, 1]], target), rotation)
+
+
+def test_rows_have_the_same_axes_in_and_out_of_their_fold():
+    fitted = cross_fit_rotated_marginals(*arguments("rotated exponentials"))
+    mapped, _ = fitted.map(arguments("rotated exponentials")[0])
+    together = torch.corrcoef(torch.cat([fitted.z, mapped], 1).T)[:2, 2:]
+    assert float(together.diagonal().min()) > 0.95
+    assert float(together.flip(0).diagonal().abs().max()) < 0.3  # control
+
+
+def normal_layers(dim: int, n: int, seed: int) -> int:
+    """Number of layers for latents that are normal already."""
+    z = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    fold, weights = torch.arange(n) % 5, torch.ones(n, dtype=torch.float64)
+    return len(cross_fit_layers(z, None, fold, weights).map.maps)
+
+
+def test_layers_are_not_added_to_normal_latents():
+    """Of 440 such sets 41 had a layer, none had two: four of six have one once in 1,000 times.
+
+    Judged by rows that had a hand in the rotation, or in the weights of the laws, all of them have several.
+    """
+    counts = [normal_layers(10, 200, seed) for seed in range(6)]
+    assert max(counts) <= 1
+    assert sum(counts) <= 3
+    # In two dimensions 32 of 200 sets had one layer, none had two.
+    assert max(normal_layers(2, 400, seed) for seed in range(4)) <= 1
+
+
+def test_layers_are_added_where_held_out_rows_gain():
+    source = torch.Generator().manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(10, 10, generator=source, dtype=torch.float64)).Q
+    z = (-torch.log(torch.rand(200, 10, generator=source, dtype=torch.float64)) - 1) @ axes
+    weights = torch.ones(200, dtype=torch.float64)
+    assert len(cross_fit_layers(z, None, torch.arange(200) % 5, weights).map.maps) >= 1
     modes = arguments("three modes")
     layers = cross_fit_layers(*modes)
-    assert len(layers.map.maps) >= 4
+    assert len(layers.map.maps) >= 2
     once = cross_fit_marginals(*modes)
 
     def held_out(fitted):
         return float((fitted.log_abs_det - 0.5 * (fitted.z**2).sum(1)).mean())
 
     assert held_out(layers) > held_out(once) + 0.05
+
+
+def gain(cross_fit, truth: str, seed: int) -> float:
+    """Nats a row that a map of 800 rows, after an affine one, gains on 4,000 others."""
+    x, z = draw(truth, N, seed)
+    fold, weights = torch.arange(N) % 5, torch.ones(N, dtype=torch.float64)
+    affine = cross_fit_affine(z, x, fold, weights)
+    step = Chain([affine.map, cross_fit(affine.z, x, fold, weights).map])
+    _, z_new = draw(truth, 4000, 1000 + seed)
+    mapped, log_abs_det = step(z_new)
+    return float((log_abs_det + 0.5 * (z_new**2 - mapped**2).sum(1)).mean())
+
+
+def test_maps_learned_by_folds_gain_as_much_on_other_rows_as_those_that_saw_all():
+    """85 % of what rotations of all rows gained: 0.744 and 0.571 in the mean of 20 sets; now 0.744, 0.573."""
+    for truth, cross_fit, before, without in (
+        ("rotated exponentials", cross_fit_rotated_marginals, 0.744, cross_fit_marginals),
+        ("three modes", cross_fit_layers, 0.571, cross_fit_rotated_marginals),
+    ):
+        gains, control = ([gain(fit, truth, seed) for seed in (10, 11, 12)] for fit in (cross_fit, without))
+        assert sum(gains) / 3 > 0.85 * before
+        assert sum(control) / 3 < 0.75 * before
+
+
+def cross_fit_behind_one_rotation(z, x, fold, weights, *, nested):
+    """Marginals behind a rotation that all rows found."""
+    rotation = cross_fit_rotation(z, x, fold, weights)
+    marginals = cross_fit_marginals(rotation.z, x, fold, weights, nested=nested)
+    return marginals._replace(map=Chain([rotation.map, marginals.map]))
+
+
+def test_rows_gain_out_of_fold_what_new_rows_gain():
+    """Of 24 sets of normal latents the first gain 0.005 less, standard deviation 0.033; with one rotation for
+    all folds 0.22 more, standard deviation 0.10. Means of four pass the limits once in 1,000 times."""
+    fold, weights = torch.arange(200) % 5, torch.ones(200, dtype=torch.float64)
+    excess = {cross_fit_rotated_marginals: 0.0, cross_fit_behind_one_rotation: 0.0}
+    for seed in range(4):
+        source = torch.Generator().manual_seed(seed)
+        z, z_new = (torch.randn(n, 10, generator=source, dtype=torch.float64) for n in (200, 4000))
+        for cross_fit in excess:
+            fitted = cross_fit(z, None, fold, weights, nested=True)
+            mapped, log_abs_det = fitted.map(z_new)
+            new = log_abs_det + 0.5 * (z_new**2 - mapped**2).sum(1)
+            out_of_fold = fitted.log_abs_det + 0.5 * (z**2 - fitted.z**2).sum(1)
+            excess[cross_fit] += float(out_of_fold.mean() - new.mean()) / 4
+    assert excess[cross_fit_rotated_marginals] < 0.06
+    assert excess[cross_fit_behind_one_rotation] > 0.06  # control
 
 
 SHARES = {

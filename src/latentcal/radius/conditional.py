@@ -58,6 +58,7 @@ class ConditionalRadius(RadiusLaw):
         need = "ConditionalRadius.fit needs the features and the law that the model assumes"
         x, reference = sample.require_features(need), sample.require_reference(need)
         if groups is not None:
+            check_groups(x, groups)
             return GroupedRadius.of(sample, groups, nodes)
         if smoother not in _SMOOTHERS:
             raise ValueError(f"smoother must be one of {sorted(_SMOOTHERS)}, got {smoother!r}.")
@@ -131,16 +132,15 @@ class GroupedRadius(ConditionalRadius):
     def of(
         cls, sample: CalibrationSample, groups: int | Callable[[Tensor], Tensor], nodes: int
     ) -> GroupedRadius:
-        """The laws for a sample with features and a reference."""
+        """The laws for a sample with features and a reference; groups of under 10 radii have that of all.
+
+        So have groups that are missing. Whether the labels make sense is for :func:`check_groups` to say, of
+        all rows: a part of them, such as the training rows of a fold, may have nearly as many groups as rows.
+        """
         radii = sample.radii
         label = _label(require_features(sample.x), groups)
         whole = StackedRadius.fit(sample, nodes=nodes)
         labels, member, counts = torch.unique(label, return_inverse=True, return_counts=True)
-        if len(labels) > max(10, len(radii) // 2):
-            raise ValueError(
-                f"{len(radii)} rows fall into {len(labels)} groups: that is no grouping. Give the column of "
-                "a label, or a function with few values."
-            )
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
         if math.isfinite(sample.upper):  # there are no scales: stacks around the law of all
             around = replace(sample, reference=whole)
@@ -255,6 +255,16 @@ def _shrink_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: i
     noise = weights @ (log_r - mean[member]) ** 2 / weights.sum() / mass
     between = (mass @ (mean**2 - noise) / mass.sum()).clamp(min=0)
     return mean * between / (between + noise).clamp(min=1e-300)
+
+
+def check_groups(x: Tensor | None, groups: int | Callable[[Tensor], Tensor]) -> None:
+    """Raise where features (n, p) are missing, or are divided into more groups than make sense."""
+    label = _label(require_features(x), groups)
+    if (count := len(torch.unique(label))) > max(10, len(label) // 2):
+        raise ValueError(
+            f"{len(label)} rows fall into {count} groups: that is no grouping. Give the column of a label, "
+            "or a function with few values."
+        )
 
 
 def _label(x: Tensor, groups: Any) -> Tensor:

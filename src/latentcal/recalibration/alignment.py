@@ -19,7 +19,13 @@ from ..radius.coverage import guarantee
 from ..radius.reference import Chi
 from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
 from .marginals import cross_fit_marginals
-from .mixing_maps import MOST_CORRELATED, cross_fit_correlation, cross_fit_layers, cross_fit_rotation
+from .mixing_maps import (
+    MOST_CORRELATED,
+    cross_fit_correlation,
+    cross_fit_layers,
+    cross_fit_rotated_marginals,
+    cross_fit_rotation,
+)
 from .record import Recalibration, record_recalibration
 from .rows import LatentRows, check_order, gather
 
@@ -151,8 +157,8 @@ def align(
     fold = rows.folds(FOLDS, contiguous=order == "time")
     started = time.perf_counter()
     z, steps = rows.z, []
-    for name in names:
-        fitted = MAPS[name].cross_fit(z, rows.x, fold, rows.weights)
+    for cross_fit in find_cross_fits(names):
+        fitted = cross_fit(z, rows.x, fold, rows.weights)
         steps.append(fitted.map)
         z = fitted.z
     return record_recalibration(
@@ -226,6 +232,17 @@ MAPS: dict[str, MapKind] = {
     "layers": MapKind(cross_fit_layers, _miss_normal_base),
 }
 """Maps by name; a rung of the ladder names them."""
+
+
+def find_cross_fits(names: Sequence[str]) -> tuple[CrossFit, ...]:
+    """How named maps are fitted, one after the other; a rotation and marginals behind it at once."""
+    found: list[CrossFit] = []
+    for before, name in zip(("", *names), names, strict=False):
+        if (before, name) == ("rotation", "marginals"):
+            found[-1] = cross_fit_rotated_marginals
+        else:
+            found.append(MAPS[name].cross_fit)
+    return tuple(found)
 
 
 def find_obstacle(name: str, rows: LatentRows, base: RadialBase) -> str:

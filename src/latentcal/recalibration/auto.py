@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from ..base import RadialBase
 from ..flow import ConditionalFlow, FlowDistribution
 from ..norms import Euclidean
 from ..radius.calibration_sample import warn_if_tied
-from ..radius.conditional import GroupedRadius
+from ..radius.conditional import GroupedRadius, check_groups
 from ..radius.coverage import Guarantee, tighten
 from ..radius.coverage import guarantee as measure
 from ..radius.law import RadiusLaw
@@ -184,6 +184,8 @@ def calibrate_rows(
     """
     base = flow.base
     check_base(flow, rows.x)
+    if groups is not None:
+        check_groups(rows.x, groups)
     norms = base.norm_of(rows.z)
     warn_if_tied(norms)
     if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:
@@ -201,7 +203,7 @@ def calibrate_rows(
     with silent_about_ties():
         fitted = RungFitter(learn, base, groups, contiguous=contiguous).fit(rung)
         if max_lambda is not None:
-            fitted = FittedRung(fitted.map, _tighten_law(fitted, judged, base, max_lambda))
+            fitted = replace(fitted, law=_tighten_law(fitted, judged, base, max_lambda))
     u, weights = fitted.pit(judged, base), judged.weights
     if not contiguous:
         # As the recalibrated model sees them: what it has learned of x is no order.
@@ -222,7 +224,7 @@ def calibrate_rows(
         aligned.with_base(base.with_radius(fitted.law)),
         flow,
         AutoRecalibration,
-        norms=base.norm_of(rows.z),
+        norms=norms,
         bound=bound,
         fit_seconds=time.perf_counter() - started,
         fingerprint=rows.fingerprint,
@@ -242,11 +244,14 @@ def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
 
 @torch.no_grad()
 def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
-    """A law of the radius of these rows alone, as close to their norms as asked for."""
+    """A law of the radius of these rows, with the fitted tail, as close to their norms as asked for."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
     def law_of(radii: Tensor) -> RadiusLaw:
-        return tighten(StackedRadius.fit(radii, reference=base.radius), radii, max_lambda=max_lambda)
+        law = StackedRadius.fit(radii, reference=base.radius)
+        if fitted.tail is not None:
+            law = law.with_tail(*fitted.tail)
+        return tighten(law, radii, max_lambda=max_lambda)
 
     if isinstance(fitted.law, SmoothRadius):
         return fitted.law.with_law(law_of(fitted.law.standard(radii, rows.x)))

@@ -83,6 +83,8 @@ class DrawComparison:
                 self.obstacle = f"the flow cannot decode them ({_describe(problem)})"
         if self.obstacle:
             return ""
+        if len(fitted) != self.folds:  # else rows of the others would keep draws of the unchanged model
+            raise ValueError(f"{self.folds} folds need as many fits of a rung, got {len(fitted)}.")
         try:
             score, far = self._judge(self._map_draws(fitted))
         except Exception as problem:

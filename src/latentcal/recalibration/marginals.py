@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import softplus
 
 from ..radius.scaled import ascend
 from ..radius.stacked import mixture_weights
-from .maps import CoordinateMap, CrossFitted, LatentMap, by_fold
+from .maps import AffineMap, Chain, CoordinateMap, CrossFitted, LatentMap, by_fold
 
 _REACH = 8.0  # of the nodes, in robust standard deviations
 _NODES = 161
@@ -49,7 +50,15 @@ class _Laws(NamedTuple):
         return torch.stack([normal, torch.special.ndtr(_bend(u, self.bent)[0]), kernels])
 
 
-def cross_fit_marginals(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
+def cross_fit_marginals(
+    z: Tensor,
+    x: Tensor | None,
+    fold: Tensor,
+    weights: Tensor,
+    turns: Sequence[Tensor] | None = None,
+    *,
+    nested: bool = False,
+) -> CrossFitted:
     r"""The map :math:`z'_j = \Phi^{-1}(F_j(z_j))`, a spline, with a stack of laws :math:`F_j`.
 
     .. math:: F_j = w_0 \Phi + w_1 \Phi(\sinh(\delta \operatorname{asinh}(\tfrac{z - \xi}{\eta}) - \epsilon))
@@ -63,42 +72,79 @@ def cross_fit_marginals(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tens
         x: not needed.
         fold: (n,) fold of each row.
         weights: (n,) of the rows.
+        turns: for each fold an orthogonal matrix (d, d), by which latents are turned before its map is
+            learned and used; None for the identity.
+        nested: whether a fold has no say in the weights and bandwidths of its own map; what the others say
+            rests on laws that did see it. Else all folds choose them together. The stack contains the normal
+            law, so such a map hardly ever loses on these rows: they cannot tell whether it gains on others.
     """
     # Coordinates are fitted by themselves: some at a time, so that memory does not grow with their number.
-    blocks = [_splines(part, fold, weights) for part in z.split(_BLOCK, dim=1)]
+    blocks = []
+    for some in torch.arange(z.shape[1], device=z.device).split(_BLOCK):
+        views = None if turns is None else (z @ turn[some].T for turn in turns)
+        blocks.append(_splines(z[:, some], fold, weights, views, nested=nested))
     maps: list[LatentMap] = [
         CoordinateMap(*(torch.cat(parts) for parts in zip(*block, strict=True)))
         for block in zip(*blocks, strict=True)
     ]
-    return CrossFitted(maps[-1], *by_fold(z, x, fold, maps[:-1]))
+    *of_folds, whole = maps
+    if turns is not None:
+        shift = torch.zeros_like(z[0])
+        of_folds = [Chain([AffineMap(shift, turn), step]) for turn, step in zip(turns, of_folds, strict=True)]
+    return CrossFitted(whole, *by_fold(z, x, fold, of_folds))
 
 
-def _splines(z: Tensor, fold: Tensor, weights: Tensor) -> list[tuple[Tensor, ...]]:
-    """Knots, values and slopes, (d, k) each, learned without each of the folds and, last, from all rows."""
+def _splines(
+    z: Tensor,
+    fold: Tensor,
+    weights: Tensor,
+    views: Iterable[Tensor] | None = None,
+    *,
+    nested: bool = False,
+) -> list[tuple[Tensor, ...]]:
+    """Knots, values and slopes, (d, k) each, learned without each of the folds and, last, from all rows.
+
+    ``views`` are z, (n, d), as the maps of the folds see them.
+    """
     n, dim = z.shape
     middle = z.median(0).values
     spread = (1.4826 * (z - middle).abs().median(0).values).clamp(min=1e-3)
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=z.dtype, device=z.device)
     counts = _bin_rows((z - middle) / spread, fold, weights)  # (f, d, m)
     total = counts.sum(0)
-    # Folds first, then all rows; a difference of sums may round to less than 0, whose log is no number.
-    training = torch.cat([(total - counts).clamp(min=0), total[None]])
+    rest = (total - counts).clamp(min=0)  # a difference may round to less than 0, whose log is no number
+    if views is not None:
+        parts = [
+            _bin_rows((view - middle) / spread, (fold == number).long(), weights)
+            for number, view in enumerate(views)
+        ]
+        rest, counts = torch.stack(parts, 1)
+    training = torch.cat([rest, total[None]])  # folds first, then all rows
     sets = len(training)
     mass = training.reshape(-1, _NODES)
     repeated = (middle.repeat(sets)[:, None], spread.repeat(sets)[:, None])
-    bandwidth = _bandwidths(nodes, counts, training)
     laws = _Laws(
         *repeated,
         _fit_bent(nodes, mass),
-        bandwidth.repeat(sets)[:, None, None],
+        _bandwidths(nodes, counts, training, nested).reshape(-1, 1, 1),
         nodes,
         mass / mass.sum(1, keepdim=True),
     )
-    log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)
-    shares = torch.stack([mixture_weights(log_density[:, :-1, j], counts[:, j]) for j in range(dim)], 1)
+    log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)[:, :-1]
+    shares = _shares(log_density, counts)[:, None].repeat(1, sets, 1)  # (3, f + 1, d)
+    if nested:
+        for number in range(sets - 1):
+            others = torch.arange(sets - 1, device=z.device) != number
+            shares[:, number] = _shares(log_density[:, others], counts[others])
     shares = (n * shares + 1 / 3) / (n + 1)
-    spline = _spline(laws, shares.repeat(1, sets), min(_LARGEST_SCORE, _score_within(n)))
+    spline = _spline(laws, shares.reshape(3, -1), min(_LARGEST_SCORE, _score_within(n)))
     return list(zip(*(part.split(dim) for part in spline), strict=True))
+
+
+def _shares(log_density: Tensor, counts: Tensor) -> Tensor:
+    """Weights (3, d) of laws that give rows, counts (f, d, m), the log densities (3, f, d, m)."""
+    coordinates = range(counts.shape[1])
+    return torch.stack([mixture_weights(log_density[:, :, j], counts[:, j]) for j in coordinates], 1)
 
 
 def _score_within(n: int) -> float:
@@ -120,14 +166,17 @@ def _bin_rows(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
     return counts.reshape(folds, dim, _NODES)
 
 
-def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor) -> Tensor:
-    """Bandwidth of the highest held-out likelihood for each coordinate, (d,)."""
+def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor, nested: bool) -> Tensor:
+    """Bandwidth of the highest held-out likelihood for each set of rows and coordinate, (f + 1, d)."""
     scores = []
     for width in _BANDWIDTHS:
         kernels = torch.exp(_log_normal((nodes[:, None] - nodes) / width)) / width
         density = (training[:-1] @ kernels) / training[:-1].sum(-1, keepdim=True)
-        scores.append((counts * torch.log(density.clamp(min=1e-300))).sum((0, 2)))
-    return nodes.new_tensor(_BANDWIDTHS)[torch.stack(scores).argmax(0)]
+        scores.append((counts * torch.log(density.clamp(min=1e-300))).sum(2))
+    of_folds = torch.stack(scores)  # (w, f, d)
+    total = of_folds.sum(1, keepdim=True)
+    judging = total - of_folds if nested else total.expand_as(of_folds)
+    return nodes.new_tensor(_BANDWIDTHS)[torch.cat([judging, total], 1).argmax(0)]
 
 
 def _fit_bent(nodes: Tensor, mass: Tensor) -> Tensor:

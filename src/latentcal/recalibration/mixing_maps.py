@@ -13,7 +13,7 @@ from .maps import LARGEST, AffineMap, Chain, CrossFitted, LatentMap, fit_log_sca
 from .marginals import cross_fit_marginals
 
 MOST_CORRELATED = 16  # coordinates: their pairs have a function of x each
-_STARTS, _STEPS = 3, 100  # of the search for a rotation
+_STARTS, _STEPS = 3, 20  # of the search for a rotation; more steps found no better ones
 _LAYERS, _CLIP = 8, 3.0  # at most; nats that one row may gain or lose in one
 
 
@@ -117,10 +117,9 @@ def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
     r"""The rotation :math:`z' = W z` whose coordinates are least normal: maps of each can repair them.
 
     W is found by independent component analysis (the fixed-point iteration with the contrast log cosh, from
-    several starts) and has the order and signs that bring it nearest to the identity. Under a law of the
-    Euclidean norm alone it changes nothing; it is made for the map of marginals behind it. All rows have a
-    hand in W: rotations of single folds would differ in the order of their axes, and a rotation has no
-    scale by which it could adapt to a row.
+    several starts) and has the order and signs that bring it nearest to the identity. A law of the Euclidean
+    norm does not notice it, so all rows have a hand in it, and those returned are not out of fold. Maps of
+    marginals do notice: see :func:`cross_fit_rotated_marginals`.
 
     Args:
         z: (n, d) latents.
@@ -132,11 +131,40 @@ def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
     return CrossFitted(step, *step(z))
 
 
+def cross_fit_rotated_marginals(
+    z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor, *, nested: bool = False
+) -> CrossFitted:
+    """A rotation and a map of each coordinate behind it: those of a fold are both learned without it.
+
+    In the directions that were found to be least normal the rows that found them look less normal than
+    others. So each fold has a rotation of the other rows. Its axes have the order and signs of those of the
+    rotation of all rows to which they are nearest, as the weights of laws are chosen axis by axis.
+
+    Args:
+        z: (n, d) latents.
+        x: not needed.
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows.
+        nested: see :func:`cross_fit_marginals`.
+    """
+    rotation = find_rotation(z, weights)
+    turns = []
+    for number in range(int(fold.max()) + 1):
+        seen = fold != number
+        turns.append(_match_axes(find_rotation(z[seen], weights[seen]), rotation) @ rotation.T)
+    step = AffineMap(torch.zeros_like(z[0]), rotation)
+    marginals = cross_fit_marginals(z @ rotation.T, x, fold, weights, turns, nested=nested)
+    return marginals._replace(map=Chain([step, marginals.map]))
+
+
 def cross_fit_layers(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
     """Rotations and maps of marginals in turn, as long as held-out likelihood rises: a small flow.
 
     Each layer turns the latent to the directions in which it is least normal, and maps these to normal
-    scores. Enough of them make any cloud round, also one of several modes.
+    scores. Enough of them make any cloud round, also one of several modes. A layer is added where rows gain
+    that had no say in its rotation, its laws and their weights. It is learned from rows that the layers
+    before it mapped with the others: mapped out of fold, each fold would lie in directions of its own, and
+    the next rotation would find less. So the latents returned are out of fold for the last layer alone.
 
     Args:
         z: (n, d) latents.
@@ -145,16 +173,18 @@ def cross_fit_layers(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
         weights: (n,) of the rows.
     """
     steps: list[LatentMap] = []
-    total = torch.zeros_like(weights)
+    answer = CrossFitted(Chain([]), z, torch.zeros_like(weights))
+    before = answer.log_abs_det
     for _ in range(_LAYERS):
-        rotation = cross_fit_rotation(z, x, fold, weights)
-        layer = cross_fit_marginals(rotation.z, x, fold, weights)
+        layer = cross_fit_rotated_marginals(z, x, fold, weights, nested=True)
         gain = layer.log_abs_det + 0.5 * (z**2 - layer.z**2).sum(1)
         if float(weights @ gain.clamp(-_CLIP, _CLIP)) <= 0:
             break
-        z, total = layer.z, total + layer.log_abs_det
-        steps += [rotation.map, layer.map]
-    return CrossFitted(Chain(steps), z, total)
+        steps.append(layer.map)
+        answer = CrossFitted(Chain(steps), layer.z, before + layer.log_abs_det)
+        z, change = layer.map(z)
+        before = before + change
+    return answer
 
 
 def find_rotation(z: Tensor, weights: Tensor) -> Tensor:
@@ -169,7 +199,7 @@ def find_rotation(z: Tensor, weights: Tensor) -> Tensor:
     ]
     found = [_rotate(white, share, start.to(z.device)) for start in starts]
     strengths = [float(_negentropy(white @ rotation.T, share).sum()) for rotation in found]
-    return _nearest_to_identity(found[strengths.index(max(strengths))])
+    return _match_axes(found[strengths.index(max(strengths))], torch.eye(dim).to(z))
 
 
 def _rotate(white: Tensor, share: Tensor, rotation: Tensor) -> Tensor:
@@ -191,10 +221,10 @@ def _negentropy(y: Tensor, share: Tensor) -> Tensor:
     return 36 / (8 * math.sqrt(3) - 9) * odd**2 + even**2 / (2 - 6 / math.pi)
 
 
-def _nearest_to_identity(rotation: Tensor) -> Tensor:
-    """The rows in the order, and with the signs, that put the largest entries on the diagonal."""
+def _match_axes(rotation: Tensor, target: Tensor) -> Tensor:
+    """The rows (d, d) in the order, and with the signs, in which they are nearest to those of a target."""
     from scipy.optimize import linear_sum_assignment
 
-    _, rows = linear_sum_assignment(-rotation.T.abs().cpu().numpy())
+    _, rows = linear_sum_assignment(-(target @ rotation.T).abs().cpu().numpy())
     ordered = rotation[torch.as_tensor(rows, device=rotation.device)]
-    return ordered * torch.where(ordered.diagonal() < 0, -1.0, 1.0)[:, None]
+    return ordered * torch.where((ordered * target).sum(1) < 0, -1.0, 1.0)[:, None]

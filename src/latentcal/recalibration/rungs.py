@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from ..radius.law import RadiusLaw
 from ..radius.scaled import ScaledRadius
 from ..radius.smooth import SmoothRadius
 from ..radius.stacked import PARTS, StackedRadius
-from .alignment import MAPS, find_obstacle
-from .maps import FOLDS, Chain, LatentMap
+from .alignment import find_cross_fits, find_obstacle
+from .maps import FOLDS, Chain, CrossFit, LatentMap
 from .rows import LatentRows
 
 Groups = int | Callable[[Tensor], Tensor] | None
@@ -77,6 +78,10 @@ def _of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> b
     return base.dim <= _MOST_COORDINATES
 
 
+def _of_2_to_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
+    return base.dim >= 2 and _of_few_coordinates(rows, base, groups)
+
+
 def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
     return _by_x(rows, base, groups) and _of_few_coordinates(rows, base, groups)
 
@@ -95,7 +100,7 @@ LADDER = (
         ("affine", "rotation", "marginals"),
         "stacked",
         100,
-        _of_few_coordinates,
+        _of_2_to_few_coordinates,  # of one there is nothing to turn, and this would be the rung before
     ),
     Rung("aligned by x, radial by x", ("affine", "features"), "smooth", 60, _by_x),
     Rung("correlated by x, radial by x", ("affine", "features", "correlation"), "smooth", 100, _by_x),
@@ -149,12 +154,20 @@ def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, 
     return [rung for rung in chosen if rung.is_possible(rows, base, groups)]
 
 
+class WideTail(NamedTuple):
+    """The part of a law that is for points which a map stretches far away, and its weight."""
+
+    law: RadiusLaw
+    share: float
+
+
 @dataclass(frozen=True)
 class FittedRung:
-    """A map of the latent and a law of the radius for it."""
+    """A map of the latent and a law of the radius for it, and the wide tail that the law has, if any."""
 
     map: Chain
     law: RadiusLaw
+    tail: WideTail | None = None
 
     @torch.no_grad()
     def log_likelihood(self, rows: LatentRows, base: RadialBase) -> Tensor:
@@ -188,18 +201,20 @@ class RungFitter:
         self.rows, self.base, self.groups, self.nodes = rows, base, groups, nodes
         folds = min(FOLDS, len(rows))
         self.fold = rows.folds(folds, contiguous=contiguous, seed=1)
-        self._mapped: dict[tuple[str, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
+        self._mapped: dict[tuple[CrossFit, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
     def fit(self, rung: Rung) -> FittedRung:
         """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
-        maps, z = self._maps(rung.maps)
+        maps, z = self._maps(find_cross_fits(rung.maps))
         law = self._law(rung.law, self.base.norm_of(z))
-        if maps and rung.law is not None:
-            law = self._with_wide_tail(law, Chain(maps))
-        return FittedRung(Chain(maps), law)
+        tail = self._find_tail(Chain(maps)) if maps and rung.law is not None else None
+        if tail is not None:
+            assert isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius))
+            law = law.with_tail(*tail)
+        return FittedRung(Chain(maps), law, tail)
 
-    def _with_wide_tail(self, law: RadiusLaw, map: Chain) -> RadiusLaw:
-        """The law with a part for points that the map stretches far away.
+    def _find_tail(self, map: Chain) -> WideTail | None:
+        """A part of the law for points that the map stretches far away; None where it stretches none.
 
         A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
         that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
@@ -207,23 +222,22 @@ class RungFitter:
         that a part of the stack has: what such a point can lose is bounded. The weight is smaller still where
         draws of so wide a part would add more than 1 % to the variance in directions that were not stretched.
         """
-        rows = torch.arange(_DRAWS) % len(self.rows)
+        rows = torch.arange(_DRAWS) * len(self.rows) // _DRAWS
         draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)
         x = None if self.rows.x is None else self.rows.x[rows]
         before, after = (float(self.base.norm_of(z).quantile(_FAR)) for z in (draws, map(draws, x)[0]))
         stretch = after / before
-        if not stretch > _STRETCH or not isinstance(law, (StackedRadius, SmoothRadius, GroupedRadius)):
-            return law
+        if not stretch > _STRETCH:
+            return None
         share = 1 / ((PARTS + 1) * (effective_size(self.rows.weights) + 1))
-        share = min(share, _INFLATION / stretch**2)
-        return law.with_tail(ScaledRadius(self.base.radius, stretch), share)
+        return WideTail(ScaledRadius(self.base.radius, stretch), min(share, _INFLATION / stretch**2))
 
-    def _maps(self, names: tuple[str, ...]) -> tuple[list[LatentMap], Tensor]:
-        if names not in self._mapped:
-            before, z = self._maps(names[:-1])
-            fitted = MAPS[names[-1]].cross_fit(z, self.rows.x, self.fold, self.rows.weights)
-            self._mapped[names] = ([*before, fitted.map], fitted.z)
-        return self._mapped[names]
+    def _maps(self, steps: tuple[CrossFit, ...]) -> tuple[list[LatentMap], Tensor]:
+        if steps not in self._mapped:
+            before, z = self._maps(steps[:-1])
+            fitted = steps[-1](z, self.rows.x, self.fold, self.rows.weights)
+            self._mapped[steps] = ([*before, fitted.map], fitted.z)
+        return self._mapped[steps]
 
     def _law(self, kind: str | None, radii: Tensor) -> RadiusLaw:
         if kind is None:
@@ -241,7 +255,8 @@ def _fit_smooth(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
 
 
 def _fit_groups(sample: CalibrationSample, fitter: RungFitter) -> RadiusLaw:
-    return ConditionalRadius.fit(sample, groups=fitter.groups, nodes=fitter.nodes)
+    assert fitter.groups is not None
+    return GroupedRadius.of(sample, fitter.groups, fitter.nodes)
 
 
 LAWS: dict[str, Callable[[CalibrationSample, RungFitter], RadiusLaw]] = {
