@@ -403,7 +403,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
 
 def test_the_commands_about_tables_run(tmp_path, monkeypatch):
     document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md").read_text()
-    (block,) = re.findall(r"^```bash\n(latentcal fit .*?)^```$", document, re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r"^```sh\n(latentcal fit .*?)^```$", document, re.DOTALL | re.MULTILINE)
     names = {"food": "rent", "rooms": "weight"}
     for seed, file in enumerate(("rents", "2023", "spring", "summer", "survey", "new")):
         table = {names.get(name, name): column for name, column in households(200, seed).items()}
