@@ -54,6 +54,7 @@ SECONDS, SECONDS_ON_THE_CLOCK, BYTES, LONGEST = 10, 120, 1 << 30, 300
 COMMAND_LINE = 40  # one case of so many
 SECOND = ("delimiter", "all quoted", "line ends", "byte order mark", "spaces", "gzip")
 CLEAR = {
+    "ArgumentError",
     "ValueError",
     "TypeError",
     "WhereError",
@@ -92,7 +93,7 @@ def check_values(draft: Draft, data: lc.tables.TableDataset) -> None:
     names = [name.strip() for name in draft.names]
     rows = data.rows.numpy()
     for column in data.columns:
-        if column.kind == "text" or column.name not in names:
+        if column.kind not in ("integer", "real", "boolean") or column.name not in names:
             continue
         place = names.index(column.name)
         known = draft.known[rows, place]

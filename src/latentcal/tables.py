@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ._internal.column_rules import encode_targets
-from ._internal.columns import DATES, Column, infer_column, is_number
+from ._internal.columns import DATES, Column, infer_column, is_number, row_weights
 from ._internal.gaps import Gaps, check_complete, complete_rows
 from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.leaks import LeakWarning, warn_of_leaks
 from ._internal.optional import require
 from ._internal.table_files import column_cells, column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
-from ._internal.wording import check_names, list_names, quote
+from ._internal.wording import check_names, list_names
 from .preprocessing import Encoded, Preprocessing, as_targets, check_decimal, check_missing
 
 __all__ = [
@@ -216,7 +216,7 @@ def _make_dataset(
             "columns with many of them in ",
             *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
         )
-    row_weights = None if weighting is None else as_row_weights(weighting.of(index), sample.rows[index])
+    own_weights = None if weighting is None else row_weights(weighting.of(index), sample.rows[index])
     columns = [column.of(index) for column in columns]
     x, _ = rules.encode_columns(columns)
     y = encode_targets([column.of(index) for column in y_columns], len(index))
@@ -241,22 +241,8 @@ def _make_dataset(
         preprocessing=rules,
         rows=torch.from_numpy(sample.rows[index]),
         file_rows=sample.total,
-        weights=row_weights,
+        weights=None if own_weights is None else torch.from_numpy(own_weights),
     )
-
-
-def as_row_weights(column: Column, rows: np.ndarray) -> Tensor:
-    """Weights (n,), float64, of a column at the rows (n,) with these numbers, or an error that names one."""
-    values = column.values
-    if column.kind in ("text", *DATES):  # where the error lies
-        values = np.array([0.0 if is_number(str(cell)) else np.nan for cell in values.tolist()])
-    wrong = ~(np.isfinite(values) & (values >= 0))
-    if wrong.any():
-        raise ValueError(
-            f"The weights in the column {quote(column.name)} must be numbers that are not missing and not "
-            f"negative; that of row {rows[wrong.argmax()]} of the data is not."
-        )
-    return torch.from_numpy(values.astype(np.float64))
 
 
 def _first_text(column: Column) -> str:

@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (an argument has the name of its fixture)
 
 import csv
+import io
 import json
 import math
 import re
@@ -407,6 +408,27 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
         assert answer.code == 0, (line, answer.err)
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "regions.csv").exists()
+
+
+def test_the_commands_about_tables_run(tmp_path, monkeypatch):
+    document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md").read_text()
+    (block,) = re.findall(r"^```sh\n(latentcal fit .*?)^```$", document, re.DOTALL | re.MULTILINE)
+    names = {"food": "rent", "rooms": "weight"}
+    for seed, file in enumerate(("rents", "2023", "spring", "summer", "survey", "new")):
+        table = {names.get(name, name): column for name, column in households(200, seed).items()}
+        european = file in ("rents", "new")
+        marks = (";", ",") if european else (",", ".")
+        lines = [table, *zip(*table.values(), strict=True)]
+        text = [marks[0].join(str(cell).replace(".", marks[1]) for cell in line) for line in lines]
+        (tmp_path / f"{file}.csv").write_text("\n".join(text) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "new.csv").read_bytes())))
+    for line in block.splitlines():
+        words = shlex.split(line.removeprefix("cat new.csv | ").partition(" > ")[0])
+        quick = ("--flow", "linear-gaussian") if words[1] == "fit" else ()
+        answer = latentcal(*words[1:], *quick)
+        assert answer.code == 0, (line, answer.err)
+    assert len(answer.rows()) == 200
 
 
 def test_text_that_a_spreadsheet_would_execute_is_made_harmless(tmp_path, model, new):

@@ -77,7 +77,7 @@ class Feature(NamedTuple):
         """Write the column (n,) into out (n, k); a text that is no level becomes zeros."""
         values, missing = column.values, column.missing
         if self.fill is not None and missing.any():
-            fill = np.datetime64(self.fill) if self.kind in DATES else self.fill
+            fill = np.datetime64(str(self.fill)) if self.kind in DATES else self.fill
             values = np.where(missing, np.array(fill, dtype=values.dtype), values)
         if self.gaps:
             out[:, -1], out = missing, out[:, :-1]

@@ -202,6 +202,20 @@ def is_number(text: str) -> bool:
     return any(_to_number(text, mark) is not None for mark in ".,")
 
 
+def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Weights (n,) of the rows (n,) with these numbers, or an error that names one that has none."""
+    values = column.values
+    if column.kind in ("text", *DATES):  # where the error lies
+        values = np.array([0.0 if is_number(str(cell)) else math.nan for cell in values.tolist()])
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        raise ValueError(
+            f"The weights in the column {quote(column.name)} must be numbers that are not missing and not "
+            f"negative; that of row {rows[wrong.argmax()]} of the data is not."
+        )
+    return values
+
+
 def find_stray(column: Column) -> tuple[str, str]:
     """A text in a column of mostly numbers, or dates, and which of the two; "" and "" where there is none."""
     levels = column.levels.tolist() if column.kind == "text" else []

@@ -94,9 +94,9 @@ def check_complete(columns: Sequence[Column], rows: np.ndarray, *, can_fill: boo
         return
     name = next(column.name for column in columns if column.missing.any())
     drop, impute = Argument("missing", "drop"), Argument("missing", "impute")
-    ways = ["Fill the gaps, or leave these rows out with ", drop, "."]
+    ways: tuple[str | Argument, ...] = ("Fill the gaps, or leave these rows out with ", drop, ".")
     if can_fill:
-        ways = ["Leave these rows out with ", drop, ", or fill the gaps with ", impute, "."]
+        ways = ("Leave these rows out with ", drop, ", or fill the gaps with ", impute, ".")
     raise ArgumentError(
         f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
         f"of the data; one of the columns is {quote(name)}. ",

@@ -81,7 +81,7 @@ class Rows(NamedTuple):
 
     def of(self, rows: Tensor) -> Rows:
         """Some of the rows."""
-        return Rows(*(None if part is None else part[rows] for part in self))
+        return Rows(self.x[rows], self.y[rows], None if self.weights is None else self.weights[rows])
 
 
 def fit_table(

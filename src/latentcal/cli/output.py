@@ -239,7 +239,9 @@ def _spell_dates(values: np.ndarray) -> np.ndarray:
     seconds = values.astype("datetime64[s]")
     if np.datetime_data(values.dtype)[0] != "D" and (np.isnat(values) | (seconds == values)).all():
         values = seconds
-    return np.where(np.isnat(values), None, np.datetime_as_string(values).astype(object))
+    texts = np.datetime_as_string(values).astype(object)
+    texts[np.isnat(values)] = None
+    return texts
 
 
 def _round(values: np.ndarray) -> np.ndarray | list[float]:

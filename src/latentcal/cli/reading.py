@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._internal.columns import DATES, Column, infer_column
+from .._internal.columns import DATES, Column, infer_column, row_weights
 from .._internal.hints import place_error
 from .._internal.table_files import estimate_rows
-from ..tables import Encoded, Gaps, Preprocessing, Reservoir, as_row_weights, column_names
+from ..tables import Encoded, Gaps, Preprocessing, Reservoir, column_names
 from .messages import say
 
 CHUNK = 2000  # rows at a time: few, so that progress is seen
@@ -82,7 +82,12 @@ class Source:
         At the end it is said which rows were left out, and which values filled in.
         """
         gaps = Gaps()
-        how = {"targets": targets, "missing": self.missing, "decimal": self.decimal, "keep": keep}
+        how: dict[str, Any] = {
+            "targets": targets,
+            "missing": self.missing,
+            "decimal": self.decimal,
+            "keep": keep,
+        }
         for part in rules.chunks(self.path, size, **how, **self.form):
             gaps += part.gaps
             yield part
@@ -197,6 +202,7 @@ def _read_places(source: Source, part: Encoded, name: str) -> Tensor:
 
 def _read_weights(source: Source, part: Encoded, name: str) -> Tensor:
     try:
-        return as_row_weights(infer_column(name, part.kept[name], source.decimal), part.rows.numpy())
+        weights = row_weights(infer_column(name, part.kept[name], source.decimal), part.rows.numpy())
     except ValueError as error:
         raise place_error(f"{source}: ", error) from None
+    return torch.from_numpy(weights)

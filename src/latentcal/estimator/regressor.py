@@ -174,8 +174,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng, self.order)
         for name, given in (("validation", validation), ("calibration", calibration)):
             if given is not None:
-                pair = self._accept(*given[:2])
-                parts[name] = (*pair, as_weights(*given[2:] or (None,), len(pair[0])))
+                pair, own = self._accept(*given[:2]), given[2] if len(given) > 2 else None
+                parts[name] = (*pair, as_weights(own, len(pair[0])))
         x, y, weights = parts["train"]
         if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
             raise ValueError(
