@@ -177,6 +177,8 @@ def _error_of_norm_by_direction(case: Case) -> Gap:
         return main_axis(omega[rows].T @ (omega[rows] * score[rows]))
 
     one_sided = gap_along(side, lambda rows, axis: gap_between_parts(u[rows], omega[rows] @ axis), len(omega))
+    if omega.shape[1] == 1:
+        return one_sided
     two_sided = gap_along(
         axis, lambda rows, axis: gap_between_parts(u[rows], (omega[rows] @ axis).abs()), len(omega)
     )

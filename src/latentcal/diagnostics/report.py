@@ -100,7 +100,7 @@ class CalibrationReport(Findings):
             return ""
         large = [finding for finding in self.findings if finding.found and not finding.small]
         named = [finding for finding in large if FAULT_OF[finding.name] == self.faults[0]]
-        return (named or large)[0].remedy
+        return (named or large)[0].remedy.partition("; or ")[0]
 
     @property
     def head(self) -> str:
