@@ -197,8 +197,8 @@ def verdict_table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=50, help="recalibrations of each scenario")
-    parser.add_argument("--calibrated", type=int, default=45, help="true models of each rounding")
-    parser.add_argument("--faulty", type=int, default=13, help="models of each fault and rounding")
+    parser.add_argument("--calibrated", type=int, default=40, help="true models of each rounding")
+    parser.add_argument("--faulty", type=int, default=12, help="models of each fault and rounding")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     done = {(run["scenario"], int(run["seed"])) for run in read(HARM)}

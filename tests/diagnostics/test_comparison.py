@@ -128,18 +128,21 @@ def test_the_likely_cause_is_the_one_that_is_there(generator):
         lc.recalibrate(FLOW, None, normal(generator, 30, 0.5)), None, normal(generator, 300), **quick
     )
     assert few.comparison.cause == "few_rows"
-    assert few.before_and_after.endswith("Likely because only 30 rows calibrated it.")
+    assert few.before_and_after.endswith("Likely because it was calibrated on only 30 rows.")
     narrow = lc.recalibrate(FLOW, None, normal(generator, 500, 0.5))
     late = diagnose(narrow, None, normal(generator, 300), order="time", **quick)
     assert late.comparison.cause == "time"
     assert late.comparison.in_time
     twice = normal(generator, 500) + 3.0
     first = lc.recalibrate(FLOW, None, twice)
-    reports = [
-        diagnose(lc.align(first, None, rows), None, normal(generator, 300) - 1.0, **quick)
-        for rows in (twice, normal(generator, 500) + 3.0)
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning):
+        again = lc.align(first, None, twice)
+    other = lc.align(first, None, normal(generator, 500) + 3.0)
+    causes = [
+        diagnose(model, None, normal(generator, 300) - 1.0, **quick).comparison.cause
+        for model in (again, other)
     ]
-    assert [report.comparison.cause for report in reports] == ["reuse", "other_rows"]
+    assert causes == ["reuse", "other_rows"]
     zeros = normal(generator, 400)
     zeros[:120, 0] = 0.0
     atoms = diagnose(narrow, None, zeros[torch.randperm(400, generator=generator)], **quick)

@@ -31,11 +31,11 @@ _HEAVY_ATOM = 0.1  # share of the rows at one value that spoils likelihoods
 _FEW_ROWS = 200  # calibration rows
 
 _CAUSES: dict[str, str] = {
-    "reuse": "the rows that calibrated it had been used before, for training or for an earlier calibration",
-    "time": "the rows are in time order or drift, so that those that calibrated it are not like these",
-    "atoms": "outputs repeat single values, at which densities are arbitrary",
-    "few_rows": "only {n:,} rows calibrated it",
-    "other_rows": "these rows differ from those that calibrated it",
+    "reuse": "its calibration rows had been used before, for training or for an earlier calibration",
+    "time": "the rows are in time order or drift: the calibration rows are not like these",
+    "atoms": "outputs repeat single values, where densities are arbitrary",
+    "few_rows": "it was calibrated on only {n:,} rows",
+    "other_rows": "these rows differ from the calibration rows",
 }
 
 
@@ -111,7 +111,7 @@ class Comparison:
                 f"{because}."
             )
         if self.outcome == "better":
-            doubt = " Some of these rows calibrated it, so it looks better than it is." if self.reused else ""
+            doubt = " Some of these are calibration rows: it looks better than it is." if self.reused else ""
             return f"Recalibration helped ({self.numbers}).{doubt}"
         small = self.nll_error is not None and 2 * self.nll_error < _WORTH
         what = "of practical size" if small else f"that {self.n:,} rows can show"

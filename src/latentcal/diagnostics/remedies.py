@@ -53,9 +53,9 @@ _WORDS: dict[str, dict[str, str]] = {
     "auto_all": {"flow": '`autocalibrate` {flow} with `rungs="all"`{time}'},
     "prerank": {"flow": "`recalibrate_prerank` {flow} where only regions of highest density matter"},
     "train": {
-        "flow": "train the flow longer or on more rows, or take a more flexible one",
-        "estimator": "fit again: with more rows, more epochs (`max_epochs`) or another `flow`",
-        "command line": "`latentcal fit` again: with more rows, more `--epochs` or another `--flow`",
+        "flow": "train the flow longer or on more rows, or use a more flexible one",
+        "estimator": "fit again with more rows, more epochs (`max_epochs`) or another `flow`",
+        "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
     "undo": {
         "flow": "`{undo}`",
@@ -90,7 +90,7 @@ class Situation:
         n, flow = 0, "the flow"
         if self.record is not None:
             n = self.record.n
-            flow = "the model" if isinstance(self.record, Alignment) else "the flow before recalibration"
+            flow = "the model" if isinstance(self.record, Alignment) else "the original flow"
         return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, time=time, undo=self.undo)
 
     @property
@@ -123,7 +123,7 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     if situation.within_noise:
         return situation.say("again")
     if finding.gain is not None and not finding.is_repairable:
-        return f"{situation.say('train')}; no repair after training is known to help"
+        return f"{situation.say('train')} (no repair after training is known to help)"
     if situation.in_time and situation.audience != "flow":  # richer repairs take rows for exchangeable
         return f"{situation.say('latest')}; or {situation.say('train')}"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
