@@ -18,7 +18,10 @@ SECTIONS = {
         "latent_calibration base_swap radius_laws guarantee conformal_regions hdr_recalibration "
         "nll_decomposition high_dimensions beyond_one_radius when_not_to_use_it",
     ),
-    "How to": ("how_to", "own_table command_line how_many_points diagnose autocalibrate"),
+    "How to": (
+        "how_to",
+        "own_table command_line how_many_points diagnose when_the_report_says autocalibrate",
+    ),
     "Tutorials": ("tutorials", "regression decisions correct_an_sbi_posterior images"),
     "Extending": ("extending", "law norm flow adapter"),
     "Results": ("results", ""),

@@ -81,3 +81,14 @@ def test_the_warning_comes_above_five_percent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_reuse(0.05, "So what.")
+
+
+def test_the_share_of_rows_within_other_rows_is_estimated_from_two_sketches(generator):
+    x = torch.randn(4000, 3, generator=generator)
+    y = torch.randn(4000, 1, generator=generator)
+    trained = Fingerprint.of(x[:3000], y[:3000])
+    assert Fingerprint.of(x[:300], y[:300]).share_within(trained) == 1
+    assert Fingerprint.of(x[3000:], y[3000:]).share_within(trained) == 0
+    half = Fingerprint.of(x[2500:3500], y[2500:3500]).share_within(trained)
+    assert abs(half - 0.5) < 0.3  # about 85 hashes are compared: five standard errors
+    assert Fingerprint.of(x[:300], y[:300]).share_within(Fingerprint()) == 0

@@ -51,7 +51,7 @@ def test_fit_reports_and_writes_a_model(fitted, model):
     card = json.loads((model / "model.json").read_text())["table"]
     assert card["preprocessing"]["targets"] == ["food", "housing", "energy"]
     assert card["rows"] == {"train": 476, "validation": 102, "calibration": 102, "test": 120}
-    assert set(card["quality"]) == {"rows", "verdict", "faults", "before", "after"}
+    assert set(card["quality"]) == {"rows", "verdict", "sentence", "faults", "before", "after"}
     assert sorted(Path(name).suffix for name in contents(model)) == [".json", ".safetensors"]
 
 

@@ -94,7 +94,7 @@ def test_an_error_that_calibration_noise_explains_is_said_to_be_one(generator):
     few = diagnose(lc.recalibrate(flow, None, y[:100]), None, y[100:], **quick)
     assert few.faults == ("scale",)
     assert few.within_noise
-    assert few.sentence.endswith("The noise of its 100 calibration rows explains it.")
+    assert few.sentence.endswith("The noise of its 100 calibration rows can explain this.")
     assert all("more rows than the 100" in finding.remedy for finding in few.findings if finding.found)
     assert few.to_dict()["within_noise"]
     far = diagnose(lc.recalibrate(flow, None, y[:100]), None, 1.3 * y[100:], **quick)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import attach
 
 if TYPE_CHECKING:
+    from .comparison import Comparison as Comparison
     from .conditional_report import (
         ConditionalCalibration as ConditionalCalibration,
         conditional_calibration as conditional_calibration,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "comparison": ["Comparison"],
         "conditional_report": ["ConditionalCalibration", "conditional_calibration"],
         "diagnosis": ["diagnose", "diagnose_partitions"],
         "findings": ["Finding", "holm"],

@@ -131,8 +131,8 @@ def write_notes(
         alike = "Rows that follow each other are alike, as in a time series"
         what = "The rows are in time order" if declared else alike
         notes.append(
-            f"{what}: tests that take rows for independent find too much, and gains of repairs may be too "
-            "large."
+            f"{what}: the tests assume independent rows and find too much, and the estimated gains may be "
+            "too large."
         )
     if side.nll is not None and (outside := int(torch.isinf(side.nll).sum())):
         notes.append(f"{outside:,} of {n:,} rows have density 0 under the model: its NLL is infinite.")

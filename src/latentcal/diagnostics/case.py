@@ -81,6 +81,8 @@ class Case:
     """What samples of the predictions say; for questions about predictions."""
     coverage: float = 0.9
     """Nominal coverage of the regions that are looked at closest."""
+    in_time: bool = False
+    """Whether the rows are in time order, or look like it."""
 
     @property
     def predictions(self) -> Measured:
@@ -240,12 +242,13 @@ class Case:
 
     @cached_property
     def _gains(self) -> HeldOutGains:
-        return HeldOutGains(*self._standard_rows(self.rows.x))
+        return HeldOutGains(*self._standard_rows(self.rows.x), in_time=self.in_time)
 
     @cached_property
     def _gains_by_group(self) -> HeldOutGains:
         assert self.labels is not None
-        return HeldOutGains(*self._standard_rows(self.labels[:, None].double()), groups=0)
+        rows = self._standard_rows(self.labels[:, None].double())
+        return HeldOutGains(*rows, groups=0, in_time=self.in_time)
 
     def _standard_rows(self, x: Tensor | None) -> tuple[LatentRows, RadialBase]:
         """At most 2,000 rows, and the law that their latents should have, which must not depend on x.
@@ -253,7 +256,7 @@ class Case:
         Where it does, norms are mapped to those of the standard normal law with the same PIT. No gain of
         likelihood changes by that.
         """
-        part = random_part(len(self.rows.z), MOST_ROWS, torch.Generator().manual_seed(0))
+        part = random_part(len(self.rows.z), MOST_ROWS, torch.Generator().manual_seed(0)).sort().values
         z, base = self.rows.z[part].double(), self.model.base
         if base.radius.given(self.rows.x) is not base.radius:
             normal = standard_normal(base.dim)

@@ -50,7 +50,8 @@ def conditional_calibration(
     is tested:
 
     ===================== ============================================================= =====================
-    uniform PIT           u is uniform (Cramér-von Mises)                               approximate, n >= 20
+    uniform PIT           u is uniform (Cramér-von Mises), and the share of rows        approximate, n >= 20
+                          in regions of the given coverage is right (binomial)
     PIT and x             ranks of u and of each feature, degrees 1 and 2, and of       exact: rows shuffled
                           products of two features are uncorrelated
     mean direction        the mean direction is zero (Rayleigh)                         exact: signs changed
@@ -118,10 +119,10 @@ def conditional_calibration(
         permutations,
         torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    past = last_recalibration(model, as_numbers(x, "x"), as_numbers(y, "y"))
+    x, y = as_numbers(x, "x"), as_numbers(y, "y")
     return examine(
         case,
-        Situation(record=past.record),
+        Situation(record=last_recalibration(model, x, y).record),
         groups=groups,
         coverage=coverage,
         slab_share=slab_share,

@@ -144,7 +144,7 @@ def diagnose(
     record = past.record
     in_time = order == "time" or looks_like_time(rows.u)
     situation = replace(situation, record=record, in_time=in_time)
-    case = Case(model, rows, features, permutations, generator, x=x)
+    case = Case(model, rows, features, permutations, generator, x=x, in_time=in_time)
     conditional = examine(case, situation, groups=groups, coverage=coverage, level=level)
     options: dict[str, Any] = {
         "names": outputs,

@@ -46,11 +46,14 @@ class HeldOutGains:
         rows: latents and features.
         base: law that the latents should have.
         groups: column of the features that holds a label, for laws by group.
+        in_time: whether rows are in time order, so that folds are blocks of them.
     """
 
-    def __init__(self, rows: LatentRows, base: RadialBase, groups: int | None = None) -> None:
-        self.rows, self.base, self.groups = rows, base, groups
-        fold = rows.folds(_FOLDS, contiguous=False)
+    def __init__(
+        self, rows: LatentRows, base: RadialBase, groups: int | None = None, *, in_time: bool = False
+    ) -> None:
+        self.rows, self.base, self.groups, self.in_time = rows, base, groups, in_time
+        fold = rows.folds(_FOLDS, contiguous=in_time)
         self._held_out = [fold == number for number in range(_FOLDS)]
         self._fitters: list[RungFitter] = []
         self._known: dict[str, Tensor | None] = {}
@@ -66,7 +69,7 @@ class HeldOutGains:
         better, worse = self._best(repair.rungs), self._best(repair.over)
         if better is None or worse is None:
             return None
-        gain, error = mean_and_error(better - worse, self.rows.weights, contiguous=False, folds=_FOLDS)
+        gain, error = mean_and_error(better - worse, self.rows.weights, contiguous=self.in_time, folds=_FOLDS)
         return (gain, error) if math.isfinite(gain) and math.isfinite(error) else None
 
     def _best(self, names: Sequence[str]) -> Tensor | None:
@@ -86,7 +89,9 @@ class HeldOutGains:
             return None
         if not self._fitters:
             self._fitters = [
-                RungFitter(self.rows.take(~part), self.base, self.groups, contiguous=False, nodes=_NODES)
+                RungFitter(
+                    self.rows.take(~part), self.base, self.groups, contiguous=self.in_time, nodes=_NODES
+                )
                 for part in self._held_out
             ]
         values = torch.empty(len(self.rows), dtype=torch.float64)

@@ -162,7 +162,14 @@ class Findings:
 
     def advice_lines(self) -> list[str]:
         """What was found and what to do about it, a line each."""
-        return [f"- {each.verdict} To do: {each.remedy}." for each in self.findings if each.found]
+        lines, before = [], ""
+        for each in self.findings:
+            if each.found:
+                lines.append(
+                    f"- {each.verdict} To do: {'the same' if each.remedy == before else each.remedy}."
+                )
+                before = each.remedy
+        return lines
 
     def draw_tests(self, ax: Axes) -> Axes:
         """Adjusted p-values as bars."""

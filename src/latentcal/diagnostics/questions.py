@@ -177,6 +177,8 @@ def _error_of_norm_by_direction(case: Case) -> Gap:
         return main_axis(omega[rows].T @ (omega[rows] * score[rows]))
 
     one_sided = gap_along(side, lambda rows, axis: gap_between_parts(u[rows], omega[rows] @ axis), len(omega))
+    if omega.shape[1] == 1:
+        return one_sided
     two_sided = gap_along(
         axis, lambda rows, axis: gap_between_parts(u[rows], (omega[rows] @ axis).abs()), len(omega)
     )
@@ -236,8 +238,8 @@ def uniform_pit(case: Case) -> Answer:
     u, level = case.rows.u, case.coverage
     inside = int((u <= level).sum())
     verdict = (
-        f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f}): regions of "
-        f"{100 * level:g} % hold {100 * inside / len(u):.1f} %."
+        f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f}): "
+        f"{100 * level:g} % regions hold {100 * inside / len(u):.1f} % of the rows."
     )
     test = uniformity_test(u, "cvm")
     # That test looks at all levels alike, and misses errors of the outer regions alone.
@@ -279,7 +281,10 @@ def mean_direction(case: Case) -> Answer:
     test = mean_direction_test(case.omega, permutations=case.permutations, generator=case.generator)
     mean = case.omega.mean(0)
     most = int(mean.abs().argmax())
-    verdict = f"Latents are not centred, most along coordinate {most} (mean of z/|z|: {mean[most]:+.3f})."
+    verdict = (
+        f"Latents are not centred, least along coordinate {most} (mean of z/|z|: {mean[most]:+.3f}): "
+        "predictions are shifted."
+    )
     return test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows"
 
 
@@ -339,7 +344,7 @@ def direction_and_x(case: Case) -> Answer:
     found = case.direction_by_x
     verdict = (
         f"The direction of latents moves {case.name_source('with', found.test.strongest)}: predictions are "
-        "shifted, for some rows one way and for others another."
+        "shifted, in different ways for different rows."
     )
     return found.test, verdict, found.detail
 
@@ -413,7 +418,7 @@ def latents_and_base(case: Case) -> Answer:
     """Are latents distributed like draws of the base?"""
     test = case.against_base
     detail = f"{case.permutations:,} exchanges of {test.n:,} rows"
-    return test, "Latents do not have the law that the model assumes.", detail
+    return test, "Latents do not follow the law that the model assumes.", detail
 
 
 @question(
@@ -428,7 +433,7 @@ def uniform_hdr_pit(case: Case) -> Answer:
     if side.hdr_u is None:
         return "the model has no density"
     error = side["HDR-ECE"].value
-    verdict = f"Regions of highest density do not hold what they promise (HDR-ECE {error:.3f})."
+    verdict = f"Regions of highest density do not have their nominal coverage (HDR-ECE {error:.3f})."
     return uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
 
 

@@ -27,6 +27,10 @@ _WORDS: dict[str, dict[str, str]] = {
         "command line": "`latentcal recalibrate MODEL NEW.csv` with more rows than the {n:,} of last time, "
         "or newer ones",
     },
+    "latest": {
+        "estimator": "`model.recalibrate(X, y)` with the latest rows",
+        "command line": "`latentcal recalibrate MODEL NEW.csv` with the latest rows",
+    },
     "by_x": {
         "flow": "`recalibrate` {flow} with `fit=ConditionalRadius.fit`{time}",
         "estimator": "set `model.recalibration = ConditionalRadius.fit`, then `model.recalibrate(X, y)` with "
@@ -49,9 +53,9 @@ _WORDS: dict[str, dict[str, str]] = {
     "auto_all": {"flow": '`autocalibrate` {flow} with `rungs="all"`{time}'},
     "prerank": {"flow": "`recalibrate_prerank` {flow} where only regions of highest density matter"},
     "train": {
-        "flow": "train the flow longer or on more rows, or take a more flexible one",
-        "estimator": "fit again: with more rows, more epochs (`max_epochs`) or another `flow`",
-        "command line": "`latentcal fit` again: with more rows, more `--epochs` or another `--flow`",
+        "flow": "train the flow longer or on more rows, or use a more flexible one",
+        "estimator": "fit again with more rows, more epochs (`max_epochs`) or another `flow`",
+        "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
     "undo": {
         "flow": "`{undo}`",
@@ -85,7 +89,8 @@ class Situation:
         time = ', with `order="time"`' if self.in_time else ""
         n, flow = 0, "the flow"
         if self.record is not None:
-            n, flow = self.record.n, "the flow before recalibration"
+            n = self.record.n
+            flow = "the model" if isinstance(self.record, Alignment) else "the original flow"
         return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, time=time, undo=self.undo)
 
     @property
@@ -118,9 +123,11 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     if situation.within_noise:
         return situation.say("again")
     if finding.gain is not None and not finding.is_repairable:
-        return f"{situation.say('train')}; no repair after training is known to help"
-    left = [action for action in actions if action not in situation.done]
+        return f"{situation.say('train')} (no repair after training is known to help)"
+    if situation.in_time and situation.audience != "flow":  # richer repairs take rows for exchangeable
+        return f"{situation.say('latest')}; or {situation.say('train')}"
+    left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
-        again = situation.record is not None
-        left = [*(["again"] if again else []), *(action for action in left if action != "train"), "train"]
-    return "; or ".join(list(filter(None, map(situation.say, left)))[:2])
+        again = [] if situation.record is None else ["again"]
+        left = [*again, *(action for action in left if action != "train"), "train"]
+    return "; or ".join(map(situation.say, left[:2]))

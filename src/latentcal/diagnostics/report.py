@@ -84,7 +84,7 @@ class CalibrationReport(Findings):
     @property
     def sentence(self) -> str:
         """The verdict in words, with what was found and how large it is."""
-        return write_sentence(self, "; ".join(_describe(fault, self.measured) for fault in self.faults))
+        return write_sentence(self, "; ".join(describe_fault(fault, self.measured) for fault in self.faults))
 
     @property
     def before_and_after(self) -> str:
@@ -100,7 +100,7 @@ class CalibrationReport(Findings):
             return ""
         large = [finding for finding in self.findings if finding.found and not finding.small]
         named = [finding for finding in large if FAULT_OF[finding.name] == self.faults[0]]
-        return (named or large)[0].remedy
+        return (named or large)[0].remedy.partition("; or ")[0]
 
     @property
     def head(self) -> str:
@@ -234,14 +234,14 @@ class CalibrationReport(Findings):
         return {"before": self.before, "after": self.measured}
 
 
-def _describe(fault: str, side: Measured) -> str:
+def describe_fault(fault: str, side: Measured) -> str:
     """A fault in words; of a wrong scale, in which direction it is wrong."""
     if fault == "scale":
         u = side.u
         excess = (float(u.mean()) - 0.5) * math.sqrt(12 * len(u))  # standard errors
         if abs(excess) > 3:
             return f"predictions are too {'narrow' if excess > 0 else 'wide'}"
-        return "regions do not hold what they promise, some hold more and some less"
+        return "coverage is too high at some levels and too low at others"
     return {
         "x-dependence": "how wrong predictions are depends on the features",
         "direction": "latents are shifted, stretched or correlated",

@@ -72,14 +72,14 @@ def describe_cells(found: Atoms, names: list[str]) -> list[str]:
     if rounded:
         shown = ", ".join(rounded[:5]) + (f" and {len(rounded) - 5} more" if len(rounded) > 5 else "")
         notes.append(
-            f"Rounded outputs: {shown}. PIT values are randomised within the steps, so rounding is not "
-            "counted as a fault of the model. Densities and NLL are those at the rounded values."
+            f"Rounded outputs: {shown}. PIT values are randomised within the steps, so rounding does "
+            "not count as a fault of the model. The NLL is that at the rounded values."
         )
     for name, output in zip(names, found.outputs, strict=True):
         if output.step is None and output.shares and output.shares[0] > _LONE_ATOM:
             notes.append(
-                f"{output.shares[0]:.0%} of the rows have the value {output.values[0]:.4g} of {name}. No "
-                "density gives a single value a probability: near it predictions cannot be right, and the "
-                "NLL depends on how sharp the model's peak is. Consider a model of its own for these rows."
+                f"{output.shares[0]:.0%} of the rows have the value {output.values[0]:.4g} of {name}. A "
+                "density gives a single value probability 0, so predictions near it cannot be right, and the "
+                "NLL depends on how sharply the model peaks there. Consider modelling these rows separately."
             )
     return notes

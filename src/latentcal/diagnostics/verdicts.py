@@ -97,7 +97,7 @@ def write_sentence(report: Any, faults: str) -> str:
     start = f"{title}: {faults}" if report.verdict == NOT_CALIBRATED else f"{title}. {_capitalise(faults)}"
     noise = ""
     if report.within_noise:
-        noise = f" The noise of its {report.points.n:,} calibration rows explains it."
+        noise = f" The noise of its {report.points.n:,} calibration rows can explain this."
     return f"{start} {tests}.{describe_size(report.findings)}{noise}"
 
 
