@@ -288,6 +288,9 @@ def answer_of_region(region: lc.Region) -> Answer:
     }
 
 
+_LATER = {"order": None}  # parameters that files of before lack, with what they mean there
+
+
 def answer_of_regressor(estimator: lc.FlowRegressor) -> Answer:
     """Means, log densities, regions, names and parameters of an estimator."""
     names = getattr(estimator, "feature_names_in_", None)
@@ -301,7 +304,9 @@ def answer_of_regressor(estimator: lc.FlowRegressor) -> Answer:
         answer |= _numbers(pvalue=estimator.anomaly_pvalue(x, Y.numpy()))
         answer |= _numbers(before=estimator.base_model_(X).log_prob(Y).detach())
     return answer | {
-        "parameters": str(estimator.get_params()),
+        "parameters": str(
+            {k: v for k, v in estimator.get_params().items() if k not in _LATER or v != _LATER[k]}
+        ),
         "names": str([names, estimator.output_names_, estimator.n_features_in_, estimator.n_outputs_]),
         "log": str(estimator.training_log_),
         **_made(estimator.model_),

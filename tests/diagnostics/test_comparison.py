@@ -157,9 +157,9 @@ def test_an_estimator_that_was_recalibrated_on_its_training_rows_says_so():
         return X, X[:, :2] + rng.normal(size=(n, 2))
 
     X, Y = rows(120)
-    model = FlowRegressor("linear_gaussian", random_state=0).fit(X, Y)
+    model = FlowRegressor("linear_gaussian", random_state=0, recalibration=None).fit(X, Y)
     with pytest.warns(lc.recalibration.CalibrationReuseWarning):
-        model.recalibrate(X, Y)
+        model.recalibrate(X, Y, force=True)
     report = model.diagnose(*rows(600), **QUICK)
     assert report.comparison.outcome == "worse"
     assert report.comparison.cause == "reuse"
