@@ -153,7 +153,7 @@ def test_an_estimator_that_was_recalibrated_on_its_training_rows_says_so():
     rng = np.random.default_rng(0)
 
     def rows(n):
-        X = rng.normal(size=(n, 12))
+        X = rng.normal(size=(n, 30))
         return X, X[:, :2] + rng.normal(size=(n, 2))
 
     X, Y = rows(120)

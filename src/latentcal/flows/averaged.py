@@ -53,8 +53,8 @@ class AveragedFlow(ConditionalFlow):
                     "All flows must have the same outputs and features; got "
                     f"({first.dim}, {first.features}) and ({flow.dim}, {flow.features})."
                 )
-            kinds = [(type(each.norm), type(each.radius)) for each in (flow.base, base)]
-            if kinds[0] != kinds[1]:
+            laws = [(type(each.norm), type(each.radius)) for each in (flow.base, base)]
+            if laws[0] != laws[1]:
                 raise ValueError("All flows must have the same law of z.")
         super().__init__(base)
         self.flows = nn.ModuleList(members)  # type: ignore[assignment]

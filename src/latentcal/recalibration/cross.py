@@ -225,7 +225,9 @@ def _calibrate(
     """The target, recalibrated by out-of-fold latents, and what turned each flow's latent to the target's."""
     n, folds = len(outputs), len(flows)
     # A law of the norm alone does not look at directions.
-    rotations = _match_rotations(flows, target, features, outputs, fold) if fit is None else [None] * folds
+    rotations: list[AffineMap | None] = [None] * folds
+    if fit is None:
+        rotations = _match_rotations(flows, target, features, outputs, fold)
     encoders = [
         flow if rotation is None else Aligned(flow, rotation)
         for flow, rotation in zip(flows, rotations, strict=True)
