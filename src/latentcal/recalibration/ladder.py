@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.paired import mean_and_error
 from .._internal.progress_bar import ProgressBar
 from ..base import RadialBase
 from ..metrics import uniformity_test
@@ -20,7 +21,6 @@ from ..radius.calibration_sample import DiscreteOutputWarning
 from ..radius.law import RadiusLaw
 from .draws import DrawComparison
 from .maps import FOLDS
-from .paired import mean_and_error
 from .rows import LatentRows
 from .rungs import FittedRung, Groups, Rung, RungFitter, find_rungs
 
