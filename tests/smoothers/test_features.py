@@ -102,34 +102,35 @@ def test_more_than_64_columns_are_not_crossed(generator):
     assert search_in(draw(3000, 65, "normal", generator)).pairs == 0
 
 
+@pytest.mark.parametrize("block", [1, 10_000, 1 << 22])
 @pytest.mark.parametrize("kind", ["normal", "labels", "mixed"])
-def test_the_chosen_pair_has_the_largest_weighted_correlations_whatever_the_blocks(
-    kind, generator, monkeypatch
-):
-    n, p = 700, 4
-    x = draw(n, p, kind, generator)
-    targets = torch.randn(n, 2, generator=generator, dtype=torch.float64) + 0.2 * x[:, :1] * x[:, 3:]
-    weights = torch.rand(n, generator=generator, dtype=torch.float64) * (torch.arange(n) % 5 > 0)
-    search = search_in(x)
+def test_the_chosen_pair_has_the_largest_weighted_correlations(kind, block, generator, monkeypatch):
+    """Beyond what chance gives its products; in noise, where every detail matters, and in blocks of any size."""
+    monkeypatch.setattr(features_module, "_BLOCK", block)
+    for _ in range(5):
+        x = draw(700, 5, kind, generator)
+        targets = torch.randn(700, 2, generator=generator, dtype=torch.float64) + 10
+        weights = torch.randn(700, generator=generator, dtype=torch.float64).mul(1.5).exp()
+        weights = weights * (torch.arange(700) % 5 > 0)
+        search = search_in(x)
+        strengths = {
+            pair: _strength(search, pair, targets, weights)
+            for pair in combinations(range(5), 2)
+            if _size(search.additive, pair) <= search.room
+        }
+        best = max(strengths, key=strengths.__getitem__)
+        search.room = _size(search.additive, best)  # for this one, if it is the first
+        assert best in pairs_of(search.choose(targets, weights))
 
-    def strength(j: int, k: int) -> float:
-        own = {column: _factors(search.additive, column) for column in (j, k)}
-        products = torch.stack(
-            [search.columns[:, a] * search.columns[:, b] for a in own[j] for b in own[k]], 1
-        )
-        both = torch.cat([products, targets], 1).T
-        correlation = torch.cov(both, aweights=weights)
-        scale = correlation.diagonal().sqrt()
-        squares = (correlation / scale / scale[:, None])[:-2, -2:] ** 2
-        return float((squares - weights.square().sum() / weights.sum() ** 2).sum(0).max())
 
-    fitting = [pair for pair in combinations(range(p), 2) if _size(search.additive, pair) <= search.room]
-    best = max(fitting, key=lambda pair: strength(*pair))
-    search.room = _size(search.additive, best)  # for one pair
-    assert best in pairs_of(search.choose(targets, weights))
-    monkeypatch.setattr(features_module, "_BLOCK", 1)  # a product at a time
-    one_by_one = search.choose(targets, weights)
-    assert pairs_of(one_by_one) == pairs_of(search.choose(targets, weights))
+def _strength(search: ProductSearch, pair: tuple[int, int], targets, weights) -> float:
+    """Squared weighted correlations of a pair's products, less what chance gives, with the target of the most."""
+    first, second = (_factors(search.additive, column) for column in pair)
+    products = [search.columns[:, a] * search.columns[:, b] for a in first for b in second]
+    covariance = torch.cov(torch.cat([torch.stack(products), targets.T]), aweights=weights, correction=0)
+    scale = covariance.diagonal().sqrt()
+    squares = (covariance / scale / scale[:, None])[:-2, -2:] ** 2
+    return float((squares - weights.square().sum() / weights.sum() ** 2).sum(0).max())
 
 
 def _factors(additive: AdditiveFeatures, column: int) -> list[int]:
