@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._internal.paired import mean_and_error
 from ..fingerprint import REUSE_LIMIT, Fingerprint
 from ..flow import ConditionalFlow
 from ..metrics.autocorrelation import autocorrelation_test, drift_test
 from ..recalibration.discrete import Atoms
-from ..recalibration.paired import mean_and_error
 from .latents import ModelBefore
 from .limits import effective_points
 from .measures import ENERGY_IN_UNITS, Measured

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.paired import mean_and_error
 from ..base import RadialBase
 from ..recalibration.climb import silent_about_ties
-from ..recalibration.paired import mean_and_error
 from ..recalibration.rows import LatentRows
 from ..recalibration.rungs import LADDER, RungFitter
 

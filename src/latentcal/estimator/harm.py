@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .._internal.chunks import ROWS
+from .._internal.paired import mean_and_error
 from ..diagnostics.comparison import is_energy_worse
 from ..flow import ConditionalFlow
 from ..metrics import energy_score
 from ..radius.folds import fold_numbers
-from ..recalibration.paired import mean_and_error
 
 _FOLDS = 4
 _WORTH = 0.01  # nats: a smaller rise of the NLL has no practical effect

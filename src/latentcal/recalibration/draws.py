@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .._internal.paired import mean_and_error
 from ..base import RadialBase
 from ..metrics import energy_score
 from ..radius.law import RadiusLaw
 from .maps import LatentMap
-from .paired import mean_and_error
 from .rows import LatentRows
 
 _ROWS, _DRAWS = 256, 8192  # that are looked at, at most

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .paired import mean_and_error
+from .._internal.paired import mean_and_error
 
 _CLIP = 3.0  # nats: beyond, one point's gain tells no more
 _WORTH = 0.01  # nats: a smaller gain is not worth a richer rung

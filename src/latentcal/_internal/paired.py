@@ -13,15 +13,25 @@ _BLOCKS = 20  # of rows in time order
 def mean_and_error(
     difference: Tensor, weights: Tensor, *, contiguous: bool, folds: int
 ) -> tuple[float, float]:
-    """Weighted mean of held-out differences (n,) and its standard error.
+    r"""Weighted mean of held-out differences (n,) and its standard error.
+
+    The training sets of two folds overlap, so held-out differences vary together, and a richer model would
+    win by chance too often. Nadeau and Bengio (2003) correct for it where sets are held out at random, and
+    the same is done here for k folds, :math:`n_\text{test} = n / k` rows each:
+
+    .. math:: \operatorname{Var}(\bar d)
+              \approx \Big(\frac1k + \frac{n_\text{test}}{n_\text{train}}\Big) s_\text{folds}^2
+              = \Big(\frac1k + \frac1{k - 1}\Big) \frac{k}{n}\, s^2
+              = \Big(1 + \frac{k}{k - 1}\Big) \frac{s^2}{n},
+
+    where the means of folds have variance :math:`s_\text{folds}^2 = s^2 k / n` for rows of variance
+    :math:`s^2`: the standard error of independent rows times 1.5 for five folds.
 
     Args:
         difference: (n,) of two models, each fitted without the row's fold.
         weights: (n,) of the rows.
         contiguous: whether rows are in time order; the error then comes from blocks of them.
-        folds: number of folds. The training sets of two folds overlap, so held-out differences vary together:
-            the error has the correction of Nadeau and Bengio, without which a richer model wins by chance too
-            often.
+        folds: number k of folds.
     """
     mean = weights @ difference / weights.sum()
     share = weights * (difference - mean) / weights.sum()
