@@ -147,7 +147,7 @@ def test_a_shift_of_how_features_go_together_is_found_by_their_products(generato
         for name, values in coverage.items():
             with monkeypatch.context() as patch:
                 if name == "additive":
-                    patch.setattr(shift, "ProductSearch", lambda *_: SimpleNamespace(most=0))
+                    patch.setattr(shift, "ProductSearch", lambda *_: SimpleNamespace(pairs=0))
                 model = lc.recalibrate(flow, x, y, weights=density_ratio(x, target))
             values.append(float((lc.latent_pit(model(target), outputs) <= 0.9).double().mean()))
     assert sum(coverage["products"]) / 4 > 0.83

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import latentcal as lc
+from latentcal._internal.features import ProductFeatures, ProductSearch
 from latentcal._internal.smoothers import RidgeSmoother
 from latentcal.recalibration.maps import cross_fit_features
 from latentcal.recalibration.marginals import cross_fit_marginals
@@ -116,6 +117,90 @@ def test_a_correlation_that_depends_on_x_is_removed():
         before, after = (torch.corrcoef(part[side].T)[0, 1].abs() for part in (z_new, mapped))
         assert before > 0.5  # control
         assert after < 0.15  # noise of the slopes, and three standard errors of 1,500 rows
+
+
+def products_by_fold(cross_fit, rows, monkeypatch) -> list[set[tuple[int, int]]]:
+    """Pairs of columns chosen for the fits without each of the folds, and last for that of all rows."""
+    found = []
+    choose = ProductSearch.choose
+
+    def spy(search, targets, weights):
+        chosen = choose(search, targets, weights)
+        column = chosen.additive.column
+        found.append(set(zip(column[chosen.first].tolist(), column[chosen.second].tolist(), strict=True)))
+        return chosen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProductSearch, "choose", spy)
+        cross_fit(*rows)
+    return found
+
+
+@pytest.mark.parametrize("name", ["correlation", "mean"])
+def test_the_rows_of_a_fold_have_no_hand_in_the_products_that_map_them(name, generator, monkeypatch):
+    """All rows chose the products of the correlation, also those by whose likelihood the map was judged."""
+    n = 195  # room for the products of one pair of three columns
+    x = 4 * torch.rand(n, 3, generator=generator, dtype=torch.float64) - 2
+    noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    weights = torch.ones(n, dtype=torch.float64)
+    fold = torch.where(
+        torch.arange(n) % 2 == 0, 0, 1 + torch.arange(n) // 2 % 4
+    )  # the first has half of the rows
+
+    def chosen(where: torch.Tensor) -> list[set[tuple[int, int]]]:
+        """Where the first two columns matter, and more than elsewhere the last two."""
+        z, product = noise.clone(), torch.where(where, 3 * x[:, 0] * x[:, 1], 0.7 * x[:, 1] * x[:, 2])
+        z[:, 1] += product if name == "mean" else product * z[:, 0]
+        cross_fit = cross_fit_correlation if name == "correlation" else cross_fit_features
+        return products_by_fold(cross_fit, (z, x, fold, weights), monkeypatch)[:6]
+
+    assert chosen(fold < 0) == 6 * [{(1, 2)}]
+    *without, whole = chosen(fold == 0)
+    assert without[0] == {(1, 2)}
+    assert whole == {(0, 1)}  # control: the rows of the fold would choose otherwise
+    assert without[1:] == 4 * [{(0, 1)}]
+
+
+# Of 80 sets of noise, with every target taken for promising, none had products; without the held-out check all.
+def test_products_that_help_no_coordinate_are_left_out_of_a_correlation(generator, monkeypatch):
+    def find_all(search, targets, weights):
+        return torch.ones(targets.shape[1], dtype=torch.bool)
+
+    monkeypatch.setattr(ProductSearch, "find_promising", find_all)
+    crossed = []
+    for _ in range(20):
+        x = torch.randn(300, 3, generator=generator, dtype=torch.float64)
+        z = torch.randn(300, 3, generator=generator, dtype=torch.float64)
+        fitted = cross_fit_correlation(z, x, torch.arange(300) % 5, torch.ones(300).double()).map
+        crossed.append(isinstance(fitted.slopes.features, ProductFeatures))
+    assert sum(crossed) <= 5
+
+
+def test_a_correlation_that_depends_on_a_product_is_removed_from_its_coordinate_alone():
+    source = torch.Generator().manual_seed(0)
+    x = 4 * torch.rand(N, 2, generator=source, dtype=torch.float64) - 2
+    z = torch.randn(N, 3, generator=source, dtype=torch.float64)
+    rho = 0.9 * torch.tanh(x[:, 0] * x[:, 1])
+    z[:, 1] = rho * z[:, 0] + torch.sqrt(1 - rho**2) * z[:, 1]
+    fitted = cross_fit_correlation(z, x, torch.arange(N) % 5, torch.ones(N).double())
+    slopes = fitted.map.slopes
+    assert isinstance(slopes.features, ProductFeatures)
+    products = slopes.coefficients[len(slopes.features.additive) :]
+    assert products[:, 0].abs().max() > 0.01
+    assert products[:, 1:].abs().max() < 1e-12
+    side = rho > 0.4
+    before, after = (torch.corrcoef(part[side].T)[0, 1] for part in (z, fitted.z))
+    assert before > 0.5  # control
+    assert after.abs() < 0.2
+
+
+def test_a_correlation_map_of_one_coordinate_scales_it(generator):
+    """There was no pair of coordinates, and an error about a reduction of nothing."""
+    x = torch.randn(300, 2, generator=generator, dtype=torch.float64)
+    z = torch.randn(300, 1, generator=generator, dtype=torch.float64) * torch.exp(0.5 * x[:, :1])
+    fitted = cross_fit_correlation(z, x, torch.arange(300) % 5, torch.ones(300).double())
+    torch.testing.assert_close(fitted.map.inverse(fitted.map(z, x)[0], x), z)
+    assert torch.isfinite(fitted.z).all()
 
 
 def test_maps_by_x_leave_the_size_of_coordinates_to_others():

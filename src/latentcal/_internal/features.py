@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from .chunks import MEMORY, rows_at_a_time
 from .numerics import Float64Module, check_indices, check_shapes
 from .validate import check_size
 
@@ -16,7 +15,10 @@ _FINE = 1000  # rows from which hinges are at eighths instead of quarters
 _MOST_VALUES = 10  # of a column that is taken for a label
 _MOST_COLUMNS = 400
 _MOST_CROSSED = 64  # columns of x whose products are looked at
-_CHANCE = 15.0  # n times the squared correlations of four products, which chance alone rarely reaches
+_CONSTANT = 1e-6  # standard deviation of a product that is none
+_BLOCK = MEMORY // 16  # numbers of products that are made at a time
+_EXCHANGES = 19  # of the rows of targets: all are beaten by chance once in 20 times
+_AT_ONCE = 4  # of them: most searches without a find end with the first few
 
 
 class AdditiveFeatures(Float64Module):
@@ -178,18 +180,15 @@ class ProductFeatures(Float64Module):
         """Products of additive columns, (..., k) -> (..., q)."""
         return (columns[..., self.first] * columns[..., self.second] - self.mean) / self.scale
 
-    def take(self, kept: Tensor) -> ProductFeatures:
-        """The same with some of the products, by a mask (q,)."""
-        parts = (self.first, self.second, self.mean, self.scale)
-        return ProductFeatures(self.additive, *(part[kept] for part in parts))
-
 
 class ProductSearch:
-    """The products of all pairs of columns of x, and which pairs tell most about targets.
+    """Which pairs of columns of x tell most about targets by their products.
 
     Of a pair, each column's linear feature and its middle hinge (or its labels) are multiplied with those of
-    the other: a surface that is bent once in either direction. There are as many pairs as leave ten rows for
-    every column of the model, and none where x has more than 64 columns that vary.
+    the other: a surface that is bent once in either direction. There is room for products as long as ten rows
+    are left for every column of the model, and 400 columns are not exceeded; a pair with more products than
+    that is not looked at, and none is where x has more than 64 columns that vary. Products are made for some
+    pairs at a time, so that memory does not grow with the number of pairs.
 
     Args:
         additive: features of x.
@@ -197,53 +196,104 @@ class ProductSearch:
     """
 
     def __init__(self, additive: AdditiveFeatures, columns: Tensor) -> None:
-        self.columns = columns
-        factors = {j: _factors(additive, j) for j in torch.unique(additive.column).tolist()}
-        few = len(factors) <= _MOST_CROSSED
-        rows = [
-            (number, a, b)
-            for number, (j, k) in enumerate(combinations(factors if few else {}, 2))
-            for a in factors[j]
-            for b in factors[k]
-        ]
-        pair, first, second = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).T.to(columns.device)
-        products = columns[:, first] * columns[:, second]
-        mean = products.mean(0)
-        scale = (products - mean).square().mean(0).sqrt()
-        kept = scale > 1e-6
-        self.pair = pair[kept]
-        self.all = ProductFeatures(additive, first[kept], second[kept], mean[kept], scale[kept])
-        self.values = self.all.products(columns)
-        room = min(_MOST_COLUMNS, len(columns) // 10) - len(additive)
-        self.most = room // max(1, int(torch.bincount(self.pair).max())) if kept.any() else 0
-        """Number of pairs."""
+        self.additive, self.columns = additive, columns
+        self.room = min(_MOST_COLUMNS, len(columns) // 10) - len(additive)
+        """Number of products that may be added."""
+        self.first, self.second, self.pair = _crossings(additive, self.room)
+        used, place = torch.unique(torch.stack([self.first, self.second]), return_inverse=True)
+        self._values, self._factors = columns.T[used].contiguous(), place  # (f, n), (2, q)
+        self.sizes = torch.bincount(self.pair)
+        self.pairs = len(self.sizes)
+        """Number of pairs to choose from."""
 
-    def is_promising(self, targets: Tensor, weights: Tensor) -> bool:
-        """Whether a pair tells more about targets (n, k) than the best of as many would by chance."""
-        if self.most < 1:
-            return False
-        strength = self._strengths(targets, weights)
-        return float(strength.max()) * len(targets) > _CHANCE + 2 * math.log(len(strength))
+    def find_promising(self, targets: Tensor, weights: Tensor) -> Tensor:
+        """For which targets (n, k) a pair tells more than chance explains, (k,).
+
+        Targets change rows at random 19 times, those of a row together, while features and weights stay where
+        they are. A target is found if no pair ever tells as much about any of the targets then. So where x
+        tells nothing, one is found once in 20 times. Targets should be what an additive model leaves, since
+        products also tell about what their factors tell.
+        """
+        if self.pairs == 0 or targets.numel() == 0:
+            return torch.zeros(targets.shape[1], dtype=torch.bool, device=targets.device)
+        strongest = self._strengths(targets, weights).amax(0)
+        promising = torch.ones_like(strongest, dtype=torch.bool)
+        for others in self._exchange(targets, weights):
+            promising &= strongest > self._strengths(others, weights).max()
+            if not bool(promising.any()):
+                break
+        return promising
+
+    def choose_by_fold(
+        self, targets: Iterable[Tensor], fold: Tensor, weights: Tensor
+    ) -> list[ProductFeatures]:
+        """What the rows outside each of the folds choose, and last what all rows do.
+
+        Each choice has its own targets (n, k), so that these can be what a fit of the same rows leaves.
+        """
+        return [self.choose(own, weights * (fold != number)) for number, own in enumerate(targets)]
 
     def choose(self, targets: Tensor, weights: Tensor) -> ProductFeatures:
-        """Products of the pairs that have the largest squared correlations with targets (n, k)."""
-        strength = self._strengths(targets, weights)
-        best = strength.topk(min(self.most, len(strength))).indices
-        return self.all.take(torch.isin(self.pair, best))
+        """Products of the pairs that tell most about targets (n, k), as many as there is room for."""
+        order = self._strengths(targets, weights).amax(1).argsort(descending=True)
+        chosen = torch.isin(self.pair, order[self.sizes[order].cumsum(0) <= self.room])
+        first, second = self.first[chosen], self.second[chosen]
+        products = self.columns[:, first] * self.columns[:, second]
+        mean = products.mean(0)
+        scale = (products - mean).square_().mean(0).sqrt()
+        kept = scale > _CONSTANT
+        return ProductFeatures(self.additive, first[kept], second[kept], mean[kept], scale[kept])
 
     def _strengths(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """Squared correlations of each pair's products with the target they tell most about, summed."""
-        targets = targets - weights @ targets / weights.sum()
-        cross = (self.values * weights[:, None]).T @ targets / weights.sum()
-        share = cross**2 / (weights @ targets**2 / weights.sum()).clamp(min=1e-300)
-        count = int(self.pair.max()) + 1
-        return share.new_zeros(count, share.shape[1]).index_add_(0, self.pair, share).amax(1)
+        """Sums of the squared correlations of each pair's products with targets (n, c), (pairs, c).
+
+        What chance adds to them, one over the effective number of rows for each product, is taken off.
+        """
+        share = weights / weights.sum()
+        targets = targets - share @ targets
+        targets = targets / (share @ targets**2).sqrt().clamp(min=1e-150)
+        weighted = torch.cat([targets, torch.ones_like(targets[:, :1])], 1) * share[:, None]
+        strengths = targets.new_zeros(self.pairs, targets.shape[1])
+        some = rows_at_a_time(len(targets), _BLOCK)
+        for (first, second), pair in zip(self._factors.split(some, 1), self.pair.split(some), strict=True):
+            products = self._values[first].mul_(self._values[second])  # (q, n)
+            moments = products @ weighted
+            variance = products.square_() @ share - moments[:, -1] ** 2
+            squares = moments[:, :-1] ** 2 / variance[:, None].clamp(min=_CONSTANT**2)
+            strengths.index_add_(0, pair, squares - share.square().sum())
+        return strengths
+
+    def _exchange(self, targets: Tensor, weights: Tensor) -> Iterator[Tensor]:
+        """Targets (n, k) of other rows, some times side by side, whatever the order of the rows is."""
+        source = torch.Generator().manual_seed(0)
+
+        def project(rows: Tensor) -> Tensor:
+            return rows @ torch.randn(rows.shape[1], generator=source, dtype=rows.dtype).to(rows.device)
+
+        place = (project(self.columns) + weights).argsort().argsort()
+        order = project(targets).argsort()
+        at_once = min(_AT_ONCE, rows_at_a_time(targets.numel()))
+        for batch in torch.arange(_EXCHANGES).split(at_once):
+            drawn = [torch.randperm(len(order), generator=source).to(order.device) for _ in batch]
+            yield torch.cat([targets[order[rows][place]] for rows in drawn], 1)
 
 
-def _factors(additive: AdditiveFeatures, column: int) -> list[int]:
-    """Numbers of the features of a column that enter products: itself, its labels or its middle hinge."""
-    own = (additive.column == column).nonzero().reshape(-1)
-    kind = additive.kind[own]
-    hinges = own[kind == 1]
-    middle = hinges[len(hinges) // 2 : len(hinges) // 2 + 1]
-    return torch.cat([own[kind == 0], middle, own[kind == 2]]).tolist()
+def _crossings(additive: AdditiveFeatures, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """First and second factor of each product (q,), and the number of its pair of columns.
+
+    Pairs of more than ``most`` products are left out.
+    """
+    column, kind = additive.column, additive.kind
+    hinges = (kind == 1).nonzero().reshape(-1)
+    hinges = hinges[column[hinges].argsort(stable=True)]
+    counts = torch.bincount(column[hinges], minlength=additive.features)
+    middle = hinges[(counts.cumsum(0) - counts + counts // 2)[counts > 0]]
+    factors = torch.cat([(kind != 1).nonzero().reshape(-1), middle])
+    sizes = torch.bincount(column[factors], minlength=additive.features)
+    if int((sizes > 0).sum()) > _MOST_CROSSED:
+        factors = factors[:0]
+    first, second = torch.combinations(factors[column[factors].argsort(stable=True)], 2).T
+    j, k = column[first], column[second]
+    kept = (j < k) & (sizes[j] * sizes[k] <= most)
+    _, pair = torch.unique((j * additive.features + k)[kept], return_inverse=True)
+    return first[kept], second[kept], pair

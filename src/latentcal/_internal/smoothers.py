@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from .chunks import rows_at_a_time
 from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes
+from .paired import mean_and_error
 
 _Own = TypeVar("_Own", bound="Smoother")
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
@@ -116,17 +118,18 @@ class RidgeSmoother(Smoother):
         columns = additive(x)
         if not level:
             targets = targets - weights @ targets / weights.sum()
-        folds = int(fold.max()) + 1
         plain = fit_ridge(columns, targets, fold, weights, level=level)
         search = ProductSearch(additive, columns)
-        if not search.is_promising(targets, weights):
+        if not bool(search.find_promising(targets - plain.held_out, weights).any()):
             return cls(additive, plain.coefficients, plain.intercept), plain.held_out
         # Pairs that all rows choose would know the rows that judge them.
-        designs = [search.choose(targets, weights * (fold != f)).extend(columns) for f in range(folds)]
-        features = search.choose(targets, weights)
+        fits = [*plain.by_fold, (plain.coefficients, plain.intercept)]
+        *chosen, features = search.choose_by_fold(
+            (targets - columns @ coefficients - intercept for coefficients, intercept in fits), fold, weights
+        )
+        designs = (products.extend(columns) for products in chosen)
         crossed = fit_ridge(features.extend(columns), targets, fold, weights, level=level, designs=designs)
-        gain = weights[:, None] * ((targets - plain.held_out) ** 2 - (targets - crossed.held_out) ** 2)
-        clear = gain.mean(0) > gain.std(0) * math.sqrt((1 + 1 / (folds - 1)) / len(x))
+        clear = find_clear_gains(plain, crossed, targets, fold, weights)
         if not bool(clear.any()):
             return cls(additive, plain.coefficients, plain.intercept), plain.held_out
         padded = torch.zeros_like(crossed.coefficients)
@@ -157,6 +160,20 @@ class RidgeFit(NamedTuple):
     """(n, k) answers of the fit that did not see the row."""
 
 
+def find_clear_gains(
+    fit: RidgeFit, other: RidgeFit, targets: Tensor, fold: Tensor, weights: Tensor
+) -> Tensor:
+    """For which targets (n, k) the other fit lowers the held-out squared error by more than a standard error.
+
+    Returns:
+        (k,), true or false.
+    """
+    gains = (targets - fit.held_out) ** 2 - (targets - other.held_out) ** 2
+    folds = int(fold.max()) + 1
+    estimates = [mean_and_error(gain, weights, contiguous=False, folds=folds) for gain in gains.T]
+    return torch.tensor([gain > error for gain, error in estimates], device=targets.device)
+
+
 def fit_ridge(
     columns: Tensor,
     targets: Tensor,
@@ -165,7 +182,7 @@ def fit_ridge(
     *,
     centred: bool = True,
     level: bool = True,
-    designs: list[Tensor] | None = None,
+    designs: Iterable[Tensor] | None = None,
 ) -> RidgeFit:
     """Ridge regression of targets (n, k) on columns (n, m); each target has its best held-out penalty.
 
@@ -176,9 +193,9 @@ def fit_ridge(
         weights: (n,) of the rows.
         centred: whether there is an intercept, which is not penalised.
         level: whether the mean of the targets belongs to the answers; if not, their mean is 0.
-        designs: columns (n, .) of the fit without each of the folds; ``columns`` if None.
+        designs: columns (n, .) of the fit without each of the folds, of which one is held at a time;
+            ``columns`` if None.
     """
-    numbers = range(int(fold.max()) + 1)
     # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
     if designs is None and columns.shape[1] > len(columns):
         basis = torch.linalg.svd(columns, full_matrices=False).Vh.T
@@ -186,20 +203,17 @@ def fit_ridge(
         by_fold = [(basis @ coefficients, intercept) for coefficients, intercept in fit.by_fold]
         return fit._replace(coefficients=basis @ fit.coefficients, by_fold=by_fold)
     total = _Moments.of(columns, targets, weights)
-    rows = [fold == number for number in numbers]
-    if designs is None:
-        parts = [total - _Moments.of(columns[row], targets[row], weights[row]) for row in rows]
-    else:
-        parts = [
-            _Moments.of(own[~row], targets[~row], weights[~row])
-            for own, row in zip(designs, rows, strict=True)
-        ]
-    solvers = [_Solver(part, centred, level) for part in parts]
     penalties = targets.new_tensor(_PENALTIES)
     guesses = targets.new_empty(len(penalties), *targets.shape)
-    for number, row in enumerate(rows):
-        design = (columns if designs is None else designs[number])[row]
-        guesses[:, row] = solvers[number].answer(design, penalties)
+    rows = [fold == number for number in range(int(fold.max()) + 1)]
+    solvers = []
+    for row, design in zip(rows, [columns] * len(rows) if designs is None else designs, strict=True):
+        if designs is None:
+            part = total - _Moments.of(columns[row], targets[row], weights[row])
+        else:
+            part = _Moments.of(design[~row], targets[~row], weights[~row])
+        solvers.append(_Solver(part, centred, level))
+        guesses[:, row] = solvers[-1].answer(design[row], penalties)
     best = ((targets - guesses) ** 2 * weights[:, None]).sum(1).argmin(0)
     by_fold = [solver.solve(penalties[best]) for solver in solvers]
     held_out = guesses.gather(0, best.expand(1, *targets.shape))[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .._internal.features import AdditiveFeatures, ProductFeatures, ProductSearch
-from .._internal.smoothers import RidgeSmoother, Smoother, fit_ridge
+from .._internal.smoothers import RidgeFit, RidgeSmoother, Smoother, find_clear_gains, fit_ridge
 from .maps import LARGEST, AffineMap, Chain, CrossFitted, LatentMap, fit_log_scale, winsorize
 from .marginals import cross_fit_marginals
 
@@ -75,8 +76,9 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
     .. math:: z_j \approx \sum_{k < j} c_{jk}(x)\, z_k, \qquad c_{jk}(x) = a_{jk} + b_{jk}^\top \phi(x)
 
     is linear in a and b: a ridge regression for each coordinate, whose penalty held-out errors choose. The
-    features have products of two columns of x where these tell about products of two coordinates. What the
-    regression leaves has the scale :math:`e^{s_j(x)}`.
+    features have products of two columns of x for coordinates whose held-out error these lower by more than
+    its standard error; rows are mapped by products that the other folds chose. What the regression leaves has
+    the scale :math:`e^{s_j(x)}`.
 
     Args:
         z: (n, d) latents.
@@ -87,30 +89,87 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
     if x is None:
         raise ValueError("A map that depends on x needs features.")
     calm, mapped = winsorize(z), z.clone()
-    features = _features_of_covariance(calm, x, weights)
-    columns = torch.cat([torch.ones_like(z[:, :1]), features(x)], 1)  # (n, 1 + m)
-    slopes = [z.new_zeros(0, columns.shape[1])]
-    for j in range(1, z.shape[1]):
-        design = (calm[:, :j, None] * columns[:, None]).flatten(1)
-        fit = fit_ridge(design, calm[:, j : j + 1], fold, weights, centred=False)
-        slopes.append(fit.coefficients.reshape(j, -1))
+    additive = AdditiveFeatures.fit(x)
+    columns = additive(x)
+    fits = {j: _regress(calm, j, columns, fold, weights) for j in range(1, z.shape[1])}
+    promising, chosen = _choose_products(calm, ProductSearch(additive, columns), fits, fold, weights)
+    richer = {j: _regress(calm, j, columns, fold, weights, chosen) for j in promising}
+    crossed = [
+        j
+        for j, fit in richer.items()
+        if bool(find_clear_gains(fits[j], fit, calm[:, j : j + 1], fold, weights))
+    ]
+    features = chosen[-1] if crossed else additive
+    slopes = [z.new_zeros(0, 1 + len(features))]
+    for j in fits:
+        fit = richer[j] if j in crossed else fits[j]
+        own = fit.coefficients.reshape(j, -1)
+        slopes.append(torch.nn.functional.pad(own, (0, 1 + len(features) - own.shape[1])))
         for number, (coefficients, _) in enumerate(fit.by_fold):
             rows = fold == number
-            at_x = columns[rows] @ coefficients.reshape(j, -1).T
-            mapped[rows, j] -= (at_x.clamp(-LARGEST, LARGEST) * z[rows, :j]).sum(1)
+            at_x = chosen[number].extend(columns[rows]) if j in crossed else columns[rows]
+            mapped[rows, j] -= _predict(coefficients, at_x, z[rows, :j])
     table = torch.cat(slopes)
     rest, log_scale, held_out = fit_log_scale(x, z, mapped, fold, weights)
     slopes_of_x = RidgeSmoother(features, table[:, 1:].T.contiguous(), table[:, 0].contiguous())
     return CrossFitted(CorrelationMap(slopes_of_x, log_scale), rest, -held_out.sum(-1))
 
 
-def _features_of_covariance(z: Tensor, x: Tensor, weights: Tensor) -> AdditiveFeatures | ProductFeatures:
-    """Additive features of x, with products of pairs that tell about products of coordinates."""
-    additive = AdditiveFeatures.fit(x)
-    j, k = torch.tril_indices(z.shape[1], z.shape[1], -1)
-    covariance = z[:, j] * z[:, k]
-    search = ProductSearch(additive, additive(x))
-    return search.choose(covariance, weights) if search.is_promising(covariance, weights) else additive
+def _regress(
+    z: Tensor,
+    j: int,
+    columns: Tensor,
+    fold: Tensor,
+    weights: Tensor,
+    products: Sequence[ProductFeatures] = (),
+) -> RidgeFit:
+    """Regression of coordinate j of z (n, d) on those before it, with slopes that depend on columns (n, m).
+
+    Columns are extended by products, if there are any: in the fit without each of the folds by its own, in
+    that of all rows by the last.
+    """
+
+    def design(columns: Tensor) -> Tensor:
+        earlier = z[:, :j, None]
+        return torch.cat([earlier, earlier * columns[:, None]], 2).flatten(1)
+
+    designs = (design(part.extend(columns)) for part in products[:-1]) if products else None
+    whole = products[-1].extend(columns) if products else columns
+    return fit_ridge(design(whole), z[:, j : j + 1], fold, weights, centred=False, designs=designs)
+
+
+def _predict(coefficients: Tensor, columns: Tensor, earlier: Tensor) -> Tensor:
+    """A coordinate (n,) from those before it (n, j), by coefficients (j (1 + m), 1) at columns (n, m)."""
+    table = coefficients.reshape(earlier.shape[1], -1)
+    slopes = table[:, 0] + columns @ table[:, 1:].T
+    return (slopes.clamp(-LARGEST, LARGEST) * earlier).sum(1)
+
+
+def _choose_products(
+    z: Tensor, search: ProductSearch, fits: Mapping[int, RidgeFit], fold: Tensor, weights: Tensor
+) -> tuple[list[int], list[ProductFeatures]]:
+    """Coordinates of z (n, d) that products may help to predict, and these: by fold, and last of all rows.
+
+    What tells is the gradient of the squared error by each slope: the error times an earlier coordinate.
+    """
+
+    def gradients(predictions: Iterable[Tensor]) -> Tensor:
+        parts = [(z[:, j] - own)[:, None] * z[:, :j] for j, own in zip(fits, predictions, strict=True)]
+        return torch.cat([z[:, :0], *parts], 1)
+
+    def left_by(coefficients: Sequence[Tensor]) -> Tensor:
+        pairs = zip(fits, coefficients, strict=True)
+        return gradients(_predict(own, search.columns, z[:, :j]) for j, own in pairs)
+
+    found = search.find_promising(gradients(fit.held_out[:, 0] for fit in fits.values()), weights)
+    coordinates = torch.tril_indices(z.shape[1], z.shape[1], -1, device=z.device)[0]
+    promising = torch.unique(coordinates[found]).tolist()
+    if not promising:
+        return [], []
+    parts = zip(*(fit.by_fold for fit in fits.values()), strict=True)
+    by_fold = [[coefficients for coefficients, _ in part] for part in parts]
+    whole = [fit.coefficients for fit in fits.values()]
+    return promising, search.choose_by_fold(map(left_by, [*by_fold, whole]), fold, weights)
 
 
 def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:

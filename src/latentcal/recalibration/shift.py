@@ -77,7 +77,7 @@ def density_ratio(
         path = _logistic_path(_with_one(columns), labels, shares)
         logits[:, :, held_out] = path @ _with_one(there).T
         search = ProductSearch(features, columns)
-        if search.most > 0:
+        if search.pairs > 0:
             crossed = search.choose(labels[:, None], shares)  # by the rows of this fit alone
             path = _logistic_path(_with_one(crossed.extend(columns)), labels, shares)
             logits[1][:, held_out] = path @ _with_one(crossed.extend(there)).T
