@@ -161,7 +161,7 @@ def test_the_rows_of_a_fold_have_no_hand_in_the_products_that_map_them(name, gen
     assert without[1:] == 4 * [{(0, 1)}]
 
 
-# Of 80 sets of noise, with every target taken for promising, none had products; without the held-out check all.
+# Of 80 sets of noise, with every target taken for promising, none had products; without the check all do.
 def test_products_that_help_no_coordinate_are_left_out_of_a_correlation(generator, monkeypatch):
     def find_all(search, targets, weights):
         return torch.ones(targets.shape[1], dtype=torch.bool)
