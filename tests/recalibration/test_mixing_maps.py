@@ -164,15 +164,19 @@ def test_the_rows_of_a_fold_have_no_hand_in_the_products_that_map_them(name, gen
     assert without[1:] == 4 * [{(0, 1)}]
 
 
-def test_products_that_help_no_coordinate_are_left_out_of_a_correlation(generator):
-    """Of 20 sets of noise more than 6 have products with a probability of 3e-5 if a promise is one in 20."""
+# Of 80 sets of noise, with every target taken for promising, none had products; without the check all do.
+def test_products_that_help_no_coordinate_are_left_out_of_a_correlation(generator, monkeypatch):
+    def find_all(search, targets, weights):
+        return torch.ones(targets.shape[1], dtype=torch.bool)
+
+    monkeypatch.setattr(ProductSearch, "find_promising", find_all)
     crossed = []
     for _ in range(20):
         x = torch.randn(300, 3, generator=generator, dtype=torch.float64)
         z = torch.randn(300, 3, generator=generator, dtype=torch.float64)
         fitted = cross_fit_correlation(z, x, torch.arange(300) % 5, torch.ones(300).double()).map
         crossed.append(isinstance(fitted.slopes.features, ProductFeatures))
-    assert sum(crossed) <= 6
+    assert sum(crossed) <= 5
 
 
 def test_a_correlation_that_depends_on_a_product_is_removed_from_its_coordinate_alone():

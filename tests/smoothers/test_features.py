@@ -105,7 +105,7 @@ def test_more_than_64_columns_are_not_crossed(generator):
 @pytest.mark.parametrize("block", [1, 10_000, 1 << 22])
 @pytest.mark.parametrize("kind", ["normal", "labels", "mixed"])
 def test_the_chosen_pair_has_the_largest_weighted_correlations(kind, block, generator, monkeypatch):
-    """Beyond what chance gives its products; in noise, where every detail matters, and in blocks of any size."""
+    """Beyond what chance gives its products: in noise, where every detail matters, in blocks of any size."""
     monkeypatch.setattr(features_module, "_BLOCK", block)
     for _ in range(5):
         x = draw(700, 5, kind, generator)
@@ -124,7 +124,7 @@ def test_the_chosen_pair_has_the_largest_weighted_correlations(kind, block, gene
 
 
 def _strength(search: ProductSearch, pair: tuple[int, int], targets, weights) -> float:
-    """Squared weighted correlations of a pair's products, less what chance gives, with the target of the most."""
+    """Squared weighted correlations of a pair's products, less what chance gives, for the better target."""
     first, second = (_factors(search.additive, column) for column in pair)
     products = [search.columns[:, a] * search.columns[:, b] for a in first for b in second]
     covariance = torch.cov(torch.cat([torch.stack(products), targets.T]), aweights=weights, correction=0)

@@ -13,6 +13,7 @@ from .._internal.paired import mean_and_error
 from .chunks import rows_at_a_time
 from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes
+from .paired import mean_and_error
 
 _Own = TypeVar("_Own", bound="Smoother")
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
