@@ -84,7 +84,7 @@ def recalibrate_badly(scenario: str, seed: int) -> tuple[ConditionalFlow, Tensor
         return lc.recalibrate(flow, None, calibration), draw(n), draw(FRESH)
     if scenario == "atoms":
         atom = uniform(0.1, 0.5, generator)
-        calibration = draw(int(uniform(20, 200, generator)), atom=atom)
+        calibration = draw(int(uniform(8, 60, generator)), atom=atom)
         return lc.recalibrate(flow, None, calibration), draw(n, atom=atom), draw(FRESH, atom=atom)
     return lc.recalibrate(flow, None, draw(int(uniform(4, 40, generator)))), draw(n), draw(FRESH)
 

@@ -128,7 +128,7 @@ def page() -> str:
     ]
     return f"""# False alarms and findings of the calibration report
 
-`diagnose` promises that of models that are right at most 5 % get any finding. Figures by
+`diagnose` promises that of models that are right at most 3 % get any finding. Figures by
 
 ```sh
 python -m studies.benchmarks.false_alarms

@@ -283,9 +283,29 @@ def test_diagnose_reports_and_its_code_tells_of_faults(model, tmp_path):
     answer = latentcal("diagnose", model, wrong, "--strict", "--json", "--html", page, "--max-rows", "200")
     assert answer.code == 3, answer.err
     report = json.loads(answer.out)
-    assert (report["n"], report["calibrated"]) == (200, False)
+    assert (report["n"], report["verdict"]) == (200, "not_calibrated")
+    assert (report["model_name"], report["data_name"]) == (str(model), str(wrong))
+    assert [output["name"] for output in report["model"]["marginals"]] == ["food", "housing", "energy"]
     assert "200 random rows of 400 are used" in answer.err
     assert page.read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_diagnose_says_that_a_recalibration_did_harm_and_names_options_alone(model, tmp_path):
+    table = households(400, 9)
+    other = {name: [4 * value for value in table[name]] for name in ("food", "housing", "energy")}
+    wrong, right = write_csv(tmp_path / "w.csv", {**table, **other}), write_csv(tmp_path / "r.csv", table)
+    changed = tmp_path / "changed"
+    assert latentcal("recalibrate", model, wrong, "--out", changed).code == 0
+    answer = latentcal("diagnose", changed, right, "--strict")
+    assert answer.code == 3
+    head = answer.out.splitlines()[:3]
+    assert head[1] == f"Model: {changed}, data: {right}"
+    assert head[2].startswith("Recalibration made it worse here (NLL +")
+    assert "undo it with `latentcal recalibrate MODEL --undo`" in head[2]
+    faulty = latentcal("diagnose", model, wrong).out
+    assert "Next step: `latentcal recalibrate MODEL NEW.csv" in faulty
+    for name in ("autocalibrate", "ConditionalRadius", "model.recalibrate", "order="):
+        assert name not in faulty + answer.out
 
 
 def test_a_large_file_trains_on_a_part_and_calibrates_on_the_rest(tmp_path, fitted):

@@ -82,7 +82,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
 @click.option(
     "--level",
     type=click.FloatRange(0, 1, True, True),
-    default=0.05,
+    default=0.03,
     show_default=True,
     help="Of false alarms.",
 )

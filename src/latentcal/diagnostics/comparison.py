@@ -91,7 +91,7 @@ class Comparison:
             parts.append(f"NLL {self.nll:+{_digits(self.nll_error)}}{error}")
         if self.nll is None or self._energy_is_worse:
             parts.append(f"energy score {100 * self.energy / max(self.energy_before, 1e-100):+.1f} %")
-        shares = f"{100 * self.coverage_before:.0f} -> {100 * self.coverage_after:.0f} %"
+        shares = f"{100 * self.coverage_before:.1f} -> {100 * self.coverage_after:.1f} %"
         return ", ".join([*parts, f"coverage of {100 * self.coverage:g} % regions {shares}"])
 
     @property

@@ -32,7 +32,7 @@ from .latents import (
 )
 from .limits import CalibrationPoints, noise_limit
 from .measures import ENERGY_IN_UNITS, INTERVAL, Measure, Measured, measure, rows_to_sample
-from .questions import ABOUT_PREDICTIONS, ask, measure_effects
+from .questions import ABOUT_PREDICTIONS, QUESTIONS, ask, measure_effects
 from .remedies import Audience, Situation
 from .report import CalibrationReport
 
@@ -49,7 +49,7 @@ def diagnose(
     coverage: float = 0.9,
     samples: int = 100,
     permutations: int = 1999,
-    level: float = 0.05,
+    level: float = 0.03,
     order: Literal["time"] | None = None,
     audience: Audience = "flow",
     model_name: str | None = None,
@@ -91,7 +91,7 @@ def diagnose(
         levels: nominal coverages that are measured.
         coverage: the one that slabs, groups and the number of calibration points are about.
         samples: draws of each prediction.
-        permutations: of each test, at least 20 / level - 1; twice as many tell faults apart better.
+        permutations: of each test, at least 12 / level - 1; more tell faults apart better.
         level: probability of any finding about a model that is right.
         order: ``"time"`` for rows that follow each other in time: differences between two models then have
             standard errors from blocks of rows. If None, so they have where rows look like it.
@@ -131,7 +131,7 @@ def diagnose(
     if not levels or not all(0 < level < 1 for level in levels):
         raise ValueError(f"levels must lie strictly between 0 and 1, got {list(levels)}.")
     as_whole(samples, "samples", least=2)  # for the energy score
-    check_permutations(permutations, level, tests=20)
+    check_permutations(permutations, level, tests=len(QUESTIONS))
     check_order(order)
     situation = Situation(audience)
     generator = torch.Generator().manual_seed(0) if generator is None else generator

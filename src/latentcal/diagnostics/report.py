@@ -93,14 +93,15 @@ class CalibrationReport(Findings):
 
     @property
     def next_step(self) -> str:
-        """What to do first; empty where nothing is to be done."""
+        """What to do first, about the fault whose repair gains most; empty where nothing is to be done."""
         if self.situation.undo:
             return f"undo the recalibration with {self.situation.say('undo')}"
         if not self.faults or self.verdict == SMALL_FAULTS:
             return ""
         large = [finding for finding in self.findings if finding.found and not finding.small]
-        named = [finding for finding in large if FAULT_OF[finding.name] == self.faults[0]]
-        return (named or large)[0].remedy.partition("; or ")[0]
+        named = [finding for finding in large if FAULT_OF[finding.name] and not finding.omnibus]
+        first = max(named or large, key=lambda finding: finding.gain or 0.0)
+        return first.remedy.partition("; or ")[0]
 
     @property
     def head(self) -> str:
