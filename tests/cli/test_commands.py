@@ -301,9 +301,9 @@ def test_diagnose_says_that_a_recalibration_did_harm_and_names_options_alone(mod
     head = answer.out.splitlines()[:3]
     assert head[1] == f"Model: {changed}, data: {right}"
     assert head[2].startswith("Recalibration made it worse here (NLL +")
-    assert "undo it with `latentcal recalibrate MODEL --undo`" in head[2]
+    assert f"undo it with `latentcal recalibrate {changed} --undo`" in head[2]
     faulty = latentcal("diagnose", model, wrong).out
-    assert "Next step: `latentcal recalibrate MODEL NEW.csv" in faulty
+    assert f"Next step: `latentcal recalibrate {model} new.csv" in faulty
     for name in ("autocalibrate", "ConditionalRadius", "model.recalibrate", "order="):
         assert name not in faulty + answer.out
 

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .._internal.paired import mean_and_error
 from .chunks import rows_at_a_time
 from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes

@@ -133,7 +133,7 @@ def diagnose(
     as_whole(samples, "samples", least=2)  # for the energy score
     check_permutations(permutations, level, tests=len(QUESTIONS))
     check_order(order)
-    situation = Situation(audience)
+    situation = Situation(audience, model=model_name)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     rows = encode_rows(model, x, y)
     n, d = rows.z.shape

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from .._internal.hints import shell_words
 from ..radius.conditional import GroupedRadius
 from ..radius.smooth import SmoothRadius
 from ..recalibration import Alignment, AutoRecalibration
@@ -18,23 +19,24 @@ Audience = Literal["flow", "estimator", "command line"]
 _WORDS: dict[str, dict[str, str]] = {
     "recalibrate": {
         "flow": "`recalibrate` {flow} on held-out rows{time}",
-        "estimator": "`model.recalibrate(X, y)` with held-out rows",
-        "command line": "`latentcal recalibrate MODEL NEW.csv`",
+        "estimator": "`model.recalibrate(X, y{argument})` with held-out rows",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}`",
     },
     "again": {
         "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
-        "estimator": "`model.recalibrate(X, y)` with more rows than the {n:,} of last time, or newer ones",
-        "command line": "`latentcal recalibrate MODEL NEW.csv` with more rows than the {n:,} of last time, "
-        "or newer ones",
+        "estimator": "`model.recalibrate(X, y{argument})` with more rows than the {n:,} of last time, or "
+        "newer ones",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of "
+        "last time, or newer ones",
     },
     "latest": {
-        "estimator": "`model.recalibrate(X, y)` with the latest rows",
-        "command line": "`latentcal recalibrate MODEL NEW.csv` with the latest rows",
+        "estimator": "`model.recalibrate(X, y{argument})` with the latest rows",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}` with the latest rows",
     },
     "by_x": {
         "flow": "`recalibrate` {flow} with `fit=ConditionalRadius.fit`{time}",
-        "estimator": "set `model.recalibration = ConditionalRadius.fit`, then `model.recalibrate(X, y)` with "
-        "held-out rows",
+        "estimator": "set `model.recalibration = ConditionalRadius.fit`, then `model.recalibrate(X, "
+        "y{argument})` with held-out rows",
     },
     "by_group": {
         "flow": "`recalibrate` {flow} with `ConditionalRadius.fit` and its `groups`{time}",
@@ -47,8 +49,9 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "auto": {
         "flow": "`autocalibrate` {flow} on held-out rows{time}",
-        "estimator": 'set `model.recalibration = "auto"`, then `model.recalibrate(X, y)` with held-out rows',
-        "command line": "`latentcal recalibrate MODEL NEW.csv --recalibration auto`",
+        "estimator": 'set `model.recalibration = "auto"`, then `model.recalibrate(X, y{argument})` with '
+        "held-out rows",
+        "command line": "`latentcal recalibrate {folder} new.csv --recalibration auto{option}`",
     },
     "auto_all": {"flow": '`autocalibrate` {flow} with `rungs="all"`{time}'},
     "prerank": {"flow": "`recalibrate_prerank` {flow} where only regions of highest density matter"},
@@ -59,8 +62,8 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "undo": {
         "flow": "`{undo}`",
-        "estimator": "`model.model_ = model.base_model_`",
-        "command line": "`latentcal recalibrate MODEL --undo`",
+        "estimator": "`model.undo_recalibration()`",
+        "command line": "`latentcal recalibrate {folder} --undo`",
     },
 }
 _TRIED_BY_AUTO = {"recalibrate", "by_x", "align", "marginals", "auto", "auto_all"}
@@ -79,6 +82,8 @@ class Situation:
     """Whether the noise of the calibration rows explains what was found."""
     in_time: bool = False
     """Whether the rows are in time order, or look like it."""
+    model: str | None = None
+    """Folder of the model, for commands."""
 
     def __post_init__(self) -> None:
         if self.audience not in get_args(Audience):
@@ -91,7 +96,10 @@ class Situation:
         if self.record is not None:
             n = self.record.n
             flow = "the model" if isinstance(self.record, Alignment) else "the original flow"
-        return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, time=time, undo=self.undo)
+        in_time = {"time": time, "option": " --order time", "argument": ', order="time"'} if time else {}
+        words = {"time": "", "option": "", "argument": "", **in_time, "n": n, "flow": flow, "undo": self.undo}
+        words["folder"] = "MODEL" if self.model is None else shell_words([self.model])
+        return _WORDS[action].get(self.audience, "").format(**words)
 
     @property
     def done(self) -> frozenset[str]:
