@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import latentcal as lc
-from latentcal.flow import ConditionalFlow
+from latentcal import ConditionalFlow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.metrics import binomial_interval
 from latentcal.radius import Chi

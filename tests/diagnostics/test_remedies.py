@@ -89,6 +89,11 @@ def test_a_repair_that_is_not_expected_to_help_is_not_advised():
     )
 
 
+def test_coverage_is_repaired_although_likelihood_gains_nothing():
+    off = Finding("uniform PIT", 0.0, 0.0, "", found=True, **{**LARGE, "gain": 0.001})
+    assert choose_remedy(("recalibrate",), off, Situation()) == "`recalibrate` the flow on held-out rows"
+
+
 def test_rows_in_time_get_no_repair_that_takes_them_for_exchangeable():
     assert "auto" not in remedies(Situation("command line", in_time=True), ["PIT and x"])["PIT and x"]
     assert 'order="time"' in remedies(Situation("flow", in_time=True), ["PIT and x"])["PIT and x"]

@@ -11,7 +11,7 @@ import torch
 
 from .. import plots
 from .._internal.validate import as_share, as_whole
-from .verdicts import Verdict, is_small, judge
+from .verdicts import ONE_SIDED, Verdict, is_small, judge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,8 +66,10 @@ class Finding:
 
     @property
     def is_repairable(self) -> bool:
-        """Whether the gain of the repair is above its standard error."""
-        return self.gain is not None and self.gain_error is not None and self.gain > self.gain_error
+        """Whether the repair gains anything, with 95 % confidence."""
+        return (
+            self.gain is not None and self.gain_error is not None and self.gain > ONE_SIDED * self.gain_error
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, and whether the fault is small."""

@@ -130,7 +130,8 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
         return "undo the recalibration first, then diagnose again"
     if situation.within_noise:
         return situation.say("again")
-    if finding.gain is not None and not finding.is_repairable:
+    direct = "recalibrate" in actions  # a law of the norm repairs coverage, whatever it gains
+    if finding.gain is not None and not finding.is_repairable and not direct:
         return f"{situation.say('train')} (no repair after training is known to help)"
     if situation.in_time and situation.audience != "flow":  # richer repairs take rows for exchangeable
         return f"{situation.say('latest')}; or {situation.say('train')}"

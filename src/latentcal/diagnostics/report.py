@@ -100,7 +100,8 @@ class CalibrationReport(Findings):
             return ""
         large = [finding for finding in self.findings if finding.found and not finding.small]
         named = [finding for finding in large if FAULT_OF[finding.name] and not finding.omnibus]
-        first = max(named or large, key=lambda finding: finding.gain or 0.0)
+        sure = {each.name for each in large if each.is_repairable or FAULT_OF[each.name] == "scale"}
+        first = max(named or large, key=lambda finding: (finding.name in sure, finding.gain or 0.0))
         return first.remedy.partition("; or ")[0]
 
     @property
