@@ -164,7 +164,8 @@ def _(draw: Draw) -> Call:
     x, y = rows(draw, trained()["two outputs"], n, ("deep", "longer", "number"))
 
     def fit(x: Any, y: Any) -> Any:
-        model = lc.FlowRegressor("linear_gaussian", recalibration="scaled", random_state=0).fit(x, y)
+        shares = {"calibration_fraction": 0.4, "random_state": 0}
+        model = lc.FlowRegressor("linear_gaussian", recalibration="scaled", **shares).fit(x, y)
         return model.predict(np.zeros((2, 2)))
 
     return Call(fit, {"x": x, "y": y}, (2, 2), answers=n == 60, names=("column", "penalties"))
@@ -175,7 +176,8 @@ def estimator() -> Any:
     source = np.random.default_rng(5)
     x = source.standard_normal((120, 2))
     y = x @ trained()["two outputs"].weight.T + source.standard_normal((120, 2))
-    return lc.FlowRegressor("linear_gaussian", recalibration="scaled", random_state=0, draws=32).fit(x, y)
+    shares = {"calibration_fraction": 0.25, "draws": 32}
+    return lc.FlowRegressor("linear_gaussian", recalibration="scaled", random_state=0, **shares).fit(x, y)
 
 
 def _of_estimator(name: str, method: Callable[..., Any], effort: int, *, y: bool = False) -> None:

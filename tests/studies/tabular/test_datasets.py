@@ -264,10 +264,12 @@ def test_real_values_equal_those_of_a_second_reader():
 @pytest.mark.data
 @needs_data
 @pytest.mark.parametrize("name", ["house", "bio", "households"])
+@pytest.mark.filterwarnings("ignore::latentcal.tables.LeakWarning")
 def test_a_real_set_as_ones_own_table_gives_the_same_numbers(name):
     entry = datasets.find(name)
     path = data_folder() / entry.file
-    mine = load_csv(path, targets=entry.targets, drop=entry.drop)
+    dates = ["date"] if name == "house" else []  # which are features of one's own table
+    mine = load_csv(path, targets=entry.targets, drop=[*entry.drop, *dates])
     paper = datasets.load(name)
     assert mine.feature_names == paper.feature_names
     assert same.copied(mine.x, paper.x)
