@@ -163,7 +163,7 @@ def test_an_estimator_that_was_recalibrated_on_its_training_rows_says_so():
     report = model.diagnose(*rows(600), **QUICK)
     assert report.comparison.outcome == "worse"
     assert report.comparison.cause == "reuse"
-    assert "undo it with `model.model_ = model.base_model_`" in report.before_and_after
+    assert "undo it with `model.undo_recalibration()`" in report.before_and_after
     before = model.base_model_
     assert report.comparison.before.base.radius is before.base.radius
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ..radius.conditional import GroupedRadius
 from ..radius.smooth import SmoothRadius
@@ -23,13 +23,14 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "again": {
         "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
-        "estimator": "`model.recalibrate(X, y)` with more rows than the {n:,} of last time, or newer ones",
-        "command line": "`latentcal recalibrate MODEL NEW.csv` with more rows than the {n:,} of last time, "
+        "estimator": "{plain}`model.recalibrate(X, y{order})` with more rows than the {n:,} of last time, "
         "or newer ones",
+        "command line": "`latentcal recalibrate MODEL NEW.csv{option}` with more rows than the {n:,} of last "
+        "time, or newer ones",
     },
     "latest": {
-        "estimator": "`model.recalibrate(X, y)` with the latest rows",
-        "command line": "`latentcal recalibrate MODEL NEW.csv` with the latest rows",
+        "estimator": "{plain}`model.recalibrate(X, y{order})` with the latest rows",
+        "command line": "`latentcal recalibrate MODEL NEW.csv{option}` with the latest rows",
     },
     "by_x": {
         "flow": "`recalibrate` {flow} with `fit=ConditionalRadius.fit`{time}",
@@ -59,11 +60,25 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "undo": {
         "flow": "`{undo}`",
-        "estimator": "`model.model_ = model.base_model_`",
+        "estimator": "`model.undo_recalibration()`",
         "command line": "`latentcal recalibrate MODEL --undo`",
     },
 }
 _TRIED_BY_AUTO = {"recalibrate", "by_x", "align", "marginals", "auto", "auto_all"}
+
+
+class Undone(NamedTuple):
+    """A recalibration that was taken back, because it had made the model worse."""
+
+    n: int
+    """Its rows."""
+    actions: tuple[str, ...]
+    """What it did."""
+
+    @classmethod
+    def of(cls, record: Any) -> Undone:
+        """That of which a model has the record."""
+        return cls(record.n, tuple(sorted(Situation(record=record).done)))
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,8 @@ class Situation:
     """Whether the noise of the calibration rows explains what was found."""
     in_time: bool = False
     """Whether the rows are in time order, or look like it."""
+    undone: Undone | None = None
+    """What was taken back, for a flow as it was trained."""
 
     def __post_init__(self) -> None:
         if self.audience not in get_args(Audience):
@@ -86,19 +103,23 @@ class Situation:
 
     def say(self, action: str) -> str:
         """The words for an action; empty where this audience has none."""
-        time = ', with `order="time"`' if self.in_time else ""
-        n, flow = 0, "the flow"
+        words = dict.fromkeys(("time", "order", "option", "plain"), "")
+        if self.in_time:  # by the norm alone: what maps of `auto` learn in one season fails in others
+            words["time"], words["order"] = ', with `order="time"`', ', order="time"'
+            words["option"] = " --order time --recalibration stacked"
+            words["plain"] = 'set `model.recalibration = "stacked"`, then '
+        n, flow = 0 if self.undone is None else self.undone.n, "the flow"
         if self.record is not None:
             n = self.record.n
             flow = "the model" if isinstance(self.record, Alignment) else "the original flow"
-        return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, time=time, undo=self.undo)
+        return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, undo=self.undo, **words)
 
     @property
     def done(self) -> frozenset[str]:
-        """Actions that made the model what it is."""
+        """Actions that made the model what it is, or that were taken back."""
         record = self.record
         if record is None:
-            return frozenset()
+            return frozenset(() if self.undone is None else self.undone.actions)
         if isinstance(record, AutoRecalibration):
             by_group = record.ladder is not None and any("group" in name for name in record.ladder.names)
             return frozenset(_TRIED_BY_AUTO | ({"by_group"} if by_group else set()))
@@ -128,6 +149,6 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
         return f"{situation.say('latest')}; or {situation.say('train')}"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
-        again = [] if situation.record is None else ["again"]
+        again = [] if situation.record is None and situation.undone is None else ["again"]
         left = [*again, *(action for action in left if action != "train"), "train"]
     return "; or ".join(map(situation.say, left[:2]))
