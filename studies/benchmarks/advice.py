@@ -48,6 +48,7 @@ SHARE, FEWEST = 0.15, 20  # rows of each part but that of the fit
 STEPS, DRAWS, LEVEL, BLOCKS = 3, 100, 0.9, 20
 QUICK = {"samples": 50, "permutations": 999}
 WORTH, ERRORS = 0.01, 2.0
+TRAINED = ("seattle", "rates", "returns", "cars", "quakes", "diabetes", "prestige")
 SMALL = 1_000  # rows below which a table in no order is cut in several ways
 FLOWS: dict[str, dict[str, Any]] = {
     "linear": {"flow": "linear_gaussian"},
@@ -207,6 +208,8 @@ def list_walks() -> list[Walk]:
     """All walks, the quick ones first."""
     walks = []
     for flow, table in itertools.product(FLOWS, TABLES):
+        if flow == "trained" and table not in TRAINED:
+            continue
         if table in IN_TIME:
             starts = ("stacked", "auto") if flow == "linear" else ("stacked",)
             walks += [
@@ -214,9 +217,82 @@ def list_walks() -> list[Walk]:
                 for start, order in itertools.product(starts, ("declared", "undeclared"))
             ]
         else:
-            small = len(TABLES[table]().y) < SMALL
-            walks += [Walk(table, "none", flow, "stacked", seed) for seed in range(5 if small else 2)]
+            seeds = 1 if flow == "trained" else 5 if len(TABLES[table]().y) < SMALL else 2
+            walks += [Walk(table, "none", flow, "stacked", seed) for seed in range(seeds)]
     return walks
+
+
+def fails(change: float, error: float) -> bool:
+    """Whether the NLL rises by more than noise and by a size that matters."""
+    return change > max(WORTH, ERRORS * error)
+
+
+def name_step(row: dict[str, str]) -> str:
+    """What was done, in few words."""
+    did, code = row["did"], find_code(row["did"])
+    if int(row["step"]) < 2:
+        left = ", refused" if "left as trained: recal" in row["outcome"] else ""
+        return did + (left or (", too few rows" if "left as trained" in row["outcome"] else ""))
+    if not code:
+        words = {"-": "nothing to do", "diagnose": "too few rows to diagnose"}
+        return words.get(did, f"advice: {did.partition(' with ')[0]}")
+    what = "undo"
+    if "undo" not in did:
+        law = "".join(re.findall(r"recalibration = (\S+)$", code[0])).strip('"')
+        what = f"recalibrate{f', {law}' if law else ''}{', in time' if 'order=' in did else ''}"
+    outcome = row["outcome"].partition(":")[0]
+    return f"advice: {what}" + ("" if outcome == "done" else f" ({outcome})")
+
+
+def write_table(rows: list[dict[str, str]]) -> str:
+    """Each step a line, of the first cut of a table alone."""
+    heads = "table | flow | order | rows | step | NLL | energy score | coverage | change of NLL | of energy"
+    lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
+    for row in (row for row in rows if row["seed"] == "0"):
+        first = row["step"] == "0"
+        cells = [*(row[key] for key in ("table", "flow", "order", "rows"))] if first else [""] * 4
+        change, error = float(row["nll_change"]), float(row["nll_error"])
+        changes = ["", ""]
+        if change or error:
+            energy = f"{float(row['energy_change']):+.3f} ± {float(row['energy_error']):.3f}"
+            changes = [f"{change:+.3f} ± {error:.3f}{' **worse**' if fails(change, error) else ''}", energy]
+        scores = [f"{float(row[key]):.3f}" for key in ("nll", "energy")]
+        cells += [name_step(row), *scores, f"{100 * float(row['coverage']):.1f} %", *changes]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_counts(rows: list[dict[str, str]]) -> str:
+    """How many steps and walks leave the rows that judge worse than before, or better."""
+    heads = "rows | walks | recalibrated by `fit` | steps of advice | from the first diagnosis to the end"
+    lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
+    names = {"none": "in no order", "declared": "in time, declared", "undeclared": "in time, not declared"}
+    for order, words in names.items():
+        mine = [row for row in rows if row["order"] == order]
+        walks = {tuple(row[field] for field in Walk._fields): row for row in mine}
+        parts = [
+            ([row for row in mine if row["step"] == "1"], "nll_change", "nll_error"),
+            ([row for row in mine if int(row["step"]) > 1], "nll_change", "nll_error"),
+            (list(walks.values()), "nll_since", "nll_since_error"),
+        ]
+        cells = []
+        for part, change, error in parts:
+            pairs = [(float(row[change]), float(row[error])) for row in part]
+            moved = [pair for pair in pairs if any(pair)]
+            worse, better = sum(fails(*pair) for pair in moved), sum(fails(-a, b) for a, b in moved)
+            cells.append(f"{worse} worse, {better} better of {len(moved)}")
+        lines.append(f"| {' | '.join([words, str(len(walks)), *cells])} |")
+    return "\n".join(lines)
+
+
+def write_page(rows: list[dict[str, str]]) -> None:
+    """Put the tables between the marks of the page."""
+    text = PAGE.read_text()
+    for name, table in (("counts", write_counts(rows)), ("steps", write_table(rows))):
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text)
 
 
 def main() -> None:
@@ -227,23 +303,15 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if not arguments.page:
-        done = {tuple(row[field] for field in Walk._fields) for row in read(arguments.out)}
-        for walk in list_walks():
-            wanted = walk.table in arguments.tables and walk.flow in arguments.flows
-            if wanted and tuple(map(str, walk)) not in done:
-                steps = list(go(walk))
-                for row in steps:
-                    append(arguments.out, row)
-                    print(*walk, *(row[k] for k in ("step", "did", "outcome", "verdict")), sep=" | ")
-                    print(
-                        "    ",
-                        *(
-                            f"{row[k]:.3f}"
-                            for k in ("nll", "energy", "coverage", "nll_change", "nll_error", "nll_since")
-                        ),
-                        flush=True,
-                    )
+    done = {tuple(row[field] for field in Walk._fields) for row in read(arguments.out)}
+    for walk in [] if arguments.page else list_walks():
+        wanted = walk.table in arguments.tables and walk.flow in arguments.flows
+        if wanted and tuple(map(str, walk)) not in done:
+            for row in list(go(walk)):  # a walk that was stopped leaves nothing
+                append(arguments.out, row)
+                print(*walk, *(row[key] for key in ("step", "did", "outcome")), sep=" | ", flush=True)
+    if arguments.out == PATH:
+        write_page(read(PATH))
 
 
 if __name__ == "__main__":
