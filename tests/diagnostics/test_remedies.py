@@ -109,6 +109,21 @@ def test_in_time_order_advice_declares_it_and_leaves_maps_alone(models):
     assert "order" not in choose_remedy(("recalibrate",), FINDING, Situation("estimator"))  # control
 
 
+def test_rows_that_drift_are_not_recalibrated_on(generator):
+    """Neither are later rows like the latest ones; a series without drift is the control."""
+    advice = {}
+    for drifts in (False, True):
+        y = 1.6 * torch.randn(400, 2, generator=generator)
+        y = y * torch.linspace(0.4, 2.5, 400)[:, None] if drifts else y
+        report = diagnose(FLOW, torch.zeros(400, 1), y, order="time", audience="estimator", **QUICK)
+        advice[drifts] = report.next_step
+    assert 'model.recalibrate(X, y, order="time")' in advice[False]
+    assert "fit again with outputs at earlier times" in advice[True]
+    assert not code(advice[True])
+    within_noise = Situation("command line", in_time=True, drifts=True, within_noise=True)
+    assert "the rows drift" in choose_remedy(("recalibrate",), FINDING, within_noise)
+
+
 def test_what_was_taken_back_is_not_advised_again(models):
     """Else a report asks for a repair, the next one to undo it, and the one after that for the repair."""
     for audience in ("estimator", "command line"):

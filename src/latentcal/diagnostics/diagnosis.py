@@ -19,7 +19,7 @@ from ..recalibration.partitions import DelayedRows
 from ..recalibration.rows import check_order
 from .advice import advise, is_noise, write_notes
 from .case import Case
-from .comparison import compare, looks_like_time, paired_change
+from .comparison import compare, looks_like_drift, looks_like_time, paired_change
 from .conditional_report import examine
 from .findings import adjust, check_permutations
 from .latents import (
@@ -182,6 +182,7 @@ def diagnose(
     situation = replace(
         situation,
         in_time=in_time,
+        drifts=in_time and looks_like_drift(rows.u),
         within_noise=noise is not None and is_noise(findings, after, noise),
         undo=earlier.name if earlier is not None and comparison is not None and comparison.harmful else "",
     )

@@ -58,6 +58,11 @@ _WORDS: dict[str, dict[str, str]] = {
         "estimator": "fit again with more rows, more epochs (`max_epochs`) or another `flow`",
         "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
+    "lags": {
+        "estimator": "fit again with outputs at earlier times, or what tells the season, among the features",
+        "command line": "`latentcal fit` again with columns of outputs at earlier times, or of what tells the "
+        "season",
+    },
     "undo": {
         "flow": "`{undo}`",
         "estimator": "`model.undo_recalibration()`",
@@ -94,6 +99,8 @@ class Situation:
     """Whether the noise of the calibration rows explains what was found."""
     in_time: bool = False
     """Whether the rows are in time order, or look like it."""
+    drifts: bool = False
+    """Whether they drift."""
     undone: Undone | None = None
     """What was taken back, for a flow as it was trained."""
 
@@ -141,6 +148,8 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
+    if situation.drifts and situation.audience != "flow":  # the latest rows are not like those to come either
+        return f"{situation.say('lags')} (the rows drift, so no recalibration is known to hold for later ones)"
     if situation.within_noise:
         return situation.say("again")
     if finding.gain is not None and not finding.is_repairable:
