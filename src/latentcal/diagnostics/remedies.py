@@ -60,8 +60,8 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "lags": {
         "estimator": "fit again with outputs at earlier times, or what tells the season, among the features",
-        "command line": "`latentcal fit` again with columns of outputs at earlier times, or of what tells the "
-        "season",
+        "command line": "`latentcal fit` again with columns of outputs at earlier times, or of what tells "
+        "the season",
     },
     "undo": {
         "flow": "`{undo}`",
@@ -148,8 +148,10 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
-    if situation.drifts and situation.audience != "flow":  # the latest rows are not like those to come either
-        return f"{situation.say('lags')} (the rows drift, so no recalibration is known to hold for later ones)"
+    if situation.drifts and situation.audience != "flow":  # nor are the latest rows like those to come
+        return (
+            f"{situation.say('lags')} (the rows drift, so no recalibration is known to hold for later ones)"
+        )
     if situation.within_noise:
         return situation.say("again")
     if finding.gain is not None and not finding.is_repairable:
