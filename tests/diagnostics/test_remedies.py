@@ -9,7 +9,7 @@ import latentcal as lc
 from latentcal.diagnostics import Finding, diagnose
 from latentcal.diagnostics.advice import advise
 from latentcal.diagnostics.questions import QUESTIONS
-from latentcal.diagnostics.remedies import Situation, choose_remedy
+from latentcal.diagnostics.remedies import Situation, Undone, choose_remedy
 from latentcal.flows import LinearGaussianFlow
 
 FLOW = LinearGaussianFlow(torch.ones(2, 1), torch.zeros(2), torch.eye(2))
@@ -97,6 +97,47 @@ def test_coverage_is_repaired_although_likelihood_gains_nothing():
 def test_rows_in_time_get_no_repair_that_takes_them_for_exchangeable():
     assert "auto" not in remedies(Situation("command line", in_time=True), ["PIT and x"])["PIT and x"]
     assert 'order="time"' in remedies(Situation("flow", in_time=True), ["PIT and x"])["PIT and x"]
+
+
+def test_in_time_order_advice_declares_it_and_leaves_maps_alone(models):
+    """Followed by its word on hourly weather, advice without either lost 9 nats a row in another season."""
+    noise = {"in_time": True, "within_noise": True}
+    for record in (None, models["auto"].recalibration):
+        for about in ({"in_time": True}, noise):
+            words = choose_remedy(("auto",), FINDING, Situation("estimator", record, **about))
+            assert code(words)[:2] == [
+                'model.recalibration = "stacked"',
+                'model.recalibrate(X, y, order="time")',
+            ]
+            words = choose_remedy(("auto",), FINDING, Situation("command line", record, **about))
+            assert "NEW.csv --order time --recalibration stacked`" in words
+    assert "order" not in choose_remedy(("recalibrate",), FINDING, Situation("estimator"))  # control
+
+
+def test_rows_that_drift_are_not_recalibrated_on(generator):
+    """Neither are later rows like the latest ones; a series without drift is the control."""
+    advice = {}
+    for drifts in (False, True):
+        y = 1.6 * torch.randn(400, 2, generator=generator)
+        y = y * torch.linspace(0.4, 2.5, 400)[:, None] if drifts else y
+        report = diagnose(FLOW, torch.zeros(400, 1), y, order="time", audience="estimator", **QUICK)
+        advice[drifts] = report.next_step
+    assert 'model.recalibrate(X, y, order="time")' in advice[False]
+    assert "fit again with outputs at earlier times" in advice[True]
+    assert not code(advice[True])
+    within_noise = Situation("command line", in_time=True, drifts=True, within_noise=True)
+    assert "the rows drift" in choose_remedy(("recalibrate",), FINDING, within_noise)
+
+
+def test_what_was_taken_back_is_not_advised_again(models):
+    """Else a report asks for a repair, the next one to undo it, and the one after that for the repair."""
+    for audience in ("estimator", "command line"):
+        undone = Undone.of(models["auto"].recalibration)
+        words = choose_remedy(("auto", "by_x"), FINDING, Situation(audience, undone=undone))
+        assert "auto" not in words
+        assert "more rows than the 300 of last time" in words
+        plain = Undone.of(models["plain"].recalibration)
+        assert "auto" in choose_remedy(("auto", "by_x"), FINDING, Situation(audience, undone=plain))
 
 
 def test_faults_with_names_come_first_and_small_ones_last():

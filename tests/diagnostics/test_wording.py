@@ -104,6 +104,9 @@ def remedies():
     yield f"noise: {choose_remedy(('recalibrate',), FOUND, noise)}"
     yield f"time: {choose_remedy(('auto',), FOUND, Situation(in_time=True))}"
     yield f"time: {choose_remedy(('auto',), FOUND, Situation('command line', in_time=True))}"
+    for name in AUDIENCES[1:]:
+        drift = Situation(name, in_time=True, drifts=True)
+        yield f"drift, {name}: {choose_remedy(('auto',), FOUND, drift)}"
 
 
 def notes():

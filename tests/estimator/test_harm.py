@@ -17,8 +17,8 @@ def rows(n, seed=0, scale=1.0):
     return x, x @ [[1.0, 0.5], [0.0, 2.0]] + scale * random.normal(size=(n, 2))
 
 
-def fitted(**options):
-    return FlowRegressor("linear_gaussian", recalibration="scaled", random_state=0, **options).fit(*rows(400))
+def fitted(recalibration="scaled"):
+    return FlowRegressor("linear_gaussian", recalibration=recalibration, random_state=0).fit(*rows(400))
 
 
 def drift(n, seed=0):
@@ -104,3 +104,22 @@ def test_rows_without_weight_have_no_say():
     equal = measure_held_out_change(flow, flow, x, y, repair)
     assert abs(weighted.nll) < 0.1
     assert equal.nll < -10  # control
+
+
+@pytest.mark.filterwarnings("ignore::latentcal.recalibration.AutocorrelationWarning")
+def test_what_was_undone_is_not_advised_again_also_from_a_file(tmp_path):
+    quick = {"samples": 10, "permutations": 399}
+    model = fitted(recalibration=None)
+    advised = model.diagnose(*rows(300, 1, scale=3.0), **quick)
+    assert advised.next_step == "`model.recalibrate(X, y)` with held-out rows"  # control
+    model.recalibrate(*rows(200, 2, scale=0.3), force=True)
+    harmed = model.diagnose(*rows(300, 1, scale=3.0), **quick)
+    assert harmed.next_step == "undo the recalibration with `model.undo_recalibration()`"
+    model.undo_recalibration()
+    model.save(tmp_path / "model")
+    for each in (model, TablePredictor.load(tmp_path / "model")):
+        report = each.diagnose(*rows(300, 1, scale=3.0), **quick)
+        assert "with more rows than the 200 of last time, or newer ones" in report.next_step
+    model.recalibrate(*rows(200, 2, scale=3.0))
+    model.save(tmp_path / "model")
+    assert TablePredictor.load(tmp_path / "model").diagnose(*rows(300, 1, scale=3.0), **quick).next_step == ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._internal.paired import mean_and_error
 from ..fingerprint import REUSE_LIMIT, Fingerprint
 from ..flow import ConditionalFlow
-from ..metrics.autocorrelation import autocorrelation_test, drift_test
+from ..metrics.autocorrelation import DRIFT_LEVEL, autocorrelation_test, drift_test
 from ..recalibration.discrete import Atoms
 from .latents import ModelBefore
 from .limits import effective_points
@@ -183,6 +183,14 @@ def looks_like_time(u: Tensor) -> bool:
     if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
         return False
     return min(autocorrelation_test(u).p_value, drift_test(u).p_value) < _IN_TIME / 2
+
+
+def looks_like_drift(u: Tensor) -> bool:
+    """Whether PIT values (n,) of rows in time order drift: p < 0.01."""
+    if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
+        return False
+    test = drift_test(u)
+    return test.p_value < DRIFT_LEVEL and not test.undecided
 
 
 def is_energy_worse(change: float, error: float, before: float) -> bool:

@@ -19,7 +19,7 @@ from ..recalibration.partitions import DelayedRows
 from ..recalibration.rows import check_order
 from .advice import advise, is_noise, write_notes
 from .case import Case
-from .comparison import compare, looks_like_time, paired_change
+from .comparison import compare, looks_like_drift, looks_like_time, paired_change
 from .conditional_report import examine
 from .findings import adjust, check_permutations
 from .latents import (
@@ -33,7 +33,7 @@ from .latents import (
 from .limits import CalibrationPoints, noise_limit
 from .measures import ENERGY_IN_UNITS, INTERVAL, Measure, Measured, measure, rows_to_sample
 from .questions import ABOUT_PREDICTIONS, QUESTIONS, ask, measure_effects
-from .remedies import Audience, Situation
+from .remedies import Audience, Situation, Undone
 from .report import CalibrationReport
 
 
@@ -55,6 +55,7 @@ def diagnose(
     model_name: str | None = None,
     data_name: str | None = None,
     trained_on: Fingerprint | None = None,
+    undone: Undone | None = None,
     generator: torch.Generator | None = None,
 ) -> CalibrationReport:
     r"""Report on whether a model's probabilities are true, where they are not, and what to do about it.
@@ -101,6 +102,7 @@ def diagnose(
         data_name: of the rows, such as a file, for the head of the report.
         trained_on: fingerprint of the rows that trained the flow, by which their reuse for calibration is
             recognised.
+        undone: a recalibration of this model that was taken back; the same is not advised again.
         generator: source of randomness; a fixed one if None.
 
     Returns:
@@ -133,7 +135,7 @@ def diagnose(
     as_whole(samples, "samples", least=2)  # for the energy score
     check_permutations(permutations, level, tests=len(QUESTIONS))
     check_order(order)
-    situation = Situation(audience, model=model_name)
+    situation = Situation(audience, model=model_name, undone=undone)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     rows = encode_rows(model, x, y)
     n, d = rows.z.shape
@@ -180,6 +182,7 @@ def diagnose(
     situation = replace(
         situation,
         in_time=in_time,
+        drifts=in_time and looks_like_drift(rows.u),
         within_noise=noise is not None and is_noise(findings, after, noise),
         undo=earlier.name if earlier is not None and comparison is not None and comparison.harmful else "",
     )

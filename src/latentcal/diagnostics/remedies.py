@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from .._internal.hints import shell_words
 from ..radius.conditional import GroupedRadius
@@ -19,24 +19,24 @@ Audience = Literal["flow", "estimator", "command line"]
 _WORDS: dict[str, dict[str, str]] = {
     "recalibrate": {
         "flow": "`recalibrate` {flow} on held-out rows{time}",
-        "estimator": "`model.recalibrate(X, y{argument})` with held-out rows",
+        "estimator": "`model.recalibrate(X, y{order})` with held-out rows",
         "command line": "`latentcal recalibrate {folder} new.csv{option}`",
     },
     "again": {
         "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
-        "estimator": "`model.recalibrate(X, y{argument})` with more rows than the {n:,} of last time, or "
-        "newer ones",
-        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of "
-        "last time, or newer ones",
+        "estimator": "{plain}`model.recalibrate(X, y{order})` with more rows than the {n:,} of last time, "
+        "or newer ones",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of last "
+        "time, or newer ones",
     },
     "latest": {
-        "estimator": "`model.recalibrate(X, y{argument})` with the latest rows",
+        "estimator": "{plain}`model.recalibrate(X, y{order})` with the latest rows",
         "command line": "`latentcal recalibrate {folder} new.csv{option}` with the latest rows",
     },
     "by_x": {
         "flow": "`recalibrate` {flow} with `fit=ConditionalRadius.fit`{time}",
         "estimator": "set `model.recalibration = ConditionalRadius.fit`, then `model.recalibrate(X, "
-        "y{argument})` with held-out rows",
+        "y{order})` with held-out rows",
     },
     "by_group": {
         "flow": "`recalibrate` {flow} with `ConditionalRadius.fit` and its `groups`{time}",
@@ -49,9 +49,9 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "auto": {
         "flow": "`autocalibrate` {flow} on held-out rows{time}",
-        "estimator": 'set `model.recalibration = "auto"`, then `model.recalibrate(X, y{argument})` with '
+        "estimator": 'set `model.recalibration = "auto"`, then `model.recalibrate(X, y{order})` with '
         "held-out rows",
-        "command line": "`latentcal recalibrate {folder} new.csv --recalibration auto{option}`",
+        "command line": "`latentcal recalibrate {folder} new.csv --recalibration auto`",
     },
     "auto_all": {"flow": '`autocalibrate` {flow} with `rungs="all"`{time}'},
     "prerank": {"flow": "`recalibrate_prerank` {flow} where only regions of highest density matter"},
@@ -60,6 +60,11 @@ _WORDS: dict[str, dict[str, str]] = {
         "estimator": "fit again with more rows, more epochs (`max_epochs`) or another `flow`",
         "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
+    "lags": {
+        "estimator": "fit again with outputs at earlier times, or what tells the season, among the features",
+        "command line": "`latentcal fit` again with columns of outputs at earlier times, or of what tells "
+        "the season",
+    },
     "undo": {
         "flow": "`{undo}`",
         "estimator": "`model.undo_recalibration()`",
@@ -67,6 +72,20 @@ _WORDS: dict[str, dict[str, str]] = {
     },
 }
 _TRIED_BY_AUTO = {"recalibrate", "by_x", "align", "marginals", "auto", "auto_all"}
+
+
+class Undone(NamedTuple):
+    """A recalibration that was taken back, because it had made the model worse."""
+
+    n: int
+    """Its rows."""
+    actions: tuple[str, ...]
+    """What it did."""
+
+    @classmethod
+    def of(cls, record: Any) -> Undone:
+        """That of which a model has the record."""
+        return cls(record.n, tuple(sorted(Situation(record=record).done)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,10 @@ class Situation:
     """Whether the rows are in time order, or look like it."""
     model: str | None = None
     """Folder of the model, for commands."""
+    drifts: bool = False
+    """Whether they drift."""
+    undone: Undone | None = None
+    """What was taken back, for a flow as it was trained."""
 
     def __post_init__(self) -> None:
         if self.audience not in get_args(Audience):
@@ -91,22 +114,24 @@ class Situation:
 
     def say(self, action: str) -> str:
         """The words for an action; empty where this audience has none."""
-        time = ', with `order="time"`' if self.in_time else ""
-        n, flow = 0, "the flow"
+        words = dict.fromkeys(("time", "order", "option", "plain"), "")
+        if self.in_time:  # by the norm alone: what maps of `auto` learn in one season fails in others
+            words["time"], words["order"] = ', with `order="time"`', ', order="time"'
+            words["option"] = " --order time --recalibration stacked"
+            words["plain"] = 'set `model.recalibration = "stacked"`, then '
+        n, flow = 0 if self.undone is None else self.undone.n, "the flow"
         if self.record is not None:
             n = self.record.n
             flow = "the model" if isinstance(self.record, Alignment) else "the original flow"
-        in_time = {"time": time, "option": " --order time", "argument": ', order="time"'} if time else {}
-        words = {"time": "", "option": "", "argument": "", **in_time, "n": n, "flow": flow, "undo": self.undo}
         words["folder"] = "MODEL" if self.model is None else shell_words([self.model])
-        return _WORDS[action].get(self.audience, "").format(**words)
+        return _WORDS[action].get(self.audience, "").format(n=n, flow=flow, undo=self.undo, **words)
 
     @property
     def done(self) -> frozenset[str]:
-        """Actions that made the model what it is."""
+        """Actions that made the model what it is, or that were taken back."""
         record = self.record
         if record is None:
-            return frozenset()
+            return frozenset(() if self.undone is None else self.undone.actions)
         if isinstance(record, AutoRecalibration):
             by_group = record.ladder is not None and any("group" in name for name in record.ladder.names)
             return frozenset(_TRIED_BY_AUTO | ({"by_group"} if by_group else set()))
@@ -128,6 +153,10 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
+    if situation.drifts and situation.audience != "flow":  # nor are the latest rows like those to come
+        return (
+            f"{situation.say('lags')} (the rows drift, so no recalibration is known to hold for later ones)"
+        )
     if situation.within_noise:
         return situation.say("again")
     direct = "recalibrate" in actions  # a law of the norm repairs coverage, whatever it gains
@@ -137,6 +166,6 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
         return f"{situation.say('latest')}; or {situation.say('train')}"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
-        again = [] if situation.record is None else ["again"]
+        again = [] if situation.record is None and situation.undone is None else ["again"]
         left = [*again, *(action for action in left if action != "train"), "train"]
     return "; or ".join(map(situation.say, left[:2]))

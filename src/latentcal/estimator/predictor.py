@@ -20,6 +20,7 @@ from .._internal.validate import MOST_DRAWS, as_weights, as_whole, check_finite
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
+from ..diagnostics.remedies import Undone
 from ..events import Box, probability
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow, full_precision
@@ -83,6 +84,8 @@ class TablePredictor:
     _trained_on: Fingerprint
     _note: str = ""
     """What else there is to say about recalibration."""
+    _undone: Undone | None = None
+    """The recalibration that was taken back, if the model is as it was trained for that reason."""
     _norms: Tensor
     """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
 
@@ -231,7 +234,7 @@ class TablePredictor:
             "feature_names": None if features is None else features.tolist(),
             "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
         }
-        about = {"audience": "estimator", "trained_on": self._trained_on}
+        about = {"audience": "estimator", "trained_on": self._trained_on, "undone": self._undone}
         return diagnose(self.model_, x, y, **{**names, **about, **options})
 
     def recalibrate(
@@ -280,6 +283,8 @@ class TablePredictor:
 
         Guarantees of regions rest on the calibration rows themselves, and stay.
         """
+        if self.model_.recalibration is not None:
+            self._undone = Undone.of(self.model_.recalibration)
         self.model_, self._note = self.base_model_, "the recalibration was undone"
         return self
 
@@ -374,7 +379,7 @@ class TablePredictor:
         if change.harms and not force:
             self._note = f"recalibration would make it worse ({change})"
             return False
-        self.model_ = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS)
+        self.model_, self._undone = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS), None
         self._norms = self.model_.recalibration.norms.sort().values
         self._note = f"{'although that makes it worse, ' if change.harms else ''}{change}"
         return True

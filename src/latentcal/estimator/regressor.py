@@ -198,7 +198,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             flow.double(), y_mean, y_scale, x_mean, x_scale
         ).eval()
         self.model_: ConditionalFlow = self.base_model_
-        self._norms, self._note = torch.empty(0, dtype=torch.float64), ""
+        self._norms, self._note, self._undone = torch.empty(0, dtype=torch.float64), "", None
         if repair is None:
             return self
         x, y, _ = parts["calibration"]

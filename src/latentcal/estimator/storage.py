@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import flows
+from ..diagnostics.remedies import Undone
 from ..files import ModelFileError, read_sections, write_sections
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
@@ -74,6 +75,12 @@ def _is_fingerprint(value: Any) -> bool:
     return isinstance(hashes, list) and all(type(each) is int and 0 <= each < 1 << 64 for each in hashes)
 
 
+def _is_undone(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, list) and len(value) == 2 and _is_count(value[0]) and _is_names(value[1])
+
+
 _STATE: dict[str, Callable[[Any], bool]] = {
     "n_features_in_": _is_count,
     "feature_names_in_": _is_names,
@@ -84,8 +91,9 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "_seed": lambda value: type(value) is int and 0 <= value < 1 << 63,
     "_trained_on": _is_fingerprint,
     "_note": lambda value: isinstance(value, str),
+    "_undone": _is_undone,
 }
-_OPTIONAL = {"feature_names_in_", "_note"}
+_OPTIONAL = {"feature_names_in_", "_note", "_undone"}
 
 
 class Stored(NamedTuple):
@@ -131,12 +139,14 @@ def read(path: str | os.PathLike[str]) -> Stored:
         raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
     if features_of(model) not in (None, state["n_features_in_"]):
         raise ModelFileError(f"{path} does not fit together: the model has other features.")
+    undone = state.pop("_undone", None)
     state = {
         name: np.array(value, dtype=object) if isinstance(value, list) else value
         for name, value in state.items()
     }
     state["training_log_"] = flows.TrainingLog(**state["training_log_"])
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
+    state["_undone"] = None if undone is None else Undone(undone[0], tuple(undone[1]))
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
     state["model_"] = model
     state["base_model_"] = flow if made is None else flow.with_base(made.reference)
