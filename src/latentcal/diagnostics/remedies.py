@@ -26,8 +26,8 @@ _WORDS: dict[str, dict[str, str]] = {
         "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
         "estimator": "{plain}`model.recalibrate(X, y{order})` with more rows than the {n:,} of last time, "
         "or newer ones",
-        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of last "
-        "time, or newer ones",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of "
+        "last time, or newer ones",
     },
     "latest": {
         "estimator": "{plain}`model.recalibrate(X, y{order})` with the latest rows",
