@@ -110,7 +110,7 @@ def test_in_time_order_advice_declares_it_and_leaves_maps_alone(models):
                 'model.recalibrate(X, y, order="time")',
             ]
             words = choose_remedy(("auto",), FINDING, Situation("command line", record, **about))
-            assert "NEW.csv --order time --recalibration stacked`" in words
+            assert "new.csv --order time --recalibration stacked`" in words
     assert "order" not in choose_remedy(("recalibrate",), FINDING, Situation("estimator"))  # control
 
 
