@@ -33,7 +33,9 @@ AUTO = "auto"
 
 
 _OTHERS = (
-    *("flows.tarflow:TarFlow", "flows.standardized:Standardized"),
+    *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.location_scale:LocationScale"),
+    *("flows.stages:Stage", "flows.stages:SmootherStack", "flows.trees:TreeEnsemble"),
+    *("flows.gaussian_process:KernelRegression", "flows.gaussian_process:KernelSpread"),
     *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),
