@@ -272,6 +272,6 @@ class _Evidence:
             value = target @ solved / 2 + factor.diagonal().log().sum()
             # The derivative of the likelihood by the covariance; the rest is the chain rule.
             slope = (inverse - torch.outer(solved, solved)) / 2
-        ((slope * covariance).sum() + penalty).backward()  # type: ignore[no-untyped-call]
+        ((slope * covariance).sum() + penalty).backward()
         assert parameters.grad is not None
         return float(value + penalty.detach()), parameters.grad.numpy()

@@ -147,7 +147,7 @@ class _Rows(NamedTuple):
         weights = torch.ones(len(y), dtype=torch.float64) if weights is None else weights.cpu()
         fold = _assign_folds(len(y), folds, as_seed(seed))
         rows = cls(x, y, fold, weights / weights.mean(), seed)
-        if flat := (~(rows.spread > 0)).nonzero().reshape(-1).tolist():
+        if flat := (rows.spread <= 1e-13 * y.abs().amax(0)).nonzero().reshape(-1).tolist():
             raise ValueError(f"Columns {flat} of y do not vary, so they have no scale. Drop them.")
         return rows
 

@@ -167,9 +167,12 @@ class TreeEnsemble(Smoother):
             start += len(leaf)
         kinds = (torch.int32, torch.float64, torch.int32, torch.int32, torch.float64)
         arrays = (np.concatenate(column) for column in zip(*columns, strict=True))
-        tensors = [torch.from_numpy(array).to(kind) for array, kind in zip(arrays, kinds, strict=True)]
+        feature, threshold, left, right, value = (
+            torch.from_numpy(array).to(kind) for array, kind in zip(arrays, kinds, strict=True)
+        )
         root, aim = torch.tensor(roots, dtype=torch.int32), torch.from_numpy(target).to(torch.int32)
-        return cls(*tensors, root, aim, torch.from_numpy(level), int(features), single)
+        offset = torch.from_numpy(level)
+        return cls(feature, threshold, left, right, value, root, aim, offset, int(features), single)
 
     @property
     def answers(self) -> int:
