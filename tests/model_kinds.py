@@ -18,6 +18,8 @@ import latentcal as lc
 from latentcal._internal.smoothers import NeighbourSmoother, RidgeSmoother
 from latentcal.cli.model import Model, load_model, write_model
 from latentcal.flow import tensor_options
+from latentcal.flows.gaussian_process import KernelRegression, KernelSpread
+from latentcal.flows.stages import SmootherStack
 from latentcal.radius import GroupedRadius, SmoothRadius
 from latentcal.radius.mixture import MixtureRadius
 from latentcal.recalibration.maps import AffineMap, Chain, CoordinateMap, FeatureAffineMap
@@ -165,6 +167,40 @@ def _correlated() -> lc.recalibration.Aligned:
     return lc.recalibration.Aligned(_linear(), Chain([CorrelationMap(plain.slopes, crossed)]))
 
 
+def _staged() -> lc.flows.LocationScale:
+    """A flow above a stage of everything that a stage is made from."""
+    x, y = _rows(24)
+    numbers = torch.linspace(0.2, 1.0, 6, dtype=torch.float64)
+    nodes = torch.tensor([[0, 2, 0, 0, 0], [1, 3, 2, 3, 4], [2, 4, 2, 3, 4]], dtype=torch.int32)
+    trees = lc.flows.TreeEnsemble(
+        nodes[0],
+        numbers[:5] - 0.4,
+        nodes[1],
+        nodes[2],
+        torch.stack([numbers[:5], -numbers[:5]], 1),
+        torch.tensor([0], dtype=torch.int32),
+        torch.tensor([0], dtype=torch.int32),
+        numbers[:2],
+        3,
+        True,
+    )
+    kernel = KernelRegression(
+        X.mean(0), X.std(0), x[:4], numbers.reshape(2, 3), numbers[:2], numbers[2:4], y[:4].T, numbers[4:]
+    )
+    spread = KernelSpread(kernel, 0.01 * torch.eye(4).double().repeat(2, 1, 1), numbers[:2])
+    ridge, _ = RidgeSmoother.cross_fit(x, y, torch.arange(24) % 4, torch.ones(24, dtype=torch.float64))
+    stage = lc.flows.Stage(
+        SmootherStack([ridge, trees, kernel], numbers.reshape(3, 2), numbers[:2]),
+        spread,
+        *(y.amin(0), y.amax(0), 0.1 * y.std(0), 5 * y.std(0)),
+        3,
+    )
+    residual = lc.flows.LinearGaussianFlow(
+        0.1 * torch.ones(2, 7).double(), numbers[:2], torch.diag(numbers[2:4])
+    )
+    return lc.flows.LocationScale(residual, stage, torch.linspace(-1, 1, 7), torch.linspace(1, 2, 7))
+
+
 def _flows() -> dict[str, lc.ConditionalFlow]:
     x, y = _rows(24)
     flow, ones = _linear(), torch.ones(2, dtype=torch.float64)
@@ -181,6 +217,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
             (1, 2, 1), patch_size=1, channels=4, num_blocks=2, layers_per_block=1, head_dim=2
         ),
         "standardized": lc.flows.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
+        "location_scale": _staged(),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),
         "correlated": _correlated(),

@@ -61,6 +61,8 @@ FOREIGN = {
     ("files.py", "_buffers"),
     ("radius/gamma_kde.py", "_standard_gamma"),
     ("flows/autoregressive.py", "_validate_args"),
+    ("flows/trees.py", "_baseline_prediction"),
+    ("flows/trees.py", "_predictors"),
     ("adapters/torch_distributions.py", "_InverseTransform"),
     ("adapters/nflows_flows.py", "_compute_params"),
     ("adapters/nflows_flows.py", "_distribution"),

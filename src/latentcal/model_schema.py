@@ -23,6 +23,7 @@ from ._internal.names import CLASSES, FUNCTIONS, find
 from .base import RadialBase
 from .fingerprint import Fingerprint
 from .flow import ConditionalFlow
+from .flows import LocationScale
 from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, parameters_of
 from .recalibration import Recalibration
 
@@ -59,9 +60,12 @@ class Reader:
         if absent := sorted(set(self._tensors) - self._used):
             raise ModelFileError(f"the tensor {absent[0][:100]!r} belongs to nothing.")
         model = self._value(root)
-        widths = {width for made in self._made.values() if (width := features_of(made)) is not None}
-        if len(widths) > 1:
-            raise ModelFileError(f"parts of the model want different numbers of features: {sorted(widths)}.")
+        for parts in _group_by_features(self._made.values()):
+            widths = {width for part in parts if (width := features_of(part)) is not None}
+            if len(widths) > 1:
+                raise ModelFileError(
+                    f"parts of the model want different numbers of features: {sorted(widths)}."
+                )
         return model
 
     def _check(self, node: Any, hint: Any, where: str, depth: int) -> None:
@@ -279,6 +283,20 @@ class Reader:
             flow = made.with_base(base)
         flow.recalibration = recalibration
         return flow.eval()
+
+
+def _group_by_features(made: Iterable[Any]) -> Iterator[list[Any]]:
+    """Objects that see the same features: a flow above a stage sees more than the rest of the model.
+
+    Laws of the radius see those of the rest.
+    """
+    rest = list(made)
+    for whole in [each for each in rest if isinstance(each, LocationScale)]:  # the inner ones come first
+        laws = [part for base in whole.modules() if isinstance(base, RadialBase) for part in base.modules()]
+        above = {id(part) for part in whole.flow.modules()} - {id(law) for law in laws}
+        yield [each for each in rest if id(each) in above]
+        rest = [each for each in rest if id(each) not in above]
+    yield rest
 
 
 @contextmanager

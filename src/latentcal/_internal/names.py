@@ -33,7 +33,14 @@ AUTO = "auto"
 
 
 _OTHERS = (
-    *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.averaged:AveragedFlow"),
+    *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.location_scale:LocationScale"),
+    *(
+        "flows.averaged:AveragedFlow",
+        "flows.stages:Stage",
+        "flows.stages:SmootherStack",
+        "flows.trees:TreeEnsemble",
+    ),
+    *("flows.gaussian_process:KernelRegression", "flows.gaussian_process:KernelSpread"),
     *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),

@@ -55,10 +55,15 @@ def check_shapes(**tensors: tuple[Tensor, str]) -> None:
             raise ValueError(f"{name} must be finite and float64, got {tensor.dtype}.")
 
 
-def check_indices(name: str, indices: Tensor, count: int, size: int) -> None:
-    """Raise where a tensor is not ``count`` whole numbers from 0 to ``size`` - 1, int64."""
-    if indices.dtype != torch.int64 or indices.shape != (count,):
-        raise ValueError(f"{name} must be ({count},) and int64, got {tuple(indices.shape)}, {indices.dtype}.")
+def check_indices(
+    name: str, indices: Tensor, count: int, size: int, dtype: torch.dtype = torch.int64
+) -> None:
+    """Raise where a tensor is not ``count`` whole numbers from 0 to ``size`` - 1 of a dtype."""
+    if indices.dtype != dtype or indices.shape != (count,):
+        kind = str(dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{name} must be ({count},) and {kind}, got {tuple(indices.shape)}, {indices.dtype}."
+        )
     if not bool(((indices >= 0) & (indices < size)).all()):
         raise ValueError(f"{name} must lie between 0 and {size - 1}.")
 

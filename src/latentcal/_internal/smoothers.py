@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -183,6 +183,7 @@ def fit_ridge(
     centred: bool = True,
     level: bool = True,
     designs: Iterable[Tensor] | None = None,
+    penalties: Sequence[float] = _PENALTIES,
 ) -> RidgeFit:
     """Ridge regression of targets (n, k) on columns (n, m); each target has its best held-out penalty.
 
@@ -195,16 +196,19 @@ def fit_ridge(
         level: whether the mean of the targets belongs to the answers; if not, their mean is 0.
         designs: columns (n, .) of the fit without each of the folds, of which one is held at a time;
             ``columns`` if None.
+        penalties: those to choose from.
     """
     # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
     if designs is None and columns.shape[1] > len(columns):
         basis = torch.linalg.svd(columns, full_matrices=False).Vh.T
-        fit = fit_ridge(columns @ basis, targets, fold, weights, centred=centred, level=level)
+        fit = fit_ridge(
+            columns @ basis, targets, fold, weights, centred=centred, level=level, penalties=penalties
+        )
         by_fold = [(basis @ coefficients, intercept) for coefficients, intercept in fit.by_fold]
         return fit._replace(coefficients=basis @ fit.coefficients, by_fold=by_fold)
     total = _Moments.of(columns, targets, weights)
-    penalties = targets.new_tensor(_PENALTIES)
-    guesses = targets.new_empty(len(penalties), *targets.shape)
+    tried = targets.new_tensor(penalties)
+    guesses = targets.new_empty(len(tried), *targets.shape)
     rows = [fold == number for number in range(int(fold.max()) + 1)]
     solvers = []
     for row, design in zip(rows, [columns] * len(rows) if designs is None else designs, strict=True):
@@ -213,11 +217,11 @@ def fit_ridge(
         else:
             part = _Moments.of(design[~row], targets[~row], weights[~row])
         solvers.append(_Solver(part, centred, level))
-        guesses[:, row] = solvers[-1].answer(design[row], penalties)
+        guesses[:, row] = solvers[-1].answer(design[row], tried)
     best = ((targets - guesses) ** 2 * weights[:, None]).sum(1).argmin(0)
-    by_fold = [solver.solve(penalties[best]) for solver in solvers]
+    by_fold = [solver.solve(tried[best]) for solver in solvers]
     held_out = guesses.gather(0, best.expand(1, *targets.shape))[0]
-    return RidgeFit(*_Solver(total, centred, level).solve(penalties[best]), by_fold, held_out)
+    return RidgeFit(*_Solver(total, centred, level).solve(tried[best]), by_fold, held_out)
 
 
 class _Moments:

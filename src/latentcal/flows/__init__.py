@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from .convex_potential import ConvexPotentialFlow as ConvexPotentialFlow
     from .flow_matching import FlowMatching as FlowMatching
     from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
+    from .location_scale import LocationScale as LocationScale
+    from .stage_fitting import StageFit as StageFit, fit_stage as fit_stage
+    from .stages import Stage as Stage
     from .standardized import Standardized as Standardized
     from .tarflow import AFHQ_256 as AFHQ_256, TarFlow as TarFlow
     from .training import (
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
         mean_nll as mean_nll,
         train_flow as train_flow,
     )
+    from .trees import TreeEnsemble as TreeEnsemble
     from .tuning import GRIDS as GRIDS, Tuning as Tuning, tune_flow as tune_flow
 
 __getattr__, __dir__, __all__ = attach(
@@ -28,9 +32,13 @@ __getattr__, __dir__, __all__ = attach(
         "convex_potential": ["ConvexPotentialFlow"],
         "flow_matching": ["FlowMatching"],
         "linear_gaussian": ["LinearGaussianFlow"],
+        "location_scale": ["LocationScale"],
+        "stage_fitting": ["StageFit", "fit_stage"],
+        "stages": ["Stage"],
         "standardized": ["Standardized"],
         "tarflow": ["AFHQ_256", "TarFlow"],
         "training": ["TrainingLog", "TrainingWarning", "mean_nll", "train_flow"],
+        "trees": ["TreeEnsemble"],
         "tuning": ["GRIDS", "Tuning", "tune_flow"],
     },
 )

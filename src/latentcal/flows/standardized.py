@@ -46,12 +46,12 @@ class Standardized(ConditionalFlow):
             raise ValueError("Give both x_mean and x_scale, or neither.")
         self.flow = flow
         dim = flow.base.dim
-        self.register_buffer("y_mean", _finite_vector(y_mean, "y_mean", dim))
-        self.register_buffer("y_scale", _finite_vector(y_scale, "y_scale", dim, positive=True))
-        self.register_buffer("x_mean", None if x_mean is None else _finite_vector(x_mean, "x_mean"))
+        self.register_buffer("y_mean", finite_vector(y_mean, "y_mean", dim))
+        self.register_buffer("y_scale", finite_vector(y_scale, "y_scale", dim, positive=True))
+        self.register_buffer("x_mean", None if x_mean is None else finite_vector(x_mean, "x_mean"))
         self.register_buffer(
             "x_scale",
-            None if x_scale is None else _finite_vector(x_scale, "x_scale", len(x_mean), positive=True),  # type: ignore[arg-type]
+            None if x_scale is None else finite_vector(x_scale, "x_scale", len(x_mean), positive=True),  # type: ignore[arg-type]
         )
 
     @property
@@ -86,7 +86,8 @@ class Standardized(ConditionalFlow):
         return values.to(dtype=tensor_options(self.flow)[0])
 
 
-def _finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
+def finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
+    """A finite (and positive) vector, or a clear error; whole numbers in the default dtype."""
     values = as_floating(as_tensor(values, name))
     if values.dim() != 1 or (size is not None and values.shape[0] != size):
         raise ValueError(f"{name} must have shape ({size or 'p'},), got {tuple(values.shape)}.")

@@ -1,0 +1,99 @@
+"""A flow on the residuals of a location and a scale that other models have learnt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._internal.validate import check_features
+from ..flow import ConditionalFlow, tensor_options
+from .stages import Stage
+from .standardized import finite_vector
+
+
+class LocationScale(ConditionalFlow):
+    r"""A flow on standardised residuals, above a location m(x) and a scale s(x) of each output.
+
+    .. math:: \mathrm{encode}(y; x) = \mathrm{inner}\left(\frac{y - m(x)}{s(x)};
+              \frac{[x, m(x), \log s(x)] - c}{h}\right), \qquad
+              \log|\det| = \log|\det|_{inner} - \sum_j \log s_j(x)
+
+    The stage below is learnt by trees, a Gaussian process or ridge regression: see :func:`fit_stage`, which
+    also gives the out-of-fold residuals that the flow is to be trained on. Location and scale are computed in
+    float64; the flow sees residuals and features in its own dtype. A law of the radius that depends on x
+    depends on x alone, not on m and s.
+
+    Args:
+        flow: the flow on residuals, of p + 2 d features or none; its base becomes that of this flow.
+        stage: location and scale, of p features and d outputs.
+        feature_mean: c, (p + 2 d,); 0 if None.
+        feature_scale: h, (p + 2 d,), positive; 1 if None.
+    """
+
+    flow: ConditionalFlow
+    stage: Stage
+    feature_mean: Tensor
+    feature_scale: Tensor
+
+    def __init__(
+        self,
+        flow: ConditionalFlow,
+        stage: Stage,
+        feature_mean: Tensor | None = None,
+        feature_scale: Tensor | None = None,
+    ) -> None:
+        super().__init__(flow.base)
+        if stage.outputs != flow.base.dim:
+            raise ValueError(
+                f"The stage has {stage.outputs} outputs, the flow's latent {flow.base.dim} dimensions."
+            )
+        width = stage.features + 2 * stage.outputs
+        if (own := getattr(flow, "features", 0)) not in (0, width):
+            raise ValueError(
+                f"The flow looks at {own} features; above a stage of {stage.features} features and "
+                f"{stage.outputs} outputs it sees p + 2 d = {width}, or none."
+            )
+        self.flow, self.stage = flow, stage
+        mean = torch.zeros(width, dtype=torch.float64) if feature_mean is None else feature_mean
+        scale = torch.ones(width, dtype=torch.float64) if feature_scale is None else feature_scale
+        self.register_buffer("feature_mean", finite_vector(mean, "feature_mean", width))
+        self.register_buffer("feature_scale", finite_vector(scale, "feature_scale", width, positive=True))
+
+    @property
+    def features(self) -> int:
+        """Number of features p."""
+        return self.stage.features
+
+    def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, location, scale = self._below(x)
+        z, log_abs_det = self.flow.encode(
+            self._cast((y - location) / scale), self.inner_x(x, location, scale)
+        )
+        return z, log_abs_det.to(self.feature_scale.dtype) - torch.log(scale).sum(-1)
+
+    def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        x, location, scale = self._below(x)
+        return self.flow.latent(self._cast((y - location) / scale), self.inner_x(x, location, scale))
+
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        x, location, scale = self._below(x)
+        return self.flow.decode(self._cast(z), self.inner_x(x, location, scale)) * scale + location
+
+    def inner_x(self, x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
+        """Features as the inner flow sees them, (..., p), (..., d), (..., d) -> (..., p + 2 d)."""
+        joined = join_features(x.to(location), location, scale)
+        return self._cast((joined - self.feature_mean) / self.feature_scale)
+
+    def _below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x, and the location and scale there, in the dtype of this flow."""
+        x = check_features(x, self.stage.features)
+        location, scale = self.stage(x)
+        return x, location.to(self.feature_mean.dtype), scale.to(self.feature_mean.dtype)
+
+    def _cast(self, values: Tensor) -> Tensor:
+        return values.to(dtype=tensor_options(self.flow)[0])
+
+
+def join_features(x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
+    """[x, m, log s] for a flow above a stage, (..., p), (..., d), (..., d) -> (..., p + 2 d)."""
+    return torch.cat([x, location, torch.log(scale)], -1)

@@ -1,0 +1,277 @@
+"""Fits a Gaussian process to each output, exact on few rows and with inducing points on many."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from .._internal.chunks import ROWS
+from .._internal.smoothers import standardizer
+from .gaussian_process import KernelRegression, KernelSpread, kernel_between
+
+_MOST_POINTS = 500  # rows that the kernel looks at; the others teach the coefficients alone
+_MANY_ROWS = 2000
+_JITTER = 1e-8
+_SMALLEST_NOISE = 1e-4  # variance, where that of the output is 1
+_FIRST_ROWS = 250  # for a start; all rows then go on from there
+_SAME, _OWN = (True, 0.4), (False, 0.8)  # penalties on length scales that are not the common one
+_CLEAR = 20.0  # nats
+
+
+class ProcessFit(NamedTuple):
+    """A Gaussian process of all rows, and what those without each of the folds say of the fold."""
+
+    mean: KernelRegression
+    spread: KernelSpread
+    held_out_mean: Tensor
+    """(n, d)."""
+    held_out_spread: Tensor
+    """(n, d) log scales."""
+
+
+def fit_gaussian_process(
+    x: Tensor, y: Tensor, fold: Tensor, weights: Tensor, *, seed: int = 0, tried: int = 600
+) -> ProcessFit:
+    """A Gaussian process of y (n, d) at x (n, p), each output with a kernel of its own.
+
+    The kernel is that of the largest marginal likelihood, with a penalty on length scales that differ, on at
+    most ``tried`` rows drawn at random. Up to 500 rows the process is exact; of more, 500 are its points.
+    What is held out of a fold has a kernel that took some more steps without the fold; from 2,000 rows on,
+    that of all rows, which so many do not mislead.
+
+    Args:
+        x: (n, p) features.
+        y: (n, d) outputs.
+        fold: (n,) fold of each row.
+        weights: (n,) of the rows, of mean 1: the noise of a row is divided by its weight.
+        seed: of the rows drawn.
+        tried: rows that the kernel is learnt from.
+    """
+    mean, scale = standardizer(x)
+    rows = (x - mean) / scale
+    level = weights @ y / weights.sum()
+    spread = ((y - level).square().T @ weights / weights.sum()).sqrt()
+    targets, weights = (y - level) / spread, weights.clamp(min=1e-6)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    points = order[:_MOST_POINTS].sort().values
+    outputs = [_fit_output(rows, target, weights, fold, points, order, tried) for target in targets.T]
+    kernels = [output.posterior.kernel for output in outputs]
+    regression = KernelRegression(
+        mean,
+        scale,
+        rows[points],
+        torch.stack([kernel.length for kernel in kernels]),
+        torch.stack([kernel.signal for kernel in kernels]) * spread**2,
+        torch.stack([kernel.slope for kernel in kernels]) * spread**2,
+        torch.stack([output.posterior.coefficients for output in outputs]) / spread[:, None],
+        level,
+    )
+    precision = torch.stack([output.posterior.precision for output in outputs])
+    noise = torch.stack([kernel.noise for kernel in kernels])
+    return ProcessFit(
+        regression,
+        KernelSpread(regression, precision / spread[:, None, None] ** 2, noise * spread**2),
+        torch.stack([output.mean for output in outputs], 1) * spread + level,
+        torch.stack([output.variance for output in outputs], 1).log() / 2 + spread.log(),
+    )
+
+
+class _Output(NamedTuple):
+    """One output: what all rows say, and what is said of each row without its fold."""
+
+    posterior: _Posterior
+    mean: Tensor
+    variance: Tensor
+
+
+def _fit_output(
+    rows: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    fold: Tensor,
+    points: Tensor,
+    order: Tensor,
+    tried: int,
+) -> _Output:
+    def infer(drawn: Tensor, start: _Kernel | None = None) -> _Posterior:
+        drawn = drawn[:tried]
+        kernel = _learn_kernel(rows[drawn], target[drawn], weights[drawn], start)
+        if len(points) == len(rows):
+            return _Exact(rows, target, weights, kernel)
+        return _Sparse(rows, rows[points], target, weights, kernel)
+
+    posterior = blind = infer(order)
+    mean, variance = torch.empty_like(target), torch.empty_like(target)
+    for number in range(int(fold.max()) + 1):
+        own = (fold == number).nonzero().reshape(-1)
+        if len(rows) < _MANY_ROWS:
+            blind = infer(order[fold[order] != number], posterior.kernel)
+        mean[own], variance[own] = blind.hold_out(own)
+    return _Output(posterior, mean, variance)
+
+
+class _Posterior:
+    """One output given the rows: its kernel, coefficients (m,) and precision (m, m) of points."""
+
+    kernel: _Kernel
+    coefficients: Tensor
+    precision: Tensor
+
+    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of rows, by their numbers, given the others; (b,) -> (b,), (b,)."""
+        raise NotImplementedError
+
+
+class _Exact(_Posterior):
+    """The rows themselves are the points."""
+
+    def __init__(self, rows: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel) -> None:
+        self.kernel, self.target, self.noise = kernel, target, kernel.noise / weights
+        covariance = kernel(rows, rows) + torch.diag(self.noise)
+        self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+        self.coefficients = self.precision @ target
+
+    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(self.precision[own][:, own]))
+        mean = self.target[own] - covariance @ self.coefficients[own]
+        signal = (covariance.diagonal() - self.noise[own]).clamp(min=0)
+        return mean, signal + self.kernel.noise
+
+
+class _Sparse(_Posterior):
+    """A process that is known through its values at points (m, p)."""
+
+    def __init__(
+        self, rows: Tensor, points: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel
+    ) -> None:
+        self.kernel, self.rows, self.points = kernel, rows, points
+        self.target, self.weights = target, weights / kernel.noise
+        identity = torch.eye(len(points), dtype=rows.dtype, device=rows.device)
+        jitter = _JITTER * kernel.prior(points).max() * identity
+        self.factor = torch.linalg.cholesky(kernel(points, points) + jitter)
+        self.gram, self.cross = identity.clone(), torch.zeros_like(points[:, 0])
+        for part in torch.arange(len(rows), device=rows.device).split(ROWS):
+            white = self._whiten(part)
+            self.gram += (white * self.weights[part]) @ white.T
+            self.cross += white @ (self.weights * target)[part]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.gram))
+        half = torch.linalg.solve_triangular(self.factor.T, identity - inverse, upper=True)
+        precision = torch.linalg.solve_triangular(self.factor.T, half.T, upper=True)
+        self.precision = (precision + precision.T) / 2
+        known = (inverse @ self.cross)[:, None]
+        self.coefficients = torch.linalg.solve_triangular(self.factor.T, known, upper=True)[:, 0]
+
+    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        white, weights = self._whiten(own), self.weights[own]
+        factor = torch.linalg.cholesky(self.gram - (white * weights) @ white.T)
+        cross = self.cross - white @ (weights * self.target[own])
+        known = torch.cholesky_solve(cross[:, None], factor)
+        told = torch.linalg.solve_triangular(factor, white, upper=False).square().sum(0)
+        unknown = (self.kernel.prior(self.rows[own]) - white.square().sum(0)).clamp(min=0)
+        return (white.T @ known)[:, 0], unknown + told + self.kernel.noise
+
+    def _whiten(self, own: Tensor) -> Tensor:
+        """Rows in coordinates in which the values at the points are independent, (b,) -> (m, b)."""
+        return torch.linalg.solve_triangular(
+            self.factor, self.kernel(self.points, self.rows[own]), upper=False
+        )
+
+
+class _Kernel(NamedTuple):
+    """Kernel of one output of variance 1, and its noise."""
+
+    parameters: Tensor
+    """Logarithms: common length scale, signal, slope, noise, and (p,) what is added to the first."""
+
+    @property
+    def length(self) -> Tensor:
+        return (self.parameters[0] + self.parameters[4:]).exp()
+
+    @property
+    def signal(self) -> Tensor:
+        return self.parameters[1].exp()
+
+    @property
+    def slope(self) -> Tensor:
+        return self.parameters[2].exp()
+
+    @property
+    def noise(self) -> Tensor:
+        return self.parameters[3].exp()
+
+    def __call__(self, one: Tensor, other: Tensor) -> Tensor:
+        return kernel_between(one, other, self.length, self.signal, self.slope)
+
+    def prior(self, rows: Tensor) -> Tensor:
+        """k(x, x) at rows (n, p), (n,)."""
+        return self.signal + self.slope * rows.square().mean(-1)
+
+
+def _learn_kernel(rows: Tensor, target: Tensor, weights: Tensor, start: _Kernel | None = None) -> _Kernel:
+    """The kernel of the largest penalised marginal likelihood, or one that is a few steps nearer to it.
+
+    Length scales that differ from their common one cost a logarithm: few may differ by much. A square as the
+    penalty finds such features where this does not, but is misled by chance: it is a start for the other, and
+    must be clearly better.
+    """
+    evidence = _Evidence(rows, target, weights)
+    if start is not None:
+        return _Kernel(evidence.climb(start.parameters, len(rows), _SAME, 6)[0])
+    # Length scales grow with the root of the number of features, as distances do.
+    usual = math.log(rows.shape[1]) / 2
+    plain = torch.tensor([usual + 0.5, 0.0, -1.0, -1.5, *[0.0] * rows.shape[1]], dtype=torch.float64)
+    same, loss = evidence.climb(plain, _FIRST_ROWS, _SAME, 25)
+    own, other = evidence.climb(evidence.climb(plain, _FIRST_ROWS, _OWN, 15)[0], _FIRST_ROWS, _SAME, 15)
+    best = own if other < loss - _CLEAR else same
+    return _Kernel(evidence.climb(best, len(rows), _SAME, 20)[0] if len(rows) > _FIRST_ROWS else best)
+
+
+class _Evidence:
+    """Marginal likelihood of a kernel on standardised rows (n, p) with targets (n,) and weights (n,)."""
+
+    def __init__(self, rows: Tensor, target: Tensor, weights: Tensor) -> None:
+        self.rows, self.target, self.weights = rows, target, weights
+        usual = math.log(rows.shape[1]) / 2
+        self.expected = torch.tensor([usual + math.sqrt(2), 0.0, 0.0, -2.0], dtype=torch.float64)
+        self.bounds = [(-4.0, 9.0), (-8.0, 5.0), (-12.0, 5.0), (math.log(_SMALLEST_NOISE), 2.0)]
+        self.bounds += [(-6.0, 6.0)] * rows.shape[1]
+
+    def climb(self, start: Tensor, n: int, penalty: tuple[bool, float], steps: int) -> tuple[Tensor, float]:
+        """Parameters after so many steps on the first n rows, and their loss."""
+        found = minimize(
+            self.loss,
+            start.numpy(),
+            args=(n, *penalty),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=self.bounds,
+            options={"maxiter": steps},
+        )
+        return torch.from_numpy(found.x), float(found.fun)
+
+    def loss(self, values: np.ndarray, n: int, far: bool, width: float) -> tuple[float, np.ndarray]:
+        """Negative log-likelihood and penalty, and their gradient."""
+        rows, target = self.rows[:n], self.target[:n]
+        parameters = torch.tensor(values, requires_grad=True)
+        own = parameters[4:] / width
+        penalty = (torch.log1p(own**2) if far else own**2 / 2).sum()
+        penalty = penalty + ((parameters[:4] - self.expected) ** 2).sum() / 18
+        kernel = _Kernel(parameters)
+        covariance = kernel(rows, rows) + torch.diag(kernel.noise / self.weights[:n])
+        with torch.no_grad():
+            factor, failed = torch.linalg.cholesky_ex(covariance)
+            if int(failed):
+                return math.inf, np.zeros_like(values)
+            inverse = torch.cholesky_inverse(factor)
+            solved = inverse @ target
+            value = target @ solved / 2 + factor.diagonal().log().sum()
+            # The derivative of the likelihood by the covariance; the rest is the chain rule.
+            slope = (inverse - torch.outer(solved, solved)) / 2
+        ((slope * covariance).sum() + penalty).backward()
+        assert parameters.grad is not None
+        return float(value + penalty.detach()), parameters.grad.numpy()

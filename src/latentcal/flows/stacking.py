@@ -1,0 +1,93 @@
+"""Weights that regressions get in a stack, by what they say of rows that they did not see."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, nnls
+from torch import Tensor
+
+_COMMON_ROWS = 50  # with what weight, in rows, weights are drawn to those that all outputs share
+_SHRINKAGE = 3.0  # penalty on weights of log scales
+_LARGEST = 1.0  # of these weights
+
+
+def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Non-negative weights (j, d) of regressions, those of the smallest held-out squared error.
+
+    Those of an output are drawn to those that all outputs have in common. Weights are for deviations from the
+    mean of y.
+
+    Args:
+        guesses: (j, n, d) held-out answers.
+        y: (n, d) outputs.
+        weights: (n,) of the rows.
+    """
+    share = weights / weights.sum()
+    level = share @ y
+    spread = (share @ (y - level) ** 2).sqrt()
+    guesses, aim = (guesses - level) / spread, (y - level) / spread
+    gram = torch.einsum("jnd,n,knd->djk", guesses, share, guesses)
+    cross = torch.einsum("jnd,n,nd->dj", guesses, share, aim)
+    common = _non_negative(gram.mean(0), cross.mean(0))
+    found = []
+    for own, target in zip(gram, cross, strict=True):
+        pull = _COMMON_ROWS / len(y) * own.diagonal().mean()
+        found.append(_non_negative(own + pull * torch.eye(len(own)).to(own), target + pull * common))
+    return torch.stack(found, 1)
+
+
+def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
+    """The non-negative w of the smallest w' G w / 2 - c' w, for G (j, j) and c (j,)."""
+    jitter = 1e-10 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    factor = torch.linalg.cholesky(gram + jitter)
+    aim = torch.linalg.solve_triangular(factor, cross[:, None], upper=False)[:, 0]
+    return torch.from_numpy(nnls(factor.T.numpy(), aim.numpy())[0])
+
+
+def log_scale_weights(guesses: Tensor, residuals: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weights (j, d) and levels (d,) of log scales, those of the largest held-out normal likelihood.
+
+    .. math:: \log s_k(x) = c_k + \sum_j w_{jk} g_{jk}(x), \qquad 0 \le w_{jk} \le 1
+
+    with a small penalty on w. The likelihood is concave in c and w, and largest where standardised residuals
+    have mean square 1.
+
+    Args:
+        guesses: g, (j, n, d) held-out log scales.
+        residuals: (n, d) held-out residuals.
+        weights: (n,) of the rows.
+    """
+    of_rows = weights.numpy()
+    found = [
+        _fit_log_scale(guesses[:, :, k].T.numpy(), residuals[:, k].numpy(), of_rows)
+        for k in range(residuals.shape[1])
+    ]
+    levels, own = zip(*found, strict=True)
+    return torch.from_numpy(np.stack(own, 1)), torch.tensor(levels, dtype=torch.float64)
+
+
+def _fit_log_scale(
+    columns: np.ndarray, residuals: np.ndarray, weights: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """c and w of one output, for log scales (n, j), residuals (n,) and weights of the rows (n,)."""
+    center, unit = columns.mean(0), math.sqrt(float(np.average(residuals**2, weights=weights))) or 1.0
+    columns, square = columns - center, (residuals / unit) ** 2
+
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
+        log_scale = values[0] + columns @ values[1:]
+        ratio = square * np.exp(-2 * log_scale)
+        slope, penalty = weights * (1 - ratio), _SHRINKAGE * values[1:]
+        value = weights @ (log_scale + ratio / 2) + penalty @ values[1:] / 2
+        return value, np.r_[slope.sum(), columns.T @ slope + penalty]
+
+    found = minimize(
+        loss,
+        np.zeros(1 + columns.shape[1]),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-20.0, 20.0)] + [(0.0, _LARGEST)] * columns.shape[1],
+    ).x
+    return math.log(unit) + found[0] - float(center @ found[1:]), found[1:]

@@ -1,0 +1,210 @@
+"""Regression trees of scikit-learn as arrays of nodes, evaluated in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._internal.chunks import rows_at_a_time
+from .._internal.numerics import check_indices, check_shapes
+from .._internal.smoothers import Smoother
+from .._internal.validate import check_features
+
+_PAIRS = 1 << 17  # of rows and trees that are followed at a time
+
+
+class TreeEnsemble(Smoother):
+    r"""A sum of regression trees: boosting, a forest, or extremely randomised trees.
+
+    .. math:: \hat t_k(x) = c_k + \sum_{j} v_{j,k}\big(\mathrm{leaf}_j(x)\big)
+
+    A row goes to the left child of a node where its feature is at most the threshold, else to the right one;
+    a leaf is its own child on both sides. The answers are those of the scikit-learn model that the trees come
+    from, up to rounding.
+
+    Args:
+        feature: (m,) feature that each node looks at, int32.
+        threshold: (m,) float64.
+        left: (m,) left child, int32; later than its parent.
+        right: (m,) right child, int32.
+        value: (m, c) what a leaf adds to c answers that follow each other.
+        root: (j,) first node of each tree, int32.
+        target: (j,) first answer that each tree adds to, int32.
+        level: (k,) added to all rows.
+        features: number of features p.
+        single: whether features are rounded to float32 first, as forests do.
+
+    Examples:
+        >>> from sklearn.ensemble import RandomForestRegressor
+        >>> x = np.arange(20.0).reshape(10, 2)
+        >>> forest = RandomForestRegressor(5, random_state=0).fit(x, x[:, 0])
+        >>> trees = TreeEnsemble.from_sklearn(forest)
+        >>> bool(np.allclose(trees(torch.from_numpy(x))[:, 0], forest.predict(x)))
+        True
+    """
+
+    feature: Tensor
+    threshold: Tensor
+    left: Tensor
+    right: Tensor
+    value: Tensor
+    root: Tensor
+    target: Tensor
+    level: Tensor
+
+    def __init__(
+        self,
+        feature: Tensor,
+        threshold: Tensor,
+        left: Tensor,
+        right: Tensor,
+        value: Tensor,
+        root: Tensor,
+        target: Tensor,
+        level: Tensor,
+        features: int,
+        single: bool = False,
+    ) -> None:
+        super().__init__()
+        check_shapes(threshold=(threshold, "m"), value=(value, "m c"), level=(level, "k"))
+        nodes = len(threshold)
+        for name, numbers, count, size in (
+            ("feature", feature, nodes, features),
+            ("left", left, nodes, nodes),
+            ("right", right, nodes, nodes),
+            ("root", root, len(root), nodes),
+            ("target", target, len(root), len(level) - value.shape[1] + 1),
+        ):
+            check_indices(name, numbers, count, size, torch.int32)
+        # Whoever goes down passes later and later nodes, so every path ends, whatever a file says.
+        own = torch.arange(nodes, dtype=left.dtype, device=left.device)
+        leaf = (left == own) & (right == own)
+        if not bool((leaf | ((left > own) & (right > own))).all()):
+            raise ValueError(
+                "The children of a node must come later than the node; those of a leaf are itself."
+            )
+        self.features, self.single = features, bool(single)
+        tensors = {"feature": feature, "threshold": threshold, "left": left, "right": right}
+        for name, tensor in {
+            **tensors,
+            "value": value,
+            "root": root,
+            "target": target,
+            "level": level,
+        }.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def from_sklearn(cls, *models: Any) -> TreeEnsemble:
+        """The trees of a fitted forest, or of gradient boosting.
+
+        Args:
+            models: one ``RandomForestRegressor`` or ``ExtraTreesRegressor`` for all answers, or one
+                ``HistGradientBoostingRegressor`` with the identity as its link for each answer.
+        """
+        if not models:
+            raise ValueError("Give a fitted forest, or a gradient boosting model for each answer.")
+        if all(hasattr(model, "_predictors") for model in models):
+            return cls._from_boosting(models)
+        if len(models) != 1 or not hasattr(models[0], "estimators_"):
+            names = [type(model).__name__ for model in models]
+            raise TypeError(
+                "from_sklearn takes one fitted RandomForestRegressor or ExtraTreesRegressor, or fitted "
+                f"HistGradientBoostingRegressors, got {names}."
+            )
+        return cls._from_forest(models[0])
+
+    @classmethod
+    def _from_forest(cls, forest: Any) -> TreeEnsemble:
+        trees = [each.tree_ for each in forest.estimators_]
+        parts = []
+        for tree in trees:
+            leaf = tree.children_left < 0
+            value = tree.value[:, :, 0] / len(trees) * leaf[:, None]
+            parts.append((leaf, tree.feature, tree.threshold, tree.children_left, tree.children_right, value))
+        level = np.zeros(trees[0].value.shape[1])
+        return cls._join(parts, np.zeros(len(parts)), level, forest.n_features_in_, single=True)
+
+    @classmethod
+    def _from_boosting(cls, models: Sequence[Any]) -> TreeEnsemble:
+        parts, target = [], []
+        for k, model in enumerate(models):
+            for iteration in model._predictors:
+                nodes = iteration[0].nodes
+                if nodes["is_categorical"].any():
+                    raise ValueError(
+                        "Trees that split on categories cannot be taken over; encode categories."
+                    )
+                leaf, left, right = nodes["is_leaf"] > 0, nodes["left"], nodes["right"]
+                value = np.where(leaf, nodes["value"], 0.0)[:, None]
+                parts.append((leaf, nodes["feature_idx"], nodes["num_threshold"], left, right, value))
+                target.append(k)
+        level = np.array([float(np.ravel(model._baseline_prediction)[0]) for model in models])
+        return cls._join(parts, np.array(target), level, models[0].n_features_in_, single=False)
+
+    @classmethod
+    def _join(
+        cls, trees: Iterable[Any], target: np.ndarray, level: np.ndarray, features: int, *, single: bool
+    ) -> TreeEnsemble:
+        columns, roots, start = [], [], 0
+        largest = np.finfo(np.float64).max
+        for leaf, feature, threshold, left, right, value in trees:
+            own = np.arange(len(leaf))
+            columns.append(
+                (
+                    np.where(leaf, 0, feature),
+                    np.where(leaf, 0.0, np.clip(threshold, -largest, largest)),
+                    start + np.where(leaf, own, left),
+                    start + np.where(leaf, own, right),
+                    value,
+                )
+            )
+            roots.append(start)
+            start += len(leaf)
+        kinds = (torch.int32, torch.float64, torch.int32, torch.int32, torch.float64)
+        arrays = (np.concatenate(column) for column in zip(*columns, strict=True))
+        feature, threshold, left, right, value = (
+            torch.from_numpy(array).to(kind) for array, kind in zip(arrays, kinds, strict=True)
+        )
+        root, aim = torch.tensor(roots, dtype=torch.int32), torch.from_numpy(target).to(torch.int32)
+        offset = torch.from_numpy(level)
+        return cls(feature, threshold, left, right, value, root, aim, offset, int(features), single)
+
+    @property
+    def answers(self) -> int:
+        return len(self.level)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Estimated targets, (..., p) -> (..., k)."""
+        rows = check_features(x, self.features).detach().reshape(-1, self.features)
+        rows = (rows.to(torch.float32) if self.single else rows).to(torch.float64)
+        children = torch.stack([self.left, self.right], 1).reshape(-1)
+        width = self.value.shape[1]
+        # Which answers each tree adds to: a sum over trees is a product with this.
+        adds = self.target[:, None] == torch.arange(self.answers - width + 1, device=rows.device)
+        parts = []
+        for part in rows.split(rows_at_a_time(max(len(self.root), self.features), _PAIRS)):
+            value = self.value.index_select(0, self._leaves(part, children))
+            total = value.reshape(len(part), len(self.root), width).transpose(1, 2) @ adds.to(value)
+            answers = self.level.repeat(len(part), 1)
+            for i in range(width):
+                answers[:, i : i + adds.shape[1]] += total[:, i]
+            parts.append(answers)
+        return torch.cat(parts).reshape(*x.shape[:-1], self.answers)
+
+    def _leaves(self, rows: Tensor, children: Tensor) -> Tensor:
+        """Leaf of each tree in which each row ends, (n, p) -> (n * j,)."""
+        numbers, first = rows.reshape(-1), torch.arange(len(rows), device=rows.device, dtype=torch.int32)
+        first = (first[:, None] * self.features).expand(-1, len(self.root)).reshape(-1)
+        node = self.root.repeat(len(rows))
+        while True:
+            seen = numbers.index_select(0, first + self.feature.index_select(0, node))
+            right = seen > self.threshold.index_select(0, node)
+            following = children.index_select(0, 2 * node + right)
+            if bool((following == node).all()):
+                return node
+            node = following
