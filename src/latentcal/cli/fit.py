@@ -150,7 +150,7 @@ def fit(
     with ExitStack() as places:  # before training: what cannot be written is known at once
         page = None if html is None else places.enter_context(whole_file(html))
         places.enter_context(writable_folder(out))
-        model, report = fit_table(source, targets, drop, settings)
+        model, report = fit_table(source, targets, drop, settings, out)
         write_model(model, out)
         if page is not None and report is not None:
             report.to_html(page)
@@ -207,7 +207,8 @@ def demo(out: Path, rows: int, as_json: bool) -> None:
             )
     settings = Settings("linear-gaussian")
     with writable_folder(folder):
-        model, report = fit_table(Source(out / "households.csv"), HOUSEHOLD_TARGETS, ["household"], settings)
+        source = Source(out / "households.csv")
+        model, report = fit_table(source, HOUSEHOLD_TARGETS, ["household"], settings, folder)
         write_model(model, folder)
     assert report is not None
     write_picture(lambda: plot_before_and_after(report), out / "calibration.png")

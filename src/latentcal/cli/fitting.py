@@ -85,9 +85,17 @@ class Rows(NamedTuple):
 
 
 def fit_table(
-    source: Source, targets: Sequence[str], drop: Sequence[str], settings: Settings
+    source: Source, targets: Sequence[str], drop: Sequence[str], settings: Settings, folder: Path
 ) -> tuple[Model, CalibrationReport | None]:
-    """A model of the targets of a file, and what rows say about it that it has not seen."""
+    """A model of the targets of a file, and what rows say about it that it has not seen.
+
+    Args:
+        source: the file.
+        targets: columns to predict.
+        drop: columns that are no features.
+        settings: how to fit.
+        folder: where the model will be, for advice about it.
+    """
     data = load_csv(
         source.path,
         targets,
@@ -131,7 +139,7 @@ def fit_table(
         say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test.x)}.")
     else:
         frames = _as_frame(test.x, rules.feature_names), _as_frame(test.y, rules.targets)
-        report = report_on(model, *frames, seed=settings.seed, order=estimator.order)
+        report = report_on(model, *frames, seed=settings.seed, order=estimator.order, model_name=str(folder))
         model = Model(estimator, rules, facts | {"quality": quality(report)})
     return model, report
 

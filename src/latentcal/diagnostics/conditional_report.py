@@ -324,7 +324,7 @@ class ConditionalCalibration(Findings):
             terms = " ".join(f"{float(slab.direction[j]):+.2g} {self.feature_names[j]}" for j in largest)
             used = int((slab.direction != 0).sum())
             along = terms + (" ..." if used > 2 else "")
-        return f"{slab.lower:.3g} <= {along} <= {slab.upper:.3g}"
+        return write_interval(slab.lower, along, slab.upper)
 
     def _slab_dict(self, slab: Slab) -> dict[str, Any]:
         return {
@@ -340,3 +340,17 @@ class ConditionalCalibration(Findings):
     @staticmethod
     def _percent(share: float) -> str:
         return f"{100 * share:.1f} %"
+
+
+def write_interval(lower: float, what: str, upper: float) -> str:
+    """An interval in print, with as many digits as its ends need to differ, at least three.
+
+    Examples:
+        >>> write_interval(-1063.2, "year", -1062.9)
+        '-1063.2 <= year <= -1062.9'
+    """
+    width, size = upper - lower, max(abs(lower), abs(upper))
+    digits = 3
+    if 0 < width < size < math.inf:
+        digits = min(17, max(3, 2 + math.ceil(math.log10(size / width))))
+    return f"{lower:.{digits}g} <= {what} <= {upper:.{digits}g}"
