@@ -77,7 +77,7 @@ def describe_size(findings: Sequence[Finding]) -> str:
         parts.append(f"coverage is off by up to {largest.sizes[1]} points")
     if gains := [each for each in found if each.gain is not None]:
         best = max(gains, key=lambda each: each.gain or 0.0)
-        what = "the best repair is estimated to gain" if best.is_repairable else "no repair is known to help:"
+        what = "the best repair is estimated to gain" if best.is_repairable else "no repair shows a gain:"
         parts.append(f"{what} {best.sizes[0]} nats a row")
     return f" {_capitalise(', and '.join(parts))}." if parts else ""
 
