@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,16 +23,19 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 
 from .. import flows
-from .._internal.names import FLOWS
+from .._internal.names import AUTO, FLOWS
 from .._internal.numerics import as_tensor
-from .._internal.validate import as_weights, check_size
+from .._internal.validate import as_weights, as_whole, check_size
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
-from ..recalibration import latent_norms
+from ..radius.folds import fold_numbers
+from ..recalibration import autocalibrate, latent_norms
+from ..recalibration.cross import calibrate_out_of_fold
 from ..recalibration.rows import check_order
+from .candidates import CandidateFitter
 from .predictor import (
     FEWEST_CALIBRATION,
     FewCalibrationRowsWarning,
@@ -43,9 +47,12 @@ from .predictor import (
     column_names,
     float64_copy,
 )
+from .selection import BUDGETS, Choice, select
 from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
+_FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn instead
+_FOLDS = 5
 
 
 class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
@@ -65,8 +72,15 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     Args:
         flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
             regression; of several ``penalties`` the validation part chooses), or a function of (outputs,
-            features) that makes a flow.
+            features) that makes a flow. ``"auto"`` tries linear regression, a Gaussian process, boosted trees
+            and means of spline flows, alone and above these, and takes the simplest that is not clearly
+            behind the best on rows held out; ``selection_`` tells what was tried. Fewer than 1,000 rows are
+            held out in turn, so that all of them train and calibrate: regions then have no finite-sample
+            guarantee.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
+        budget: of ``"auto"``: ``"fast"``, ``"balanced"`` or ``"best"`` for 1, 5 or 10 flows in a mean, or
+            seconds of processor time after which no further model is tried.
+        ensemble: of ``"auto"``: number of flows in a mean, instead of that of the budget.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
             which mends directions and errors that depend on x too; None or False for none.
@@ -85,7 +99,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     Attributes:
         model_: the recalibrated flow, in the units of the data.
         base_model_: the flow before recalibration.
-        training_log_: losses by epoch, or by penalty.
+        training_log_: losses by epoch, or by penalty; of the last flow where several were trained.
+        selection_: what ``"auto"`` tried, as a table; None for other flows.
         n_features_in_: number of features p.
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
@@ -116,6 +131,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         flow: str | Callable[..., ConditionalFlow] = "convex_potential",
         *,
         flow_options: dict[str, Any] | None = None,
+        budget: str | float = "balanced",
+        ensemble: int | None = None,
         recalibration: bool | str | Callable[..., RadiusLaw] | None = True,
         validation_fraction: float = 0.15,
         calibration_fraction: float = 0.15,
@@ -130,6 +147,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     ) -> None:
         self.flow = flow
         self.flow_options = flow_options
+        self.budget = budget
+        self.ensemble = ensemble
         self.recalibration = recalibration
         self.validation_fraction = validation_fraction
         self.calibration_fraction = calibration_fraction
@@ -170,6 +189,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
+        crossed = self.flow == AUTO and len(x) < _FEWEST_TO_SPLIT and self.order is None
+        crossed = crossed and validation is None and calibration is None
+        shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
         parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng, self.order)
         for name, given in (("validation", validation), ("calibration", calibration)):
@@ -182,7 +204,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
                 "density. Drop them."
             )
-        self._trained_on = Fingerprint.of(x, y).merge(Fingerprint.of(*parts["validation"][:2]))
+        self._trained_on = Fingerprint.of(x, y)
+        if "validation" in parts:
+            self._trained_on = self._trained_on.merge(Fingerprint.of(*parts["validation"][:2]))
         x_mean, x_scale = _mean_and_scale(check_size(x, "X"), weights)
         y_mean, y_scale = _mean_and_scale(check_size(y, "y"), weights)
         units = {
@@ -192,14 +216,30 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         # Layers take their first weights from torch's global generator, whose state is the user's.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
-        # Answers are float64: in float32 their last digits depend on which rows are asked together.
-        self.base_model_: ConditionalFlow = Standardized(
-            flow.double(), y_mean, y_scale, x_mean, x_scale
-        ).eval()
+            if self.flow == AUTO:
+                fold, choice, flow = self._select(units, seed)
+            else:
+                flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
+
+        def in_units(flow: ConditionalFlow) -> ConditionalFlow:
+            # Answers are float64: in float32 their last digits depend on which rows are asked together.
+            return Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
+
+        self.base_model_: ConditionalFlow = in_units(flow)
         self.model_: ConditionalFlow = self.base_model_
+        self.selection_ = choice.selection if self.flow == AUTO else None
         self._norms, self._note, self._undone = torch.empty(0, dtype=torch.float64), "", None
         if repair is None:
+            return self
+        if crossed:
+            law = None if repair is autocalibrate else repair.keywords["fit"]
+            folds = [in_units(each) for each in choice.flows]
+            model = calibrate_out_of_fold(self.base_model_, folds, fold, x, y, fit=law, weights=weights)
+            self._norms = model.recalibration.norms.double().sort().values
+            if choice.helps:
+                self.model_, self._note = model, "each held out in its turn"
+            else:
+                self._note = f"on {len(x)} rows, each held out in its turn, recalibration would not help"
             return self
         x, y, _ = parts["calibration"]
         self._norms = latent_norms(self.base_model_, x, y).double().sort().values
@@ -278,6 +318,50 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 "make_pipeline(make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
+
+    def _select(self, units: Mapping[str, Weighted], seed: int) -> tuple[Tensor, Choice, ConditionalFlow]:
+        """Folds of the rows, the choice among candidates, and the chosen one fitted to all of them."""
+        if self.budget not in BUDGETS and not isinstance(self.budget, (int, float)):
+            raise ValueError(
+                f"budget must be one of {[*BUDGETS]} or a number of seconds, got {self.budget!r}."
+            )
+        seconds = math.inf if self.budget in BUDGETS else float(self.budget)
+        members = (
+            BUDGETS.get(self.budget, 5) if self.ensemble is None else as_whole(self.ensemble, "ensemble")
+        )
+        parts = [units[name] for name in ("train", "validation") if name in units]
+        x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
+        weights = None if parts[0][2] is None else torch.cat([part[2] for part in parts])
+        if len(parts) == 2:
+            fold = (torch.arange(len(x)) >= len(parts[0][0])).long()
+            judges = [1]
+        else:
+            fold = fold_numbers(torch.cat([y, x], 1), min(_FOLDS, len(x)), seed=seed)
+            judges = [*range(int(fold.max()) + 1)]
+        how: dict[str, Any] = {
+            "seed": seed,
+            "flow_options": self.flow_options,
+            "training": {
+                "learning_rate": self.learning_rate,
+                "batch_size": self.batch_size,
+                "max_epochs": self.max_epochs,
+                "patience": self.patience,
+            },
+        }
+        choice = select(
+            x,
+            y,
+            [(fold != number, fold == number) for number in judges],
+            members=members,
+            weights=weights,
+            seconds=seconds,
+            progress=bool(self.verbose),
+            **how,
+        )
+        fitter = CandidateFitter(x, y, weights, **how)
+        flow = fitter.fit(choice.candidate)
+        self.training_log_ = fitter.log
+        return fold, choice, flow
 
     def _train(
         self, train: Weighted, validation: Weighted, seed: int

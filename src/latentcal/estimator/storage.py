@@ -21,6 +21,7 @@ from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..model_classes import features_of
 from ..recalibration import Aligned
+from .selection import Selection
 
 if TYPE_CHECKING:
     from .predictor import TablePredictor
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "flow": (str,),
     "flow_options": (dict, type(None)),
+    "budget": (str, float),
+    "ensemble": (int, type(None)),
     "recalibration": (bool, str, type(None)),
     "validation_fraction": (float,),
     "calibration_fraction": (float,),
@@ -42,7 +45,7 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
 }
 """Parameters of a ``FlowRegressor`` and what they may be in a file."""
 
-_LATER: Mapping[str, Any] = {"order": None}
+_LATER: Mapping[str, Any] = {"order": None, "budget": "balanced", "ensemble": None}
 """Parameters that older files lack, and what they mean there."""
 
 _NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
@@ -81,6 +84,20 @@ def _is_undone(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and _is_count(value[0]) and _is_names(value[1])
 
 
+def _is_selection(value: Any) -> bool:
+    names = {each.name for each in dataclasses.fields(Selection)}
+    if not isinstance(value, dict) or set(value) != names or not _is_names(value["names"]):
+        return False
+    columns = [value[name] for name in ("nll", "behind", "errors", "seconds", "judged")]
+    return (
+        all(isinstance(each, list) and len(each) == len(value["names"]) for each in columns)
+        and all(type(number) in (int, float) for each in columns for number in each)
+        and type(value["chosen"]) is int
+        and 0 <= value["chosen"] < len(value["names"])
+        and isinstance(value["stopped"], str)
+    )
+
+
 _STATE: dict[str, Callable[[Any], bool]] = {
     "n_features_in_": _is_count,
     "feature_names_in_": _is_names,
@@ -92,8 +109,9 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "_trained_on": _is_fingerprint,
     "_note": lambda value: isinstance(value, str),
     "_undone": _is_undone,
+    "selection_": lambda value: value is None or _is_selection(value),
 }
-_OPTIONAL = {"feature_names_in_", "_note", "_undone"}
+_OPTIONAL = {"feature_names_in_", "_note", "_undone", "selection_"}
 
 
 class Stored(NamedTuple):
@@ -145,6 +163,8 @@ def read(path: str | os.PathLike[str]) -> Stored:
         for name, value in state.items()
     }
     state["training_log_"] = flows.TrainingLog(**state["training_log_"])
+    if state.get("selection_") is not None:
+        state["selection_"] = Selection(**state["selection_"])
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
     state["_undone"] = None if undone is None else Undone(undone[0], tuple(undone[1]))
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model

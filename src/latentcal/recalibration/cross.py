@@ -187,6 +187,7 @@ def calibrate_out_of_fold(
     y: Any,
     *,
     fit: Callable[[CalibrationSample], RadiusLaw] | None = None,
+    weights: Tensor | None = None,
     order: Literal["time"] | None = None,
 ) -> ConditionalFlow:
     """A flow trained on all rows, calibrated by flows that are there already: see :func:`cross_calibrate`.
@@ -198,6 +199,7 @@ def calibrate_out_of_fold(
         x: (n, p) features, or None for unconditional flows.
         y: (n, d) outputs.
         fit: law of the radius to fit, such as ``StackedRadius.fit``; None climbs the ladder.
+        weights: (n,) of the rows; equal if None.
         order: ``"time"`` for rows that follow each other.
     """
     check_order(order)
@@ -206,7 +208,7 @@ def calibrate_out_of_fold(
         raise ValueError(
             f"fold must have a number from 0 to {len(fold_flows) - 1} for each of the {len(outputs)} rows."
         )
-    return _calibrate(flow, fold_flows, fold, features, outputs, fit, order=order)[0]
+    return _calibrate(flow, fold_flows, fold, features, outputs, fit, weights=weights, order=order)[0]
 
 
 def _calibrate(
