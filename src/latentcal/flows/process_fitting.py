@@ -19,6 +19,7 @@ _MANY_ROWS = 2000
 _JITTER = 1e-8
 _SMALLEST_NOISE = 1e-4  # variance, where that of the output is 1
 _FIRST_ROWS = 250  # for a start; all rows then go on from there
+_FOLD_ROWS = 400  # for the steps without a fold
 _SAME, _OWN = (True, 0.4), (False, 0.8)  # penalties on length scales that are not the common one
 _CLEAR = 20.0  # nats
 
@@ -99,7 +100,7 @@ def _fit_output(
     tried: int,
 ) -> _Output:
     def infer(drawn: Tensor, start: _Kernel | None = None) -> _Posterior:
-        drawn = drawn[:tried]
+        drawn = drawn[: tried if start is None else min(tried, _FOLD_ROWS)]
         kernel = _learn_kernel(rows[drawn], target[drawn], weights[drawn], start)
         if len(points) == len(rows):
             return _Exact(rows, target, weights, kernel)

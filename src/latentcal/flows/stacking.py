@@ -11,7 +11,8 @@ from torch import Tensor
 
 _COMMON_ROWS = 50  # with what weight, in rows, weights are drawn to those that all outputs share
 _SHRINKAGE = 3.0  # penalty on weights of log scales
-_LARGEST = 1.0  # of these weights
+_LARGEST_SUM = 1.2  # of these weights
+_FREEDOM = 4.0  # degrees of freedom of residuals that log scales are judged by
 
 
 def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -48,12 +49,13 @@ def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
 
 
 def log_scale_weights(guesses: Tensor, residuals: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Weights (j, d) and levels (d,) of log scales, those of the largest held-out normal likelihood.
+    r"""Weights (j, d) and levels (d,) of log scales by what they say of held-out residuals.
 
-    .. math:: \log s_k(x) = c_k + \sum_j w_{jk} g_{jk}(x), \qquad 0 \le w_{jk} \le 1
+    .. math:: \log s_k(x) = c_k + \sum_j w_{jk} g_{jk}(x), \qquad w_{jk} \ge 0, \quad \sum_j w_{jk} \le 1.2
 
-    with a small penalty on w. The likelihood is concave in c and w, and largest where standardised residuals
-    have mean square 1.
+    The weights are those of the largest likelihood of t-distributed residuals, less a small penalty: a few
+    rows that are far off do not decide. It is concave in c and w. The levels are such that standardised
+    residuals have mean square 1.
 
     Args:
         guesses: g, (j, n, d) held-out log scales.
@@ -78,16 +80,14 @@ def _fit_log_scale(
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         log_scale = values[0] + columns @ values[1:]
-        ratio = square * np.exp(-2 * log_scale)
-        slope, penalty = weights * (1 - ratio), _SHRINKAGE * values[1:]
-        value = weights @ (log_scale + ratio / 2) + penalty @ values[1:] / 2
+        ratio = square * np.exp(-2 * log_scale) / _FREEDOM
+        slope = weights * (1 - (_FREEDOM + 1) * ratio / (1 + ratio))
+        penalty = _SHRINKAGE * values[1:]
+        value = weights @ (log_scale + (_FREEDOM + 1) / 2 * np.log1p(ratio)) + penalty @ values[1:] / 2
         return value, np.r_[slope.sum(), columns.T @ slope + penalty]
 
-    found = minimize(
-        loss,
-        np.zeros(1 + columns.shape[1]),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-20.0, 20.0)] + [(0.0, _LARGEST)] * columns.shape[1],
-    ).x
-    return math.log(unit) + found[0] - float(center @ found[1:]), found[1:]
+    start, bounds = np.zeros(1 + columns.shape[1]), [(-20.0, 20.0)] + [(0.0, 1.0)] * columns.shape[1]
+    own = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x[1:]
+    own = own * min(1.0, _LARGEST_SUM / max(own.sum(), 1e-300))
+    left = float(np.average(square * np.exp(-2 * columns @ own), weights=weights)) or 1.0
+    return math.log(unit) + math.log(left) / 2 - float(center @ own), own
