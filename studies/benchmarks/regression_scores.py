@@ -32,7 +32,7 @@ class Forecast(NamedTuple):
         draws: (s, n, d) independent draws.
         mean: (n, d).
         log_prob: log density, (k, n, d) -> (k, n); None where the method has none.
-        contains: whether its own region of probability 0.9 contains y, (n, d) -> (n,); None where it has none.
+        contains: whether its own region of probability 0.9 contains y, (n, d) -> (n,); None without one.
     """
 
     draws: Tensor
@@ -62,7 +62,9 @@ def score_forecast(forecast: Forecast, y: Tensor, seed: int = 0) -> Scores:
     """
     draws = forecast.draws
     if not bool(torch.isfinite(draws).all()):
-        raise ValueError(f"{int((~torch.isfinite(draws)).sum())} of {draws.numel()} drawn values are infinite.")
+        raise ValueError(
+            f"{int((~torch.isfinite(draws)).sum())} of {draws.numel()} drawn values are infinite."
+        )
     source = torch.Generator().manual_seed(seed)
     energy = lc.metrics.energy_score(draws, y)
     marginal = rank_among(y, draws, source)
@@ -102,15 +104,17 @@ def rank_among(value: Tensor, values: Tensor, source: torch.Generator) -> Tensor
 
 
 def distances_to_others(y: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean distance of y (n, d) and of each draw (s, n, d) to all others of these s + 1 points: (n,), (s, n)."""
+    """Mean distance of y (n, d) and of each draw (s, n, d) to the other s points: (n,) and (s, n)."""
     points = torch.cat([y[None], draws]).transpose(0, 1)
-    sums = torch.stack([torch.cdist(part, part).sum(1) for part in points])
-    mean = sums.T / len(draws)
+    exact = "donot_use_mm_for_euclid_dist"
+    sums = torch.stack([torch.cdist(part, part, compute_mode=exact).sum(1) for part in points])
+    # Equal points have equal distances, in whatever order they are added up.
+    mean = (sums.T / len(draws)).round(decimals=9)
     return mean[0], mean[1:]
 
 
 def interval_score(draws: Tensor, y: Tensor, coverage: float = COVERAGE) -> Tensor:
-    """Interval score of the central interval of each output, mean over the outputs; (s, n, d), (n, d) -> (n,).
+    """Interval score of central intervals, mean over the outputs; (s, n, d), (n, d) -> (n,).
 
     It is the width of the interval, plus 2 / (1 - coverage) times the distance of a y outside to it.
     """

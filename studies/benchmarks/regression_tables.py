@@ -43,7 +43,13 @@ OTHERS = (
     "wage",  # 10,000, 2, one of them binary
 )
 TABLES = (*NAMED, *OTHERS)
-DISCRETE = ("scpf", "edm", "wq", "births1", "wage")  # an output has at most 30 values: densities have no bound
+DISCRETE = (
+    "scpf",
+    "edm",
+    "wq",
+    "births1",
+    "wage",
+)  # an output has at most 30 values: densities have no bound
 MOST_ROWS = 3_000  # of a split, for training and test
 TEST_SHARE = 0.2
 MOST_LEVELS = 20  # of a text column that becomes features
