@@ -177,7 +177,8 @@ def run(arguments: argparse.Namespace) -> None:
         if not wanted:
             continue
         case = split_table(table, read_once(table), split)
-        known = {m: s for (t, m), s in stopped_before(records).items() if t == table and m in wanted}
+        stopped = {} if arguments.again else stopped_before(records)
+        known = {m: status for (t, m), status in stopped.items() if t == table and m in wanted}
         lines = [(make_line(case, method, math.nan, status, None), None) for method, status in known.items()]
         if known.keys() != {*wanted}:
             lines = run_family(family, case, wanted)
