@@ -42,6 +42,8 @@ def info(folder: Path, as_json: bool) -> None:
         return
     for title, text in _describe(folder, card):
         click.echo(f"{title + ':':<15} {printable(text)}")
+    if tried := card.get("selection"):
+        click.echo("\n".join(map(printable, tried)))
 
 
 def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._internal.columns import find_stray
 from .._internal.hints import Argument, ArgumentError
-from .._internal.names import spell, suggest
+from .._internal.names import AUTO, spell, suggest
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
@@ -121,9 +121,15 @@ def fit_table(
         source, data, rules, settings
     )
     counts = {name: len(parts[name].x) for name in _PARTS if name in parts}
-    say(f"Rows: {', '.join(f'{count:,} {part}' for part, count in counts.items() if part != 'test')}.")
+    in_turn = "" if "validation" in counts else ", each held out in its turn"
+    rows = ", ".join(f"{count:,} {part}" for part, count in counts.items() if part != "test")
+    say(f"Rows: {rows}{in_turn}.")
     estimator = _train(parts, rules, settings)
-    say(f"Training: {estimator.training_log_}.")
+    if estimator.selection_ is not None:
+        for line in str(estimator.selection_).splitlines():
+            say(line)
+    if estimator.training_log_.train_loss:
+        say(f"Training: {estimator.training_log_}.")
     if settings.repairs:
         say(f"Calibration: {estimator.calibration_}.")
     facts: dict[str, Any] = {
@@ -132,6 +138,8 @@ def fit_table(
         "recalibration": settings.recalibration if estimator.model_.recalibration is not None else "none",
         "rows": counts,
     }
+    if estimator.selection_ is not None:
+        facts["selection"] = str(estimator.selection_).splitlines()
     facts |= {} if settings.weights is None else {"weights": settings.weights}
     model, report = Model(estimator, rules, facts), None
     test = parts["test"]
@@ -148,11 +156,13 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
     """Rows of the data for each part that has no rows of its own: at random, or blocks in time."""
     order = _order_rows(data, settings)
     counts = {"test": round(settings.test_share * len(data))}
-    share = max(_FEWEST, round(_SHARE * (len(data) - counts["test"])))
-    if "validation" not in settings.files:
+    rest = len(data) - counts["test"]
+    share, in_turn = max(_FEWEST, round(_SHARE * rest)), _holds_out_in_turn(rest, settings)
+    if "validation" not in settings.files and not in_turn:
         counts["validation"] = share
     if (
         settings.repairs
+        and not in_turn
         and "calibration" not in settings.files
         and not _calibrates_with_others(data, settings)
     ):
@@ -163,6 +173,14 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
     if settings.order is None:
         return {**dict(zip(counts, others, strict=True)), "train": train.sort().values}
     return {name: rows.flip(0) for name, rows in zip((*counts, "train"), (*others, train), strict=True)}
+
+
+def _holds_out_in_turn(n: int, settings: Settings) -> bool:
+    """Whether the estimator sets no rows aside, but holds out each in its turn."""
+    from ..estimator.regressor import FEWEST_TO_SPLIT
+
+    chooses = settings.flow == AUTO and not settings.files and settings.order is None
+    return chooses and n < FEWEST_TO_SPLIT
 
 
 def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
@@ -230,7 +248,7 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
     }
     x, y, weights = frames["train"]
     calibration = frames.get("calibration")
-    estimator.fit(x, y, validation=frames["validation"], calibration=calibration, weights=weights)
+    estimator.fit(x, y, validation=frames.get("validation"), calibration=calibration, weights=weights)
     return estimator.set_params(verbose=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from .._internal.hints import replace_in_error
-from .._internal.names import AUTO, FLOWS, LAWS, spell, suggest
+from .._internal.names import AUTO, BUDGETS, FLOWS, LAWS, spell, suggest
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -22,7 +22,7 @@ Decorator = Callable[[Command], Command]
 STREAM = "-"
 """What stands for the standard input or output in place of a file."""
 
-FLOW_NAMES = tuple(name.replace("_", "-") for name in FLOWS)
+FLOW_NAMES = (AUTO, *(name.replace("_", "-") for name in FLOWS))
 _LAW_NAMES = tuple(name.replace("_", "-") for name in LAWS)
 RECALIBRATION_NAMES = (_LAW_NAMES[0], AUTO, *_LAW_NAMES[1:])
 
@@ -48,6 +48,25 @@ class Names(click.ParamType):
         if isinstance(value, tuple):
             return value
         return tuple(name.strip() for name in next(csv.reader([value]), []) if name.strip())
+
+
+class Budget(click.ParamType):
+    """A name of a budget, or a number of seconds."""
+
+    name = "|".join([*BUDGETS, "seconds"])
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | float:
+        if value in BUDGETS:
+            return str(value)
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{value!r} is neither one of {', '.join(BUDGETS)} nor a number of seconds.", param, ctx)
+        return seconds
 
 
 class Levels(click.ParamType):

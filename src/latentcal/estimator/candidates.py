@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,21 +28,30 @@ _BATCHES = ((1000, 64), (5000, 128))  # rows below which a step takes so many; e
 
 @dataclass(frozen=True)
 class Candidate:
-    """A location and a scale that depend on x, and the law of the standardised residuals.
+    """A location m and a scale s that depend on x, and a flow above them or beside them.
 
     Args:
         stage: kind of location and scale, see :func:`latentcal.flows.fit_stage`; None for none.
-        members: autoregressive flows whose mean the residuals follow; 0 for a normal law.
+        members: autoregressive flows whose mean is taken; 0 for normal residuals of the stage.
+        residuals: whether the flows are of the stage's residuals, or of y.
+        sees_x: whether flows above a stage see x, or m and s alone.
     """
 
     stage: StageKind | None
     members: int = 0
+    residuals: bool = True
+    sees_x: bool = False
 
     def __str__(self) -> str:
         flow = f"mean of {self.members} flows" if self.members > 1 else "flow"
         if self.stage is None:
             return flow
-        return _STAGES[self.stage][2] + (f" + {flow}" if self.members else "")
+        name = _STAGES[self.stage][2]
+        if self.members == 0:
+            return name
+        if self.residuals:
+            return f"{name} + {flow}"
+        return f"{flow} given {'x and ' if self.sees_x else ''}{name}"
 
     def is_possible(self, n: int) -> bool:
         """Whether n rows are enough for it, and not too many."""
@@ -58,6 +67,16 @@ SIMPLE = tuple(Candidate(stage) for stage in ("ridge", "ridge_scale", "gp", "boo
 """Stages with normal residuals, the simplest first."""
 
 
+def list_flows(stage: StageKind, members: int) -> list[Candidate]:
+    """Flows alone and, the simplest first, those above or beside a stage."""
+    return [
+        Candidate(None, members),
+        Candidate(stage, members),
+        Candidate(stage, members, residuals=False),
+        Candidate(stage, members, residuals=False, sees_x=True),
+    ]
+
+
 class CandidateFitter:
     """Fits candidates to the same rows, which are standardised; what several of them share is fitted once.
 
@@ -65,6 +84,7 @@ class CandidateFitter:
         x: (n, p) features.
         y: (n, d) outputs.
         weights: (n,) of the rows; equal if None.
+        contiguous: whether folds are blocks of rows, as for rows in time order.
         seed: of all random choices.
         flow_options: of the autoregressive flows.
         training: options of ``train_flow``; fewer than 5,000 rows are taken in smaller batches.
@@ -76,6 +96,7 @@ class CandidateFitter:
         y: Tensor,
         weights: Tensor | None = None,
         *,
+        contiguous: bool = False,
         seed: int = 0,
         flow_options: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
@@ -88,36 +109,42 @@ class CandidateFitter:
             self.training["batch_size"] = min(small, self.training.get("batch_size", small))
         self.log = TrainingLog(stopped="nothing was trained by steps")
         """Losses of the flow that was trained last."""
+        self._fold = fold_numbers(
+            torch.cat([y, x], 1), min(_FOLDS, len(x)), contiguous=contiguous, seed=seed
+        )
         self._stages: dict[str, StageFit] = {}
+        self._flows: dict[Candidate, list[AutoregressiveFlow]] = {}
 
     def fit(self, candidate: Candidate) -> ConditionalFlow:
-        """The candidate, fitted to all rows; a flow above a stage learns from out-of-fold residuals."""
-        if candidate.stage is None:
-            fold = fold_numbers(torch.cat([self.y, self.x], 1), min(_FOLDS, len(self.x)), seed=self.seed)
-            return self._train(self.x, self.y, fold, candidate.members)
-        if candidate.stage not in self._stages:
-            self._stages[candidate.stage] = fit_stage(
-                candidate.stage, self.x, self.y, seed=self.seed, sample_weight=self.weights
+        """The candidate, fitted to all rows; a flow above a stage learns from out-of-fold locations."""
+        kind = candidate.stage
+        if kind is None:
+            return self._average(candidate, self.x, self.y)
+        if kind not in self._stages:
+            self._stages[kind] = fit_stage(
+                kind, self.x, self.y, folds=self._fold, seed=self.seed, sample_weight=self.weights
             )
-        fitted = self._stages[candidate.stage]
+        stage = self._stages[kind]
         if candidate.members == 0:
-            return fitted.gaussian
-        return fitted.below(self._train(*fitted.rows(self.x, self.y), fitted.fold, candidate.members))
+            return stage.gaussian
+        rows = stage.rows(self.x, self.y, residuals=candidate.residuals, with_x=candidate.sees_x)
+        return stage.below(self._average(candidate, *rows), residuals=candidate.residuals)
 
-    def _train(self, x: Tensor, y: Tensor, fold: Tensor, members: int) -> ConditionalFlow:
+    def _average(self, candidate: Candidate, x: Tensor, y: Tensor) -> ConditionalFlow:
         """The mean of flows of which each leaves out another fold, by which its training ends."""
-        flows = []
-        for number in range(members):
-            held_out = fold == number % (int(fold.max()) + 1)
-            parts = [
-                (x[rows], y[rows], None if self.weights is None else self.weights[rows])
-                for rows in (~held_out, held_out)
-            ]
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(self.seed + number)
-                flow = AutoregressiveFlow(y.shape[1], x.shape[1], **self.flow_options)
-            train_x, train_y, weights = parts[0]
-            options = {**self.training, "weights": weights, "seed": self.seed + number}
-            self.log = train_flow(flow, train_x, train_y, validation=parts[1], **options)
-            flows.append(flow.double())
-        return AveragedFlow(flows)
+        flows = self._flows.setdefault(replace(candidate, members=0), [])
+        for number in range(len(flows), candidate.members):
+            flows.append(self._train(x, y, self._fold == number % (int(self._fold.max()) + 1), number))
+        return AveragedFlow(flows[: candidate.members])
+
+    def _train(self, x: Tensor, y: Tensor, held_out: Tensor, number: int) -> AutoregressiveFlow:
+        (train_x, train_y, weights), validation = (
+            (x[rows], y[rows], None if self.weights is None else self.weights[rows])
+            for rows in (~held_out, held_out)
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed + number)
+            flow = AutoregressiveFlow(y.shape[1], x.shape[1], **self.flow_options)
+        options = {**self.training, "weights": weights, "seed": self.seed + number}
+        self.log = train_flow(flow, train_x, train_y, validation=validation, **options)
+        return flow.double()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ _IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in
 
 Repair = Callable[..., ConditionalFlow]
 """``repair(flow, x, y, weights=..., batch_size=...)`` recalibrates a flow."""
+Trial = tuple[Tensor, ConditionalFlow, Callable[[], ConditionalFlow]]
+"""Mask (n,) of held-out rows, a model that has not seen them, and what makes the recalibrated one."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +97,46 @@ def measure_held_out_change(
     else:
         fold = fold_numbers(torch.cat([x, y], 1), min(_FOLDS, n))
         parts = [fold == number for number in range(int(fold.max()) + 1)]
+
+    def trials() -> Iterator[Trial]:
+        for held_out in parts:
+            seen = ~held_out
+            own = None if weights is None else weights[seen]
+            yield held_out, before, partial(repair, flow, x[seen], y[seen], weights=own, batch_size=ROWS)
+
+    return compare_held_out(trials(), x, y, weights=weights, in_time=in_time, seed=seed)
+
+
+def compare_held_out(
+    trials: Iterable[Trial],
+    x: Tensor,
+    y: Tensor,
+    *,
+    weights: Tensor | None = None,
+    in_time: bool = False,
+    seed: int = 0,
+) -> HeldOutChange:
+    """What recalibrations change on rows that neither they nor the models before them have seen.
+
+    Args:
+        trials: for each part of the rows, its mask (n,), the model before, and what makes the one after.
+        x: (n, p) features.
+        y: (n, d) outputs.
+        weights: (n,) of the rows; equal if None.
+        in_time: whether the rows are in time order, and one part is their end.
+        seed: of the draws.
+    """
+    parts = list(trials)
     size = y.std(0).clamp(min=1e-300)
     changes: list[tuple[Tensor, ...]] = []
-    for held_out in parts:
-        seen = ~held_out
+    for held_out, before, make in parts:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the repair of all rows says the same
-            after = repair(
-                flow, x[seen], y[seen], weights=None if weights is None else weights[seen], batch_size=ROWS
-            )
+            after = make()
         rows = held_out.nonzero().reshape(-1)
         few = rows[:: -(-len(rows) // max(1, _ROWS // len(parts)))]
         nll = [_nll(model, x[rows], y[rows]) for model in (after, before)]
-        energy = [_energy(model, x[few], y[few], size, seed) for model in (after, before)]
+        energy = [draw_energy(model, x[few], y[few], size, seed) for model in (after, before)]
         own = torch.ones_like(y[:, 0]) if weights is None else weights
         changes.append((*nll, own[rows], *energy, own[few]))
     after_nll, before_nll, share, after_energy, before_energy, few_share = map(
@@ -132,6 +162,9 @@ def _nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
     return -torch.cat([model(a).log_prob(b) for a, b in zip(x.split(ROWS), y.split(ROWS), strict=True)])
 
 
-def _energy(model: ConditionalFlow, x: Tensor, y: Tensor, size: Tensor, seed: int) -> Tensor:
+def draw_energy(
+    model: ConditionalFlow, x: Tensor, y: Tensor, size: Tensor | float = 1.0, seed: int = 0
+) -> Tensor:
+    """Energy scores (n,) of 32 draws, with outputs in units of a size (d,)."""
     draws = model(x).sample((_DRAWS,), torch.Generator().manual_seed(seed))
     return energy_score(draws / size, y / size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,17 +25,17 @@ from sklearn.utils import check_random_state
 from .. import flows
 from .._internal.names import AUTO, FLOWS
 from .._internal.numerics import as_tensor
-from .._internal.validate import as_weights, as_whole, check_size
+from .._internal.validate import as_weights, check_size
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
-from ..radius.folds import fold_numbers
 from ..recalibration import autocalibrate, latent_norms
 from ..recalibration.cross import calibrate_out_of_fold
 from ..recalibration.rows import check_order
 from .candidates import CandidateFitter
+from .harm import compare_held_out
 from .predictor import (
     FEWEST_CALIBRATION,
     FewCalibrationRowsWarning,
@@ -47,12 +47,13 @@ from .predictor import (
     column_names,
     float64_copy,
 )
-from .selection import BUDGETS, Choice, select
+from .selection import Budget, Choice, Part, out_of_fold_pairs, select, split_in_folds
 from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
-_FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn instead
-_FOLDS = 5
+_FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
+FEWEST_TO_SPLIT = 1000
+"""Rows below which ``"auto"`` holds each out in its turn, instead of setting some aside."""
 
 
 class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
@@ -128,7 +129,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
     def __init__(
         self,
-        flow: str | Callable[..., ConditionalFlow] = "convex_potential",
+        flow: str | Callable[..., ConditionalFlow] = "auto",
         *,
         flow_options: dict[str, Any] | None = None,
         budget: str | float = "balanced",
@@ -189,7 +190,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
-        crossed = self.flow == AUTO and len(x) < _FEWEST_TO_SPLIT and self.order is None
+        chooses = self._chooses(len(x))
+        crossed = chooses and len(x) < FEWEST_TO_SPLIT and self.order is None
         crossed = crossed and validation is None and calibration is None
         shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
@@ -216,10 +218,11 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         # Layers take their first weights from torch's global generator, whose state is the user's.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            if self.flow == AUTO:
-                fold, choice, flow = self._select(units, seed)
-            else:
+            choice = self._select(units, seed) if chooses else None
+            if choice is None:
                 flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
+            else:
+                flow, self.training_log_ = self._refit(choice, units, seed)
 
         def in_units(flow: ConditionalFlow) -> ConditionalFlow:
             # Answers are float64: in float32 their last digits depend on which rows are asked together.
@@ -227,19 +230,13 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
         self.base_model_: ConditionalFlow = in_units(flow)
         self.model_: ConditionalFlow = self.base_model_
-        self.selection_ = choice.selection if self.flow == AUTO else None
+        self.selection_ = None if choice is None else choice.selection
         self._norms, self._note, self._undone = torch.empty(0, dtype=torch.float64), "", None
         if repair is None:
             return self
         if crossed:
-            law = None if repair is autocalibrate else repair.keywords["fit"]
-            folds = [in_units(each) for each in choice.flows]
-            model = calibrate_out_of_fold(self.base_model_, folds, fold, x, y, fit=law, weights=weights)
-            self._norms = model.recalibration.norms.double().sort().values
-            if choice.helps:
-                self.model_, self._note = model, "each held out in its turn"
-            else:
-                self._note = f"on {len(x)} rows, each held out in its turn, recalibration would not help"
+            assert choice is not None
+            self._calibrate_out_of_fold(parts["train"], [*map(in_units, choice.flows)], choice.fold, repair)
             return self
         x, y, _ = parts["calibration"]
         self._norms = latent_norms(self.base_model_, x, y).double().sort().values
@@ -319,54 +316,91 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
 
-    def _select(self, units: Mapping[str, Weighted], seed: int) -> tuple[Tensor, Choice, ConditionalFlow]:
-        """Folds of the rows, the choice among candidates, and the chosen one fitted to all of them."""
-        if self.budget not in BUDGETS and not isinstance(self.budget, (int, float)):
+    def _chooses(self, n: int) -> bool:
+        """Whether the flow is chosen among several, or a mean of several."""
+        if self.flow == AUTO:
+            return n >= _FEWEST_TO_CHOOSE
+        if self.ensemble in (None, 1):
+            return False
+        if self.flow != "autoregressive":
             raise ValueError(
-                f"budget must be one of {[*BUDGETS]} or a number of seconds, got {self.budget!r}."
+                f"ensemble={self.ensemble} is a mean of autoregressive flows, which has a latent: it takes "
+                f"flow='auto' or flow='autoregressive', got {self.flow!r}. For the mixture of densities of "
+                "other flows see cross_calibrate(..., ensemble=True)."
             )
-        seconds = math.inf if self.budget in BUDGETS else float(self.budget)
-        members = (
-            BUDGETS.get(self.budget, 5) if self.ensemble is None else as_whole(self.ensemble, "ensemble")
-        )
-        parts = [units[name] for name in ("train", "validation") if name in units]
-        x, y = (torch.cat([part[i] for part in parts]) for i in range(2))
-        weights = None if parts[0][2] is None else torch.cat([part[2] for part in parts])
-        if len(parts) == 2:
-            fold = (torch.arange(len(x)) >= len(parts[0][0])).long()
-            judges = [1]
+        return True
+
+    def _select(self, units: Mapping[str, Weighted], seed: int) -> Choice:
+        """The choice among candidates, by each fold in its turn or by the validation rows."""
+        budget = Budget.of(self.budget, self.ensemble)
+        x, y, weights = _join_rows(units)
+        if "validation" in units:
+            seen = torch.arange(len(x)) < len(units["train"][0])
+            parts = [Part(seen, ~seen)]
         else:
-            fold = fold_numbers(torch.cat([y, x], 1), min(_FOLDS, len(x)), seed=seed)
-            judges = [*range(int(fold.max()) + 1)]
-        how: dict[str, Any] = {
-            "seed": seed,
-            "flow_options": self.flow_options,
-            "training": {
-                "learning_rate": self.learning_rate,
-                "batch_size": self.batch_size,
-                "max_epochs": self.max_epochs,
-                "patience": self.patience,
-            },
-        }
-        choice = select(
+            parts = split_in_folds(x, y, budget.folds, seed)
+        return select(
             x,
             y,
-            [(fold != number, fold == number) for number in judges],
-            members=members,
+            parts,
+            budget=budget,
+            alone=self.flow != AUTO,
             weights=weights,
-            seconds=seconds,
             progress=bool(self.verbose),
-            **how,
+            **self._fitting(seed),
         )
-        fitter = CandidateFitter(x, y, weights, **how)
-        flow = fitter.fit(choice.candidate)
-        self.training_log_ = fitter.log
-        return fold, choice, flow
+
+    def _refit(
+        self, choice: Choice, units: Mapping[str, Weighted], seed: int
+    ) -> tuple[ConditionalFlow, flows.TrainingLog]:
+        """The chosen candidate, fitted to the rows that trained and to those that judged."""
+        fitter = CandidateFitter(*_join_rows(units), **self._fitting(seed))
+        return fitter.fit(choice.candidate), fitter.log
+
+    def _fitting(self, seed: int) -> dict[str, Any]:
+        """How candidates are fitted."""
+        names = ("learning_rate", "batch_size", "max_epochs", "patience")
+        return {
+            "contiguous": self.order is not None,
+            "seed": seed,
+            "flow_options": self.flow_options,
+            "training": {name: getattr(self, name) for name in names},
+        }
+
+    def _calibrate_out_of_fold(
+        self,
+        rows: Weighted,
+        flows: list[ConditionalFlow],
+        fold: Tensor,
+        repair: Callable[..., ConditionalFlow],
+    ) -> None:
+        """Recalibrate by flows that have not seen a row's fold, unless that harms rows it has not seen."""
+        x, y, weights = rows
+        law = None if repair is autocalibrate else repair.keywords["fit"]  # type: ignore[attr-defined]
+
+        def calibrate(
+            flow: ConditionalFlow, others: list[ConditionalFlow], fold: Tensor, own: Tensor
+        ) -> ConditionalFlow:
+            share = None if weights is None else weights[own]
+            return calibrate_out_of_fold(flow, others, fold, x[own], y[own], fit=law, weights=share)
+
+        trials = (
+            (own, flow, partial(calibrate, flow, others, numbers, ~own))
+            for own, flow, others, numbers in out_of_fold_pairs(flows, fold)
+        )
+        model = calibrate(self.base_model_, flows, fold, torch.ones_like(fold, dtype=torch.bool))
+        self._norms = model.recalibration.norms.double().sort().values
+        change = compare_held_out(trials, x, y, weights=weights)
+        if change.harms:
+            self._note = f"recalibration would make it worse ({change})"
+        else:
+            self.model_, self._note = model, str(change)
 
     def _train(
         self, train: Weighted, validation: Weighted, seed: int
     ) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        make, options = choose("flow", self.flow, FLOWS), self.flow_options or {}
+        name = "linear_gaussian" if self.flow == AUTO else self.flow  # where rows are too few to choose
+        make, options = choose("flow", name, FLOWS), self.flow_options or {}
         x, y, weights = train
         if make is flows.LinearGaussianFlow:
             return fit_ridge(x, y, validation, weights=weights, **options)
@@ -428,6 +462,13 @@ def _split_rows(
         name: (x[own], y[own], None if weights is None else as_weights(weights[own], len(own)))
         for name, own in zip([*shares, "train"], rows, strict=True)
     }
+
+
+def _join_rows(units: Mapping[str, Weighted]) -> Weighted:
+    """The rows that train and, after them, those that judge, if any."""
+    parts = [units[name] for name in ("train", "validation") if name in units]
+    weights = None if parts[0][2] is None else torch.cat([part[2] for part in parts])
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), weights
 
 
 def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:

@@ -5,66 +5,132 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._internal.names import BUDGETS
 from .._internal.paired import mean_and_error
 from .._internal.progress_bar import ProgressBar
+from .._internal.validate import as_whole
+from ..diagnostics.comparison import is_energy_worse
 from ..flow import ConditionalFlow
 from ..radius.calibration_sample import CalibrationSample
 from ..radius.folds import fold_numbers
 from ..radius.stacked import StackedRadius
-from .candidates import SIMPLE, Candidate, CandidateFitter
+from .candidates import SIMPLE, Candidate, CandidateFitter, list_flows
+from .harm import draw_energy
 
-BUDGETS: Mapping[str, int] = {"fast": 1, "balanced": 5, "best": 10}
-"""How many flows are averaged."""
 _FAR = 10.0  # nats: beyond, one row's difference tells no more
 _WORTH = 0.01  # nats: a smaller difference is none
+_TIED = 1 / 3  # of a standard error
 _FEWEST_TO_DROP, _OUT_OF_REACH = 50, 3.0  # rows that must have judged, and standard errors behind
+_REPAIRABLE = 0.3  # nats that recalibration, or the mean of more flows, may gain
+_ENERGY_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much ``flow="auto"`` may try.
+
+    Args:
+        members: flows in a mean.
+        folds: parts of which each judges models of the others, for small tables.
+        seconds: of processor time after which no further model is tried.
+    """
+
+    members: int = 5
+    folds: int = 5
+    seconds: float = math.inf
+
+    @classmethod
+    def of(cls, budget: Any, ensemble: int | None = None) -> Budget:
+        """That of a name or of a number of seconds; ``ensemble`` is a number of flows of one's own."""
+        if isinstance(budget, str) and budget in _BUDGETS:
+            own = _BUDGETS[budget]
+        elif isinstance(budget, (int, float)) and not isinstance(budget, bool) and budget > 0:
+            own = Budget(seconds=float(budget))
+        else:
+            raise ValueError(
+                f"budget must be one of {[*_BUDGETS]} or a number of seconds, got {budget!r}."
+            )
+        members = own.members if ensemble is None else as_whole(ensemble, "ensemble")
+        return Budget(members, own.folds, own.seconds)
+
+
+_BUDGETS: Mapping[Any, Budget] = dict(
+    zip(BUDGETS, (Budget(1, 3), Budget(5, 5), Budget(10, 5)), strict=True)
+)
+
+
+class Tried(NamedTuple):
+    """A candidate, and how it predicts held-out rows.
+
+    Args:
+        name: what it is.
+        nll: mean NLL in standardised units, as after recalibration where that is better.
+        behind: how far it is behind the best one, in nats a row; a difference counts for at most 10.
+        error: standard error of that.
+        energy: mean energy score in standardised units; None for those that were behind in NLL.
+        judged: rows that it was judged on; one that is clearly behind is given up after a part of them.
+        seconds: processor time.
+    """
+
+    name: str
+    nll: float
+    behind: float
+    error: float
+    energy: float | None
+    judged: int
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Selection:
     """What was tried, how it predicts held-out rows, and what was chosen; printing it gives the table.
 
-    Each is judged as it would be after recalibration, by a law of the latent norm from other rows, where that
-    is better.
-
     Args:
-        names: of the candidates, the simplest first.
-        nll: mean NLL of each on held-out rows, in standardised units.
-        behind: how far each is behind the best one, in nats a row; differences count for at most 10.
-        errors: standard errors of these.
-        seconds: processor time that each took, over all parts.
-        judged: held-out rows that each was judged on; one that is clearly behind is given up after a part.
+        tried: the candidates, the simplest first.
         chosen: number of the chosen one.
         stopped: why others were not tried; "" where all were.
     """
 
-    names: list[str]
-    nll: list[float]
-    behind: list[float]
-    errors: list[float]
-    seconds: list[float]
-    judged: list[int]
+    tried: tuple[Tried, ...]
     chosen: int
     stopped: str = ""
 
     def __str__(self) -> str:
-        width = max(map(len, self.names))
-        lines = [f"Held-out NLL, nats a row ({max(self.judged):,} rows)"]
-        lines.append(f"    {'model':<{width}}  {'NLL':>8}  {'behind the best':>17}  {'CPU s':>7}")
-        for i, name in enumerate(self.names):
-            gap = f"{self.behind[i]:.3f} ± {self.errors[i]:.3f}"
-            if self.judged[i] < max(self.judged):
-                gap = f"after {self.judged[i]:,} rows"
-            mark = "->" if i == self.chosen else "  "
-            lines.append(f" {mark} {name:<{width}}  {self.nll[i]:>8.3f}  {gap:>17}  {self.seconds[i]:>7.1f}")
+        width, whole = max(len(each.name) for each in self.tried), max(each.judged for each in self.tried)
+        title = f"{'model':<{width}}  {'NLL':>8}  {'behind the best':>17}  {'energy score':>12}  {'CPU s':>7}"
+        lines = [f"Models on {whole:,} held-out rows, lower is better:", f"    {title}"]
+        for i, each in enumerate(self.tried):
+            gap = f"{each.behind:.3f} ± {each.error:.3f}"
+            gap = gap if each.judged == whole else f"after {each.judged:,} rows"
+            energy = "" if each.energy is None else f"{each.energy:.3f}"
+            lines.append(
+                f" {'->' if i == self.chosen else '  '} {each.name:<{width}}  {each.nll:>8.3f}  {gap:>17}  "
+                f"{energy:>12}  {each.seconds:>7.1f}"
+            )
         return "\n".join([*lines, *([f"Not all were tried: {self.stopped}."] if self.stopped else [])])
+
+
+class Part(NamedTuple):
+    """Masks (n,) of rows that are learned from, and of those that judge."""
+
+    seen: Tensor
+    held_out: Tensor
+
+
+class Choice(NamedTuple):
+    """The chosen candidate, the account of how, its fits without each part, and the part of each row (n,)."""
+
+    candidate: Candidate
+    selection: Selection
+    flows: list[ConditionalFlow]
+    fold: Tensor
 
 
 @dataclass
@@ -79,27 +145,168 @@ class _Trial:
     def __post_init__(self) -> None:
         self.log_prob = torch.full((self.n,), math.nan, dtype=torch.float64)
         self.norms = torch.full((self.n,), math.nan, dtype=torch.float64)
+        self.after = self.log_prob
+        """Held-out log-likelihood after recalibration, where that is better."""
+        self.energy: Tensor | None = None
 
-    def judge(self, fitter: CandidateFitter, x: Tensor, y: Tensor, held_out: Tensor) -> None:
-        started = time.process_time()
-        flow = fitter.fit(self.candidate)
+    @property
+    def judged(self) -> int:
+        return int((~torch.isnan(self.log_prob)).sum())
+
+    def judge(self, flow: ConditionalFlow, x: Tensor, y: Tensor, held_out: Tensor) -> None:
         with torch.no_grad():
             z, log_abs_det = flow.encode(y[held_out], x[held_out])
             self.log_prob[held_out] = (flow.base.log_prob(z) + log_abs_det).double()
             self.norms[held_out] = flow.base.norm_of(z).double()
-        self.flows.append(flow)
-        self.seconds += time.process_time() - started
 
-    def scores(self, fold: Tensor, weights: Tensor | None) -> Tensor:
-        """Held-out log-likelihood (n,), as it is or after recalibration; NaN where it was not judged."""
-        after = recalibrated_log_prob(self.log_prob, self.norms, self.flows[0], fold, weights)
-        known = ~torch.isnan(after)
-        better = float(_clip(after - self.log_prob)[known].mean()) > 0
-        return after if better else self.log_prob
+
+class _Race:
+    """Candidates that are fitted to the same rows and judged by the same others, one after the other.
+
+    Args:
+        x: (n, p) features.
+        y: (n, d) outputs.
+        parts: what learns and what judges.
+        fitters: of candidates, one for each part.
+        weights: (n,) of the rows; equal if None.
+        seconds: of processor time after which nothing more is tried.
+        contiguous: whether rows are in time order.
+        bar: to tell of progress.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        parts: Sequence[Part],
+        fitters: Sequence[CandidateFitter],
+        weights: Tensor | None,
+        *,
+        seconds: float,
+        contiguous: bool,
+        bar: ProgressBar,
+    ) -> None:
+        self.x, self.y, self.parts, self.fitters, self.bar = x, y, parts, fitters, bar
+        self.weights = torch.ones(len(y), dtype=torch.float64) if weights is None else weights
+        self.contiguous, self.seconds, self.stopped = contiguous, seconds, ""
+        self.trials: list[_Trial] = []
+        self._started = time.process_time()
+        self._n = min(int(part.seen.sum()) for part in parts)
+        self._judges = sum(int(part.held_out.sum()) for part in parts)
+        self._part = torch.full((len(y),), -1)
+        for number, part in enumerate(parts):
+            self._part[part.held_out] = number
+        self._fold = self._part.clone()
+        if len(parts) == 1:  # the law of the norm is then judged within the one part
+            rows = parts[0].held_out
+            known = torch.cat([y[rows], x[rows]], 1)
+            self._fold[rows] = fold_numbers(known, min(5, len(known)), contiguous=contiguous)
+
+    def run(self, *candidates: Candidate) -> None:
+        """Try candidates, the simplest first."""
+        for candidate in candidates:
+            if not candidate.is_possible(self._n):
+                continue
+            if self.trials and time.process_time() - self._started > self.seconds:
+                self.stopped = f"the budget of {self.seconds:g} s was spent"
+                return
+            self._try(candidate)
+
+    def _try(self, candidate: Candidate) -> None:
+        leader = self.trials[self.best].log_prob if self.trials else None
+        trial, started = _Trial(candidate, len(self.y)), time.process_time()
+        for number, (fitter, part) in enumerate(zip(self.fitters, self.parts, strict=True)):
+            if number == 0 and candidate.members > 1:  # one flow tells whether more of them can be any good
+                trial.judge(fitter.fit(replace(candidate, members=1)), self.x, self.y, part.held_out)
+                if leader is not None and self._is_hopeless(trial, leader):
+                    break
+            trial.flows.append(fitter.fit(candidate))
+            trial.judge(trial.flows[-1], self.x, self.y, part.held_out)
+            self.bar.update()
+            if leader is not None and number + 1 < len(self.parts) and self._is_hopeless(trial, leader):
+                break
+        else:
+            after = recalibrated_log_prob(
+                trial.log_prob, trial.norms, trial.flows[0], self._fold, self.weights
+            )
+            gain = self._mean(after - trial.log_prob)[0]
+            trial.after = after if gain > 0 else trial.log_prob
+        trial.seconds = time.process_time() - started
+        self.trials.append(trial)
+
+    def _is_hopeless(self, trial: _Trial, leader: Tensor) -> bool:
+        behind, error = self._mean(leader - trial.log_prob)
+        return trial.judged >= _FEWEST_TO_DROP and behind > max(_OUT_OF_REACH * error, _REPAIRABLE)
+
+    @property
+    def best(self) -> int:
+        """Number of the candidate that is ahead of all others, one against one."""
+        best = next(i for i, trial in enumerate(self.trials) if trial.judged == self._judges)
+        for i in range(best + 1, len(self.trials)):
+            best = i if self.lead(i, best)[0] > 0 else best
+        return best
+
+    def lead(self, one: int, other: int) -> tuple[float, float]:
+        """What a candidate is ahead of another on rows that judged both, and its standard error."""
+        if self.trials[one].judged < self._judges:
+            return -math.inf, math.inf
+        return self._mean(self.trials[one].after - self.trials[other].after)
+
+    def choose(self) -> Choice:
+        """The simplest of those that are neither behind in likelihood nor clearly so in energy score."""
+        best = self.best
+        leads = [self.lead(best, i) for i in range(len(self.trials))]
+        tied = [
+            i
+            for i, (lead, error) in enumerate(leads)
+            if self.trials[i].judged == self._judges and lead <= max(_WORTH, _TIED * error)
+        ]
+        energy = {i: self._energy(self.trials[i]) for i in tied}
+        sharpest = min(tied, key=lambda i: float(energy[i].mean()))
+
+        def draws_badly(i: int) -> bool:
+            share = torch.ones_like(energy[i])
+            change = mean_and_error(
+                energy[i] - energy[sharpest], share, contiguous=self.contiguous, folds=max(len(self.parts), 2)
+            )
+            return is_energy_worse(*change, before=float(energy[sharpest].mean()))
+
+        chosen = next(i for i in tied if not draws_badly(i))
+        tried = (
+            Tried(
+                str(trial.candidate),
+                -float(trial.after[~torch.isnan(trial.after)].mean()),
+                *leads[i],
+                float(energy[i].mean()) if i in energy else None,
+                trial.judged,
+                trial.seconds,
+            )
+            for i, trial in enumerate(self.trials)
+        )
+        trial = self.trials[chosen]
+        return Choice(trial.candidate, Selection(tuple(tried), chosen, self.stopped), trial.flows, self._part)
+
+    def _energy(self, trial: _Trial) -> Tensor:
+        """Energy scores of the same held-out rows for every candidate, of their draws before recalibration."""
+        scores = []
+        for flow, part in zip(trial.flows, self.parts, strict=True):
+            rows = part.held_out.nonzero().reshape(-1)
+            rows = rows[:: -(-len(rows) * len(self.parts) // _ENERGY_ROWS)]
+            scores.append(draw_energy(flow, self.x[rows], self.y[rows]))
+        return torch.cat(scores)
+
+    def _mean(self, difference: Tensor) -> tuple[float, float]:
+        known = ~torch.isnan(difference)
+        return mean_and_error(
+            difference[known].clamp(-_FAR, _FAR),
+            self.weights[known],
+            contiguous=self.contiguous,
+            folds=max(len(self.parts), 2),
+        )
 
 
 def recalibrated_log_prob(
-    log_prob: Tensor, norms: Tensor, flow: ConditionalFlow, fold: Tensor, weights: Tensor | None
+    log_prob: Tensor, norms: Tensor, flow: ConditionalFlow, fold: Tensor, weights: Tensor
 ) -> Tensor:
     r"""Log-likelihood (n,) with the law of the norm that other folds tell in place of the base's.
 
@@ -113,128 +320,76 @@ def recalibrated_log_prob(
             return log_prob
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ties: who recalibrates at the end gives them
-            law = StackedRadius.fit(
-                CalibrationSample(norms[others], base, None, None if weights is None else weights[others])
-            )
+            law = StackedRadius.fit(CalibrationSample(norms[others], base, None, weights[others]))
         after[own] = log_prob[own] - base.log_prob(norms[own]) + law.log_prob(norms[own])
     return after
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen candidate, the account of how, and its fits without each part."""
-
-    candidate: Candidate
-    selection: Selection
-    flows: list[ConditionalFlow]
-    helps: bool
-    """Whether a law of the norm from other rows predicts held-out ones better than the base's own."""
 
 
 def select(
     x: Tensor,
     y: Tensor,
-    parts: Sequence[tuple[Tensor, Tensor]],
+    parts: Sequence[Part],
     *,
-    members: int,
+    budget: Budget,
+    alone: bool = False,
     weights: Tensor | None = None,
-    seconds: float = math.inf,
-    seed: int = 0,
-    flow_options: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
+    contiguous: bool = False,
     progress: bool = False,
+    **how: Any,
 ) -> Choice:
-    """The simplest candidate that is not clearly behind the best one on rows that it was not fitted to.
+    """The simplest candidate that is not behind the best one on rows that it was not fitted to.
 
-    First come stages with normal residuals, then the best of them below flows, and flows alone. Behind by
-    0.01 nats, or by one standard error, is not clearly behind.
+    First come stages with normal residuals, then flows alone, then the best of the stages below flows and
+    beside them. Behind is by more than 0.01 nats and a third of the standard error.
 
     Args:
         x: (n, p) standardised features.
         y: (n, d) standardised outputs.
-        parts: masks (n,) of the rows that are learned from, and of those that judge.
-        members: flows that are averaged.
+        parts: what learns and what judges.
+        budget: how much is tried.
+        alone: whether flows alone are the only candidate.
         weights: (n,) of the rows; equal if None.
-        seconds: of processor time after which nothing more is tried.
-        seed: of all random choices.
-        flow_options: of the autoregressive flows.
-        training: options of ``train_flow``.
+        contiguous: whether rows are in time order.
         progress: show a progress bar.
+        how: options of :class:`CandidateFitter`.
     """
-    n = int(min(int(seen.sum()) for seen, _ in parts))
-    fold = torch.full((len(y),), -1)
-    for number, (_, held_out) in enumerate(parts):
-        fold[held_out] = number
-    if len(parts) == 1:  # the law of the norm is then judged within the one part
-        rows = parts[0][1]
-        fold[rows] = fold_numbers(torch.cat([y[rows], x[rows]], 1), min(5, int(rows.sum())))
-    how = {"seed": seed, "flow_options": flow_options, "training": training}
     fitters = [
-        CandidateFitter(x[seen], y[seen], None if weights is None else weights[seen], **how)
-        for seen, _ in parts
+        CandidateFitter(
+            x[part.seen],
+            y[part.seen],
+            None if weights is None else weights[part.seen],
+            contiguous=contiguous,
+            **how,
+        )
+        for part in parts
     ]
-    started, stopped = time.process_time(), ""
-    trials: list[_Trial] = []
-
-    def compare() -> tuple[int, Tensor]:
-        scores = torch.stack([trial.scores(fold, weights) for trial in trials])
-        best = 0
-        for i in range(1, len(trials)):
-            best = i if _lead(scores, i, best, weights, len(parts))[0] > 0 else best
-        return best, scores
-
-    def try_all(candidates: Sequence[Candidate]) -> None:
-        nonlocal stopped
-        for candidate in candidates:
-            if not candidate.is_possible(n):
-                continue
-            if trials and time.process_time() - started > seconds:
-                stopped = f"the budget of {seconds:g} s was spent"
-                return
-            trial = _Trial(candidate, len(y))
-            trials.append(trial)
-            for fitter, (_, held_out) in zip(fitters, parts, strict=True):
-                trial.judge(fitter, x, y, held_out)
-                bar.update()
-                best, scores = compare()
-                behind, error = _lead(scores, best, len(trials) - 1, weights, len(parts))
-                enough = int((~torch.isnan(trial.log_prob)).sum()) >= _FEWEST_TO_DROP
-                if enough and behind > max(0.05, _OUT_OF_REACH * error):
-                    break
-
-    total = len(parts) * (2 + sum(candidate.is_possible(n) for candidate in SIMPLE))
+    total = len(parts) * (1 if alone else 2 * len(SIMPLE))
     with ProgressBar(total=total, desc="models", progress=progress) as bar:
-        try_all(SIMPLE)
-        best = trials[compare()[0]].candidate.stage if trials else None
-        try_all([Candidate(best, members), Candidate(None, members)] if best else [Candidate(None, members)])
-    best, scores = compare()
-    whole = [int((~torch.isnan(row)).sum()) for row in scores]
-    leads = [_lead(scores, best, i, weights, len(parts)) for i in range(len(trials))]
-    possible = (i for i in range(len(trials)) if whole[i] == max(whole))
-    chosen = next(i for i in possible if leads[i][0] <= max(_WORTH, leads[i][1]))
-    trial = trials[chosen]
-    selection = Selection(
-        [str(each.candidate) for each in trials],
-        [-float(row[~torch.isnan(row)].mean()) for row in scores],
-        [lead for lead, _ in leads],
-        [error for _, error in leads],
-        [each.seconds for each in trials],
-        whole,
-        chosen,
-        stopped,
-    )
-    known = ~torch.isnan(trial.log_prob)
-    helps = bool((scores[chosen] != trial.log_prob)[known].any())
-    return Choice(trial.candidate, selection, trial.flows, helps)
+        race = _Race(
+            *(x, y, parts, fitters, weights), seconds=budget.seconds, contiguous=contiguous, bar=bar
+        )
+        if alone:
+            race.run(Candidate(None, budget.members))
+        else:
+            race.run(*SIMPLE)
+            stage = race.trials[race.best].candidate.stage
+            assert stage is not None
+            race.run(*list_flows(stage, budget.members))
+    return race.choose()
 
 
-def _lead(scores: Tensor, one: int, other: int, weights: Tensor | None, parts: int) -> tuple[float, float]:
-    """Mean of what a candidate is ahead of another, on rows that judged both, and its standard error."""
-    difference = scores[one] - scores[other]
-    both = ~torch.isnan(difference)
-    share = torch.ones_like(difference) if weights is None else weights
-    return mean_and_error(_clip(difference[both]), share[both], contiguous=False, folds=max(parts, 2))
+def split_in_folds(x: Tensor, y: Tensor, folds: int, seed: int) -> list[Part]:
+    """Parts in which each fold judges models of the others."""
+    fold = fold_numbers(torch.cat([y, x], 1), min(folds, len(x)), seed=seed)
+    return [Part(fold != number, fold == number) for number in range(int(fold.max()) + 1)]
 
 
-def _clip(difference: Tensor) -> Tensor:
-    return difference.clamp(-_FAR, _FAR)
+def out_of_fold_pairs(
+    flows: Sequence[ConditionalFlow], fold: Tensor
+) -> Iterator[tuple[Tensor, ConditionalFlow, list[ConditionalFlow], Tensor]]:
+    """For each fold: its mask, its flow, the flows of the others, and the others' folds as these number them."""
+    for number, flow in enumerate(flows):
+        own = fold == number
+        others = [each for i, each in enumerate(flows) if i != number]
+        rest = fold[~own]
+        yield own, flow, others, rest - (rest > number).long()

@@ -21,7 +21,7 @@ from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..model_classes import features_of
 from ..recalibration import Aligned
-from .selection import Selection
+from .selection import Selection, Tried
 
 if TYPE_CHECKING:
     from .predictor import TablePredictor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "flow": (str,),
     "flow_options": (dict, type(None)),
-    "budget": (str, float),
+    "budget": (str, float, int),
     "ensemble": (int, type(None)),
     "recalibration": (bool, str, type(None)),
     "validation_fraction": (float,),
@@ -60,15 +60,19 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def _is_log(value: Any) -> bool:
     if not isinstance(value, dict) or set(value) != _LOG:
         return False
     losses = [value["train_loss"], value["validation_loss"]]
     return (
-        all(isinstance(each, list) and all(type(loss) in (int, float) for loss in each) for each in losses)
+        all(isinstance(each, list) and all(map(_is_number, each)) for each in losses)
         and type(value["best_epoch"]) is int
         and -1 <= value["best_epoch"] < max(len(losses[1]), 1)
-        and type(value["seconds"]) in (int, float)
+        and _is_number(value["seconds"])
         and isinstance(value["stopped"], str)
     )
 
@@ -85,15 +89,18 @@ def _is_undone(value: Any) -> bool:
 
 
 def _is_selection(value: Any) -> bool:
-    names = {each.name for each in dataclasses.fields(Selection)}
-    if not isinstance(value, dict) or set(value) != names or not _is_names(value["names"]):
+    if value is None:
+        return True
+    if not isinstance(value, dict) or set(value) != {"tried", "chosen", "stopped"}:
         return False
-    columns = [value[name] for name in ("nll", "behind", "errors", "seconds", "judged")]
+    tried = value["tried"]
     return (
-        all(isinstance(each, list) and len(each) == len(value["names"]) for each in columns)
-        and all(type(number) in (int, float) for each in columns for number in each)
+        isinstance(tried, list)
+        and all(isinstance(each, list) and len(each) == len(Tried._fields) for each in tried)
+        and all(type(each[0]) is str and _is_number(each[1]) for each in tried)
+        and all(item is None or _is_number(item) for each in tried for item in each[2:])
         and type(value["chosen"]) is int
-        and 0 <= value["chosen"] < len(value["names"])
+        and 0 <= value["chosen"] < len(tried)
         and isinstance(value["stopped"], str)
     )
 
@@ -109,7 +116,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "_trained_on": _is_fingerprint,
     "_note": lambda value: isinstance(value, str),
     "_undone": _is_undone,
-    "selection_": lambda value: value is None or _is_selection(value),
+    "selection_": _is_selection,
 }
 _OPTIONAL = {"feature_names_in_", "_note", "_undone", "selection_"}
 
@@ -164,7 +171,8 @@ def read(path: str | os.PathLike[str]) -> Stored:
     }
     state["training_log_"] = flows.TrainingLog(**state["training_log_"])
     if state.get("selection_") is not None:
-        state["selection_"] = Selection(**state["selection_"])
+        tried = tuple(Tried(*each) for each in state["selection_"]["tried"])
+        state["selection_"] = Selection(**{**state["selection_"], "tried": tried})
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
     state["_undone"] = None if undone is None else Undone(undone[0], tuple(undone[1]))
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model

@@ -1,4 +1,4 @@
-"""A flow on the residuals of a location and a scale that other models have learnt."""
+"""A flow above a location and a scale that other models have learnt."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ class LocationScale(ConditionalFlow):
               \frac{[x, m(x), \log s(x)] - c}{h}\right), \qquad
               \log|\det| = \log|\det|_{inner} - \sum_j \log s_j(x)
 
+    With ``residuals=False`` the flow sees y itself, and location and scale among its features only. That is
+    for outputs with values that come back, such as counts: residuals would smear them.
+
     The stage below is learnt by trees, a Gaussian process or ridge regression: see :func:`fit_stage`, which
     also gives the out-of-fold residuals that the flow is to be trained on. Location and scale are computed in
     float64; the flow sees residuals and features in its own dtype. A law of the radius that depends on x
     depends on x alone, not on m and s.
 
     Args:
-        flow: the flow on residuals, of p + 2 d features or none; its base becomes that of this flow.
+        flow: of p + 2 d features, of 2 d (m and log s alone) or of none; its base becomes that of this flow.
         stage: location and scale, of p features and d outputs.
         feature_mean: c, (p + 2 d,); 0 if None.
         feature_scale: h, (p + 2 d,), positive; 1 if None.
+        residuals: whether the flow is on residuals, or on y.
     """
 
     flow: ConditionalFlow
@@ -41,6 +45,7 @@ class LocationScale(ConditionalFlow):
         stage: Stage,
         feature_mean: Tensor | None = None,
         feature_scale: Tensor | None = None,
+        residuals: bool = True,
     ) -> None:
         super().__init__(flow.base)
         if stage.outputs != flow.base.dim:
@@ -48,12 +53,12 @@ class LocationScale(ConditionalFlow):
                 f"The stage has {stage.outputs} outputs, the flow's latent {flow.base.dim} dimensions."
             )
         width = stage.features + 2 * stage.outputs
-        if (own := getattr(flow, "features", 0)) not in (0, width):
+        if (own := getattr(flow, "features", 0)) not in (0, 2 * stage.outputs, width):
             raise ValueError(
                 f"The flow looks at {own} features; above a stage of {stage.features} features and "
-                f"{stage.outputs} outputs it sees p + 2 d = {width}, or none."
+                f"{stage.outputs} outputs it sees p + 2 d = {width}, the last 2 d of them, or none."
             )
-        self.flow, self.stage = flow, stage
+        self.flow, self.stage, self.residuals = flow, stage, residuals
         mean = torch.zeros(width, dtype=torch.float64) if feature_mean is None else feature_mean
         scale = torch.ones(width, dtype=torch.float64) if feature_scale is None else feature_scale
         self.register_buffer("feature_mean", finite_vector(mean, "feature_mean", width))
@@ -65,30 +70,29 @@ class LocationScale(ConditionalFlow):
         return self.stage.features
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, location, scale = self._below(x)
-        z, log_abs_det = self.flow.encode(
-            self._cast((y - location) / scale), self.inner_x(x, location, scale)
-        )
+        inner_x, location, scale = self._below(x)
+        z, log_abs_det = self.flow.encode(self._cast((y - location) / scale), inner_x)
         return z, log_abs_det.to(self.feature_scale.dtype) - torch.log(scale).sum(-1)
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        x, location, scale = self._below(x)
-        return self.flow.latent(self._cast((y - location) / scale), self.inner_x(x, location, scale))
+        inner_x, location, scale = self._below(x)
+        return self.flow.latent(self._cast((y - location) / scale), inner_x)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        x, location, scale = self._below(x)
-        return self.flow.decode(self._cast(z), self.inner_x(x, location, scale)) * scale + location
-
-    def inner_x(self, x: Tensor, location: Tensor, scale: Tensor) -> Tensor:
-        """Features as the inner flow sees them, (..., p), (..., d), (..., d) -> (..., p + 2 d)."""
-        joined = join_features(x.to(location), location, scale)
-        return self._cast((joined - self.feature_mean) / self.feature_scale)
+        inner_x, location, scale = self._below(x)
+        return self.flow.decode(self._cast(z), inner_x) * scale + location
 
     def _below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x, and the location and scale there, in the dtype of this flow."""
+        """Features (..., p + 2 d) as the inner flow sees them, and what y is shifted and divided by."""
         x = check_features(x, self.stage.features)
-        location, scale = self.stage(x)
-        return x, location.to(self.feature_mean.dtype), scale.to(self.feature_mean.dtype)
+        location, scale = (part.to(self.feature_mean.dtype) for part in self.stage(x))
+        joined = join_features(x.to(location), location, scale)
+        inner_x = self._cast((joined - self.feature_mean) / self.feature_scale)
+        if getattr(self.flow, "features", 0) == 2 * self.stage.outputs:
+            inner_x = inner_x[..., self.stage.features :]
+        if self.residuals:
+            return inner_x, location, scale
+        return inner_x, torch.zeros_like(location), torch.ones_like(scale)
 
     def _cast(self, values: Tensor) -> Tensor:
         return values.to(dtype=tensor_options(self.flow)[0])

@@ -56,12 +56,16 @@ class StageFit:
     feature_mean: Tensor
     feature_scale: Tensor
 
-    def rows(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    def rows(
+        self, x: Any, y: Any, *, residuals: bool = True, with_x: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """What a flow above the stage is trained on: features (n, p + 2 d) and out-of-fold residuals (n, d).
 
         Args:
             x: (n, p) features of the rows of the fit, in their order.
             y: (n, d) outputs.
+            residuals: False for the outputs themselves in place of residuals.
+            with_x: False for the (n, 2 d) locations and log scales alone as features.
         """
         x, y = as_rows(x, y, outputs=self.stage.outputs)
         if x is None or x.shape[1] != self.stage.features or len(y) != len(self.location):
@@ -71,12 +75,14 @@ class StageFit:
                 f"fitted to, got {shape}."
             )
         joined = join_features(x.to(self.location), self.location, self.scale)
-        residuals = (y.to(self.location) - self.location) / self.scale
-        return (joined - self.feature_mean) / self.feature_scale, residuals
+        y = y.to(self.location)
+        targets = (y - self.location) / self.scale if residuals else y
+        features = (joined - self.feature_mean) / self.feature_scale
+        return features if with_x else features[:, self.stage.features :], targets
 
-    def below(self, flow: ConditionalFlow) -> LocationScale:
+    def below(self, flow: ConditionalFlow, *, residuals: bool = True) -> LocationScale:
         """The model: the stage, and above it a flow that was trained on ``rows``."""
-        return LocationScale(flow, self.stage, self.feature_mean, self.feature_scale)
+        return LocationScale(flow, self.stage, self.feature_mean, self.feature_scale, residuals)
 
 
 @outside_inference_mode
