@@ -76,6 +76,21 @@ def test_the_inner_flow_sees_x_location_and_log_scale_standardised(generator):
     torch.testing.assert_close(flow.decode(flow.latent(y, x), x), y)
 
 
+def test_a_flow_of_y_sees_the_stage_among_its_features(generator):
+    x, y, location, scale = _rows(generator)
+    mean, spread = torch.linspace(-1, 1, 7).double(), torch.linspace(1, 2, 7).double()
+    features = (torch.cat([x, location, scale.log()], 1) - mean) / spread
+    for used in (features, features[:, 3:]):  # with x and without
+        weight = torch.randn(2, used.shape[1], generator=generator, dtype=torch.float64)
+        inner = LinearGaussianFlow(weight, torch.zeros(2).double(), SCALE)
+        flow = LocationScale(inner, _stage(), mean, spread, residuals=False)
+        torch.testing.assert_close(flow(x).log_prob(y), inner(used).log_prob(y))
+        torch.testing.assert_close(flow.decode(flow.latent(y, x), x), y)
+        residual = LocationScale(inner, _stage(), mean, spread)
+        expected = inner(used).log_prob((y - location) / scale) - scale.log().sum(1)
+        torch.testing.assert_close(residual(x).log_prob(y), expected)
+
+
 def test_float32_flows_keep_the_digits_of_float64_locations(generator):
     x, y, *_ = _rows(generator)
     far = Stage(
@@ -146,7 +161,7 @@ assert torch.isfinite(model(torch.zeros(3, 2)).log_prob(torch.zeros(3, 2))).all(
 
 
 def test_parts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"looks at 3 features.*p \+ 2 d = 7, or none"):
+    with pytest.raises(ValueError, match=r"looks at 3 features.*p \+ 2 d = 7, the last 2 d of them, or none"):
         LocationScale(LinearGaussianFlow(torch.ones(2, 3), torch.zeros(2), torch.eye(2)), _stage())
     with pytest.raises(ValueError, match="The stage has 2 outputs, the flow's latent 1 dimensions"):
         LocationScale(LinearGaussianFlow(None, torch.zeros(1), torch.eye(1)), _stage())

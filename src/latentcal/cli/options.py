@@ -55,9 +55,7 @@ class Budget(click.ParamType):
 
     name = "|".join([*BUDGETS, "seconds"])
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | float:
         if value in BUDGETS:
             return str(value)
         try:
@@ -65,7 +63,9 @@ class Budget(click.ParamType):
         except ValueError:
             seconds = 0.0
         if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r} is neither one of {', '.join(BUDGETS)} nor a number of seconds.", param, ctx)
+            self.fail(
+                f"{value!r} is neither one of {', '.join(BUDGETS)} nor a number of seconds.", param, ctx
+            )
         return seconds
 
 

@@ -109,9 +109,7 @@ class CandidateFitter:
             self.training["batch_size"] = min(small, self.training.get("batch_size", small))
         self.log = TrainingLog(stopped="nothing was trained by steps")
         """Losses of the flow that was trained last."""
-        self._fold = fold_numbers(
-            torch.cat([y, x], 1), min(_FOLDS, len(x)), contiguous=contiguous, seed=seed
-        )
+        self._fold = fold_numbers(torch.cat([y, x], 1), min(_FOLDS, len(x)), contiguous=contiguous, seed=seed)
         self._stages: dict[str, StageFit] = {}
         self._flows: dict[Candidate, list[AutoregressiveFlow]] = {}
 

@@ -54,16 +54,12 @@ class Budget:
         elif isinstance(budget, (int, float)) and not isinstance(budget, bool) and budget > 0:
             own = Budget(seconds=float(budget))
         else:
-            raise ValueError(
-                f"budget must be one of {[*_BUDGETS]} or a number of seconds, got {budget!r}."
-            )
+            raise ValueError(f"budget must be one of {[*_BUDGETS]} or a number of seconds, got {budget!r}.")
         members = own.members if ensemble is None else as_whole(ensemble, "ensemble")
         return Budget(members, own.folds, own.seconds)
 
 
-_BUDGETS: Mapping[Any, Budget] = dict(
-    zip(BUDGETS, (Budget(1, 3), Budget(5, 5), Budget(10, 5)), strict=True)
-)
+_BUDGETS: Mapping[Any, Budget] = dict(zip(BUDGETS, (Budget(1, 3), Budget(5, 5), Budget(10, 5)), strict=True))
 
 
 class Tried(NamedTuple):
@@ -365,9 +361,7 @@ def select(
     ]
     total = len(parts) * (1 if alone else 2 * len(SIMPLE))
     with ProgressBar(total=total, desc="models", progress=progress) as bar:
-        race = _Race(
-            *(x, y, parts, fitters, weights), seconds=budget.seconds, contiguous=contiguous, bar=bar
-        )
+        race = _Race(*(x, y, parts, fitters, weights), seconds=budget.seconds, contiguous=contiguous, bar=bar)
         if alone:
             race.run(Candidate(None, budget.members))
         else:

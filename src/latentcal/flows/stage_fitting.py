@@ -56,9 +56,7 @@ class StageFit:
     feature_mean: Tensor
     feature_scale: Tensor
 
-    def rows(
-        self, x: Any, y: Any, *, residuals: bool = True, with_x: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def rows(self, x: Any, y: Any, *, residuals: bool = True, with_x: bool = True) -> tuple[Tensor, Tensor]:
         """What a flow above the stage is trained on: features (n, p + 2 d) and out-of-fold residuals (n, d).
 
         Args:

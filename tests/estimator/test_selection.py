@@ -1,0 +1,223 @@
+"""``flow="auto"``: what is tried, what is chosen, and what is done with rows that are few."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+import latentcal as lc
+from latentcal.estimator import FewCalibrationRowsWarning, FlowRegressor, TablePredictor
+from latentcal.estimator import selection as selection_module
+from latentcal.estimator.candidates import SIMPLE, Candidate, CandidateFitter, list_flows
+from latentcal.estimator.harm import HeldOutChange
+from latentcal.estimator.selection import Budget, Part, select, split_in_folds
+from latentcal.files import ModelFileError
+from latentcal.flows import AveragedFlow, LinearGaussianFlow, LocationScale
+
+AT_ONCE = 1e-9  # seconds: the first candidate, ridge regression, alone
+LINEAR, ADDITIVE = (str(candidate) for candidate in SIMPLE[:2])
+
+
+def waves(n, seed=0):
+    """Outputs that no line predicts: noise of a tenth around a wave."""
+    random = np.random.default_rng(seed)
+    x = random.uniform(-2, 2, size=(n, 2))
+    mean = np.stack([np.sin(3 * x[:, 0]), x[:, 1] ** 2], 1)
+    return x, mean + 0.1 * random.normal(size=(n, 2))
+
+
+def lines(n, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, 2))
+    return x, x @ [[1.0, 0.5], [0.0, 2.0]] + random.normal(size=(n, 2))
+
+
+class FakeFitter:
+    """Fits nothing: a candidate is a normal law around a shift, of which ``shifts`` has one for each."""
+
+    shifts: dict = {}
+    fits: list = []
+
+    def __init__(self, x, y, *_, **__):
+        self.dim = y.shape[1]
+
+    def fit(self, candidate):
+        type(self).fits.append(candidate)
+        name = str(candidate)
+        shift = torch.full((self.dim,), float(self.shifts.get(name, 0.35))).double()
+        return LinearGaussianFlow(None, shift, torch.eye(self.dim).double())
+
+
+@pytest.fixture
+def race(monkeypatch):
+    """Selects among fake fits of normal rows, by five parts."""
+    monkeypatch.setattr(selection_module, "CandidateFitter", FakeFitter)
+    monkeypatch.setattr(selection_module, "recalibrated_log_prob", lambda log_prob, *_: log_prob)
+    FakeFitter.fits = []
+
+    def run(shifts, n=500, members=2):
+        FakeFitter.shifts = shifts
+        generator = torch.Generator().manual_seed(0)
+        y, x = (torch.randn(n, 2, generator=generator).double() for _ in range(2))
+        return select(x, y, split_in_folds(x, y, 5, 0), budget=Budget(members, 5))
+
+    return run
+
+
+def test_the_one_ahead_is_chosen_and_those_far_behind_are_given_up(race):
+    best = str(Candidate("ridge_scale"))
+    choice = race({best: 0.0, LINEAR: 2.0, "Gaussian process": 3.0})
+    assert str(choice.candidate) == best
+    tried = {each.name: each for each in choice.selection.tried}
+    assert len(tried) == len(SIMPLE) + 4
+    assert tried[LINEAR].judged == 500  # the first one has nothing to be behind of
+    assert tried["Gaussian process"].judged == 100
+    assert tried["boosted trees"].judged == 500  # 0.12 nats behind: recalibration may repair that
+    # Its standard error is 0.35 / sqrt(250): beyond 0.1 with probability 1e-5.
+    assert abs(tried["boosted trees"].behind - 0.1225) < 0.1
+    text = str(choice.selection)
+    assert f"-> {best}" in text
+    assert "after 100 rows" in text
+
+
+def test_the_simplest_of_equals_is_chosen(race):
+    every = {str(each): 0.0 for each in (*SIMPLE, *list_flows("ridge", 2))}
+    assert str(race(every).candidate) == LINEAR
+    assert str(race({**every, LINEAR: 0.4}).candidate) == ADDITIVE
+
+
+def test_of_those_alike_in_likelihood_draws_decide(race, monkeypatch):
+    monkeypatch.setattr(selection_module, "_TIED", 1e6)  # all are alike in likelihood
+    assert str(race({LINEAR: 1.0, ADDITIVE: 0.0}).candidate) == ADDITIVE
+    monkeypatch.setattr(selection_module, "is_energy_worse", lambda *_, **__: False)
+    assert str(race({LINEAR: 1.0, ADDITIVE: 0.0}).candidate) == LINEAR
+
+
+def test_one_flow_tells_whether_a_mean_of_several_is_worth_its_time(race):
+    race({LINEAR: 0.0, "flow": 5.0, "mean of 2 flows": 5.0})
+    fits = [each for each in FakeFitter.fits if each.stage is None]
+    assert [each.members for each in fits] == [1]
+
+
+def test_a_budget_of_seconds_ends_the_search():
+    X, Y = lines(60)
+    model = FlowRegressor(budget=AT_ONCE, random_state=0).fit(X, Y)
+    assert [each.name for each in model.selection_.tried] == [LINEAR]
+    assert "the budget of 1e-09 s was spent" in str(model.selection_)
+
+
+@pytest.mark.parametrize("budget", ["quick", 0, -1.0, True, None])
+def test_other_budgets_are_refused(budget):
+    with pytest.raises(ValueError, match=r"one of \['fast', 'balanced', 'best'\] or a number of seconds"):
+        FlowRegressor(budget=budget).fit(*lines(60))
+
+
+def test_a_wave_is_not_given_to_a_line_and_a_line_loses_nothing():
+    # 150 rows: a line explains a third of the wave at best, and the gap to it is above a nat.
+    def compare(rows):
+        auto = FlowRegressor(budget="fast", max_epochs=5, random_state=0)
+        line = FlowRegressor("linear_gaussian", random_state=0)
+        return (model.fit(*rows(150)).score(*rows(500, 1)) for model in (auto, line))
+
+    chosen, line = compare(waves)
+    assert chosen > line + 0.5
+    chosen, line = compare(lines)
+    # Six means, four slopes and three covariances of 150 rows cost about 0.05 nats each way.
+    assert chosen > line - 0.15
+
+
+def test_few_rows_are_held_out_in_turn_and_all_of_them_calibrate():
+    X, Y = lines(200)
+    model = FlowRegressor(budget=AT_ONCE, random_state=0).fit(X, Y)
+    assert model.selection_.tried[0].judged == 200
+    assert model.model_.recalibration is None or model.model_.recalibration.n == 200
+    assert "200 rows, each held out in its turn" in model.calibration_
+    # Norms of rows that their flow has not seen: 90 % of them lie in the ball of 90 %, whatever is done. The
+    # share of 200 rows is within 0.09 of it with probability above 0.9999.
+    X, Y = lines(2000, 1)
+    inside = model.predict_region(X, coverage=0.9).contains(Y)
+    assert abs(float(np.mean(inside)) - 0.9) < 0.09
+
+
+def test_many_rows_are_split_and_the_last_ones_calibrate_in_time_order():
+    X, Y = lines(1000)
+    model = FlowRegressor(budget=AT_ONCE, random_state=0).fit(X, Y)
+    assert model.selection_.tried[0].judged == 150
+    assert len(model._norms) == 150
+    in_time = FlowRegressor(budget=AT_ONCE, random_state=0, order="time").fit(X[:400], Y[:400])
+    assert in_time.selection_.tried[0].judged == 60
+    rows = torch.tensor(X[340:400]), torch.tensor(Y[340:400])
+    norms = lc.latent_norms(in_time.base_model_, *rows).sort().values
+    torch.testing.assert_close(in_time._norms, norms)
+
+
+def test_harm_out_of_fold_is_refused(monkeypatch):
+    monkeypatch.setattr(HeldOutChange, "harms", True)
+    model = FlowRegressor(budget=AT_ONCE, random_state=0).fit(*lines(100))
+    assert model.model_ is model.base_model_
+    assert "recalibration would make it worse (NLL" in model.calibration_
+    assert np.isfinite(model.predict_region(lines(3)[0]).bounds()).all()
+
+
+def test_very_few_rows_are_given_to_a_line():
+    with pytest.warns(FewCalibrationRowsWarning):
+        model = FlowRegressor(random_state=0).fit(*lines(12))
+    assert model.selection_ is None
+    assert isinstance(model.base_model_.flow, LinearGaussianFlow)
+
+
+def test_an_ensemble_has_a_latent_and_all_that_needs_one():
+    X, Y = lines(80)
+    model = FlowRegressor("autoregressive", ensemble=2, max_epochs=2, random_state=0).fit(X, Y)
+    assert isinstance(model.base_model_.flow, AveragedFlow)
+    assert len(model.base_model_.flow.flows) == 2
+    assert [each.name for each in model.selection_.tried] == ["mean of 2 flows"]
+    assert np.isfinite(model.predict_quantile(X[:3], [0.1, 0.9])).all()
+    assert np.isfinite(model.predict_region(X[:3]).bounds()).all()
+    with pytest.raises(ValueError, match=r"flow='auto' or flow='autoregressive', got 'convex_potential'"):
+        FlowRegressor("convex_potential", ensemble=2).fit(X, Y)
+
+
+def test_a_chosen_model_is_saved_with_what_was_tried(tmp_path):
+    X, Y = waves(120)
+    model = FlowRegressor(budget="fast", max_epochs=2, random_state=0).fit(X, Y)
+    model.save(tmp_path / "model")
+    again = TablePredictor.load(tmp_path / "model")
+    assert again.selection_ == model.selection_
+    assert str(again.selection_) == str(model.selection_)
+    np.testing.assert_allclose(again.log_prob(X, Y), model.log_prob(X, Y))
+    assert len(model.selection_.tried) > 4
+
+
+@pytest.mark.parametrize("broken", ['"chosen": 7', '"chosen": -1', '"chosen": "0"'])
+def test_a_file_whose_choice_is_none_of_those_tried_is_refused(tmp_path, broken):
+    FlowRegressor(budget=AT_ONCE, random_state=0).fit(*lines(60)).save(tmp_path / "model")
+    path = next(path for path in (tmp_path / "model").iterdir() if '"chosen"' in path.read_text("latin1"))
+    path.write_text(path.read_text().replace('"chosen": 0', broken))
+    with pytest.raises(ModelFileError, match="selection_|checksum|changed"):
+        TablePredictor.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("candidate", list_flows("ridge", 1)[1:], ids=str)
+def test_every_flow_above_a_stage_keeps_its_promises(candidate):
+    X, Y = (torch.tensor(part) for part in waves(80))
+    flow = CandidateFitter(X, Y, training={"max_epochs": 2}).fit(candidate)
+    assert isinstance(flow, LocationScale)
+    lc.check_flow(flow, X, Y, tolerance=1e-3).require()
+
+
+def test_what_candidates_share_is_fitted_once_and_members_are_kept():
+    X, Y = (torch.tensor(part) for part in lines(80))
+    fitter = CandidateFitter(X, Y, training={"max_epochs": 1})
+    one, two = (fitter.fit(Candidate("ridge", members)) for members in (1, 2))
+    assert one.stage is two.stage
+    assert one.flow.flows[0] is two.flow.flows[0]
+    assert len(two.flow.flows) == 2
+
+
+def test_a_fold_is_never_seen_by_what_judges_it():
+    X, Y = (torch.tensor(part) for part in lines(100))
+    parts = split_in_folds(X, Y, 5, 0)
+    assert all(isinstance(part, Part) and not bool((part.seen & part.held_out).any()) for part in parts)
+    assert bool((torch.stack([part.held_out for part in parts]).sum(0) == 1).all())
