@@ -1,5 +1,7 @@
 """``flow="auto"``: what is tried, what is chosen, and what is done with rows that are few."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -36,8 +38,8 @@ def lines(n, seed=0):
 class FakeFitter:
     """Fits nothing: a candidate is a normal law around a shift, of which ``shifts`` has one for each."""
 
-    shifts: dict = {}
-    fits: list = []
+    shifts: ClassVar[dict] = {}
+    fits: ClassVar[list] = []
 
     def __init__(self, x, y, *_, **__):
         self.dim = y.shape[1]
@@ -195,7 +197,7 @@ def test_a_file_whose_choice_is_none_of_those_tried_is_refused(tmp_path, broken)
     FlowRegressor(budget=AT_ONCE, random_state=0).fit(*lines(60)).save(tmp_path / "model")
     path = next(path for path in (tmp_path / "model").iterdir() if '"chosen"' in path.read_text("latin1"))
     path.write_text(path.read_text().replace('"chosen": 0', broken))
-    with pytest.raises(ModelFileError, match="selection_|checksum|changed"):
+    with pytest.raises(ModelFileError, match=r"selection_|checksum|changed"):
         TablePredictor.load(tmp_path / "model")
 
 

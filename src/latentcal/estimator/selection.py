@@ -283,7 +283,7 @@ class _Race:
         return Choice(trial.candidate, Selection(tuple(tried), chosen, self.stopped), trial.flows, self._part)
 
     def _energy(self, trial: _Trial) -> Tensor:
-        """Energy scores of the same held-out rows for every candidate, of their draws before recalibration."""
+        """Energy scores of the same held-out rows for every candidate, before recalibration."""
         scores = []
         for flow, part in zip(trial.flows, self.parts, strict=True):
             rows = part.held_out.nonzero().reshape(-1)
@@ -381,7 +381,7 @@ def split_in_folds(x: Tensor, y: Tensor, folds: int, seed: int) -> list[Part]:
 def out_of_fold_pairs(
     flows: Sequence[ConditionalFlow], fold: Tensor
 ) -> Iterator[tuple[Tensor, ConditionalFlow, list[ConditionalFlow], Tensor]]:
-    """For each fold: its mask, its flow, the flows of the others, and the others' folds as these number them."""
+    """For each fold: its mask, its flow, the flows of the others, and the fold of each other row among them."""
     for number, flow in enumerate(flows):
         own = fold == number
         others = [each for i, each in enumerate(flows) if i != number]
