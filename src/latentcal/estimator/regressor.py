@@ -466,9 +466,12 @@ def _split_rows(
 
 def _join_rows(units: Mapping[str, Weighted]) -> Weighted:
     """The rows that train and, after them, those that judge, if any."""
-    parts = [units[name] for name in ("train", "validation") if name in units]
-    weights = None if parts[0][2] is None else torch.cat([part[2] for part in parts])
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), weights
+    x, y, weights = zip(*(units[name] for name in ("train", "validation") if name in units), strict=True)
+    if all(part is None for part in weights):
+        return torch.cat(x), torch.cat(y), None
+    ones = [torch.ones(len(part), dtype=torch.float64) for part in x]
+    known = [one if own is None else own for one, own in zip(ones, weights, strict=True)]
+    return torch.cat(x), torch.cat(y), torch.cat(known)
 
 
 def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:

@@ -381,7 +381,7 @@ def split_in_folds(x: Tensor, y: Tensor, folds: int, seed: int) -> list[Part]:
 def out_of_fold_pairs(
     flows: Sequence[ConditionalFlow], fold: Tensor
 ) -> Iterator[tuple[Tensor, ConditionalFlow, list[ConditionalFlow], Tensor]]:
-    """For each fold: its mask, its flow, the flows of the others, and the fold of each other row among them."""
+    """For each fold: its mask, its flow, the flows of others, and the fold of each other row among those."""
     for number, flow in enumerate(flows):
         own = fold == number
         others = [each for i, each in enumerate(flows) if i != number]
