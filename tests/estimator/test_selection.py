@@ -1,5 +1,6 @@
 """``flow="auto"``: what is tried, what is chosen, and what is done with rows that are few."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_the_one_ahead_is_chosen_and_those_far_behind_are_given_up(race):
     choice = race({best: 0.0, LINEAR: 2.0, "Gaussian process": 3.0})
     assert str(choice.candidate) == best
     tried = {each.name: each for each in choice.selection.tried}
-    assert len(tried) == len(SIMPLE) + 4
+    assert len(tried) == len(SIMPLE) + len(list_flows("ridge", 2))
     assert tried[LINEAR].judged == 500  # the first one has nothing to be behind of
     assert tried["Gaussian process"].judged == 100
     assert tried["boosted trees"].judged == 500  # 0.12 nats behind: recalibration may repair that
@@ -97,9 +98,11 @@ def test_of_those_alike_in_likelihood_draws_decide(race, monkeypatch):
 
 
 def test_one_flow_tells_whether_a_mean_of_several_is_worth_its_time(race):
-    race({LINEAR: 0.0, "flow": 5.0, "mean of 2 flows": 5.0})
-    fits = [each for each in FakeFitter.fits if each.stage is None]
-    assert [each.members for each in fits] == [1]
+    flows = [str(each) for each in list_flows("ridge", 1)]
+    race({LINEAR: 0.0, flows[0]: 5.0, flows[1]: 0.1, flows[2]: 0.0, flows[3]: 0.2})
+    fits = [(str(replace(each, members=1)), each.members) for each in FakeFitter.fits if each.members]
+    tries = [[members for own, members in fits if own == name] for name in flows]
+    assert tries == [[1], [1] + 5 * [2], [1] + 5 * [2], [1]]
 
 
 def test_a_budget_of_seconds_ends_the_search():

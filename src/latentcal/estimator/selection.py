@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ _WORTH = 0.01  # nats: a smaller difference is none
 _TIED = 1 / 3  # of a standard error
 _FEWEST_TO_DROP, _OUT_OF_REACH = 50, 3.0  # rows that must have judged, and standard errors behind
 _REPAIRABLE = 0.3  # nats that recalibration, or the mean of more flows, may gain
+_FINALISTS, _LOWEST = 2, 100.0  # of flows; nats below which a row's log-likelihood tells no more
 _ENERGY_ROWS = 256
 
 
@@ -71,7 +72,8 @@ class Tried(NamedTuple):
         behind: how far it is behind the best one, in nats a row; a difference counts for at most 10.
         error: standard error of that.
         energy: mean energy score in standardised units; None for those that were behind in NLL.
-        judged: rows that it was judged on; one that is clearly behind is given up after a part of them.
+        judged: rows that it was judged on; what is clearly behind, or not among the best two flows, is given
+            up after a part of them.
         seconds: processor time.
     """
 
@@ -129,7 +131,7 @@ class Choice(NamedTuple):
     fold: Tensor
 
 
-@dataclass
+@dataclass(eq=False)
 class _Trial:
     """A candidate, its fits without each part, and what these say of the rows of the part."""
 
@@ -198,28 +200,48 @@ class _Race:
             known = torch.cat([y[rows], x[rows]], 1)
             self._fold[rows] = fold_numbers(known, min(5, len(known)), contiguous=contiguous)
 
-    def run(self, *candidates: Candidate) -> None:
+    def run(self, candidates: Iterable[Candidate]) -> None:
         """Try candidates, the simplest first."""
         for candidate in candidates:
-            if not candidate.is_possible(self._n):
-                continue
-            if self.trials and time.process_time() - self._started > self.seconds:
-                self.stopped = f"the budget of {self.seconds:g} s was spent"
-                return
-            self._try(candidate)
+            if self._may_try(candidate):
+                self.trials.append(self._judge_whole(_Trial(candidate, len(self.y))))
 
-    def _try(self, candidate: Candidate) -> None:
+    def run_finals(self, candidates: Iterable[Candidate]) -> None:
+        """Try those two of several means of flows of which one flow predicts the first part best."""
         leader = self.trials[self.best].log_prob if self.trials else None
-        trial, started = _Trial(candidate, len(self.y)), time.process_time()
-        for number, (fitter, part) in enumerate(zip(self.fitters, self.parts, strict=True)):
-            if number == 0 and candidate.members > 1:  # one flow tells whether more of them can be any good
-                trial.judge(fitter.fit(replace(candidate, members=1)), self.x, self.y, part.held_out)
-                if leader is not None and self._is_hopeless(trial, leader):
-                    break
-            trial.flows.append(fitter.fit(candidate))
+        previews = [
+            self._preview(_Trial(candidate, len(self.y)))
+            for candidate in candidates
+            if self._may_try(candidate)
+        ]
+        known = self.parts[0].held_out
+        order = sorted(previews, key=lambda trial: -float(trial.log_prob[known].clamp(min=-_LOWEST).mean()))
+        for trial in previews:
+            hopeless = leader is not None and self._is_hopeless(trial, leader)
+            is_final = trial in order[:_FINALISTS] and not hopeless
+            self.trials.append(self._judge_whole(trial) if is_final else trial)
+
+    def _may_try(self, candidate: Candidate) -> bool:
+        if self.trials and time.process_time() - self._started > self.seconds:
+            self.stopped = f"the budget of {self.seconds:g} s was spent"
+            return False
+        return candidate.is_possible(self._n)
+
+    def _preview(self, trial: _Trial) -> _Trial:
+        started = time.process_time()
+        flow = self.fitters[0].fit(replace(trial.candidate, members=1))
+        trial.judge(flow, self.x, self.y, self.parts[0].held_out)
+        trial.seconds += time.process_time() - started
+        return trial
+
+    def _judge_whole(self, trial: _Trial) -> _Trial:
+        leader = self.trials[self.best].log_prob if self.trials else None
+        started = time.process_time()
+        for fitter, part in zip(self.fitters, self.parts, strict=True):
+            trial.flows.append(fitter.fit(trial.candidate))
             trial.judge(trial.flows[-1], self.x, self.y, part.held_out)
             self.bar.update()
-            if leader is not None and number + 1 < len(self.parts) and self._is_hopeless(trial, leader):
+            if leader is not None and len(trial.flows) < len(self.parts) and self._is_hopeless(trial, leader):
                 break
         else:
             after = recalibrated_log_prob(
@@ -227,8 +249,8 @@ class _Race:
             )
             gain = self._mean(after - trial.log_prob)[0]
             trial.after = after if gain > 0 else trial.log_prob
-        trial.seconds = time.process_time() - started
-        self.trials.append(trial)
+        trial.seconds += time.process_time() - started
+        return trial
 
     def _is_hopeless(self, trial: _Trial, leader: Tensor) -> bool:
         behind, error = self._mean(leader - trial.log_prob)
@@ -336,7 +358,8 @@ def select(
     """The simplest candidate that is not behind the best one on rows that it was not fitted to.
 
     First come stages with normal residuals, then flows alone, then the best of the stages below flows and
-    beside them. Behind is by more than 0.01 nats and a third of the standard error.
+    beside them; one flow on the first part tells which two of these are tried whole. Behind is by more than
+    0.01 nats and a third of the standard error.
 
     Args:
         x: (n, p) standardised features.
@@ -359,16 +382,16 @@ def select(
         )
         for part in parts
     ]
-    total = len(parts) * (1 if alone else 2 * len(SIMPLE))
+    total = len(parts) * (1 if alone else len(SIMPLE) + _FINALISTS)
     with ProgressBar(total=total, desc="models", progress=progress) as bar:
         race = _Race(*(x, y, parts, fitters, weights), seconds=budget.seconds, contiguous=contiguous, bar=bar)
         if alone:
-            race.run(Candidate(None, budget.members))
+            race.run([Candidate(None, budget.members)])
         else:
-            race.run(*SIMPLE)
+            race.run(SIMPLE)
             stage = race.trials[race.best].candidate.stage
             assert stage is not None
-            race.run(*list_flows(stage, budget.members))
+            race.run_finals(list_flows(stage, budget.members))
     return race.choose()
 
 
