@@ -34,7 +34,7 @@ def test_rows_without_weight_do_not_train_stop_or_calibrate(monkeypatch):
         name: (*rows(100, seed), np.repeat([0.0, 1.0], 50))
         for seed, name in ((1, "validation"), (2, "calibration"))
     }
-    weighted = regressor(**options).fit(x, y, **parts, weights=odd)
+    weighted = regressor(**options).fit(x, y, **parts, sample_weight=odd)
     counted = {name: [values[50:] for values in part[:2]] for name, part in parts.items()}
     alone = regressor(**options).fit(x[odd > 0], y[odd > 0], **counted)
     np.testing.assert_allclose(weighted.predict(x), alone.predict(x), rtol=1e-6, atol=1e-6)
@@ -51,7 +51,7 @@ def test_weights_are_split_with_the_rows(flow, monkeypatch):
     small = {"convex_potential": {"hidden": 8}, "flow_matching": {"hidden": 8, "layers": 1, "steps": 4}}[flow]
     estimator = FlowRegressor(
         flow, flow_options=small, max_epochs=2, recalibration="scaled", random_state=0
-    ).fit(x, y, weights=np.linspace(0.5, 1.5, 200))
+    ).fit(x, y, sample_weight=np.linspace(0.5, 1.5, 200))
     assert estimator.model_.recalibration.effective_n < 30  # of 30 rows
     assert np.isfinite(estimator.predict(x)).all()
 
@@ -62,7 +62,7 @@ def test_recalibration_takes_weights_and_regions_do_not(monkeypatch):
     x, y = rows(80, 3)
     weights = np.linspace(0.1, 1, 80)
     weighted, equal = (
-        regressor().fit(*rows(300)).recalibrate(x, y, weights=each) for each in (weights, None)
+        regressor().fit(*rows(300)).recalibrate(x, y, sample_weight=each) for each in (weights, None)
     )
     expected = lc.recalibrate(
         estimator.base_model_,
@@ -80,11 +80,11 @@ def test_recalibration_takes_weights_and_regions_do_not(monkeypatch):
 def test_wrong_weights_are_refused():
     x, y = rows(200)
     with pytest.raises(ValueError, match="weights has shape"):
-        regressor().fit(x, y, weights=np.ones(10))
+        regressor().fit(x, y, sample_weight=np.ones(10))
     with pytest.raises(ValueError, match="not negative"):
         regressor().fit(x, y, calibration=(x, y, -np.ones(200)))
     with pytest.raises(ValueError, match="weights has shape"):
-        regressor().fit(x, y).recalibrate(x, y, weights=np.ones(3))
+        regressor().fit(x, y).recalibrate(x, y, sample_weight=np.ones(3))
 
 
 def test_a_model_with_few_calibration_rows_stays_as_it_was_trained(tmp_path):

@@ -99,7 +99,9 @@ def test_of_those_alike_in_likelihood_draws_decide(race, monkeypatch):
 
 def test_one_flow_tells_whether_a_mean_of_several_is_worth_its_time(race):
     flows = [str(each) for each in list_flows("ridge", 1)]
-    race({LINEAR: 0.0, flows[0]: 5.0, flows[1]: 0.1, flows[2]: 0.0, flows[3]: 0.2})
+    choice = race({LINEAR: 0.0, flows[0]: 5.0, flows[1]: 0.1, flows[2]: 0.0, flows[3]: 0.2})
+    names = [str(Candidate("ridge", 2)), str(Candidate("ridge", 2, residuals=False))]
+    assert [each.name for each in choice.selection.tried[4:]] == [flows[0], *names, flows[3]]
     fits = [(str(replace(each, members=1)), each.members) for each in FakeFitter.fits if each.members]
     tries = [[members for own, members in fits if own == name] for name in flows]
     assert tries == [[1], [1] + 5 * [2], [1] + 5 * [2], [1]]

@@ -303,7 +303,7 @@ class NeighbourSmoother(Smoother):
         )
         check_indices("count", count - 1, values.shape[1], 1 << 31)
         if not bool((scale > 0).all()) or not bool((weights >= 0).all()) or not bool((weights > 0).any()):
-            raise ValueError("scale must be positive, weights not negative and not all 0.")
+            raise ValueError("scale must be positive, weights not negative and not all zero.")
         tensors = {"mean": mean, "scale": scale, "points": points, "values": values}
         for name, value in {**tensors, "weights": weights, "count": count}.items():
             self.register_buffer(name, value)

@@ -115,7 +115,7 @@ def as_weights(weights: Any, n: int) -> Tensor | None:
     if values.shape != (n,):
         raise ValueError(f"weights has shape {tuple(values.shape)} for {n} points; give one each.")
     if not bool((torch.isfinite(values) & (values >= 0)).all()) or not bool((values > 0).any()):
-        raise ValueError("weights must be finite, not negative and not all 0.")
+        raise ValueError("weights must be finite, not negative and not all zero.")
     return values
 
 

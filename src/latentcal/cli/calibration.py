@@ -236,7 +236,7 @@ def _recalibrate(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecalibrationRefused)  # said below
         predictor.recalibrate(
-            rows.x, rows.y, weights=rows.weights, order=None if order is None else "time", force=force
+            rows.x, rows.y, sample_weight=rows.weights, order=None if order is None else "time", force=force
         )
     used = {"file": source.file, "rows": rows.total, "used": len(rows.x)}
     used |= {} if weights is None else {"weights": weights}

@@ -248,7 +248,7 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
     }
     x, y, weights = frames["train"]
     calibration = frames.get("calibration")
-    estimator.fit(x, y, validation=frames.get("validation"), calibration=calibration, weights=weights)
+    estimator.fit(x, y, validation=frames.get("validation"), calibration=calibration, sample_weight=weights)
     return estimator.set_params(verbose=False)
 
 

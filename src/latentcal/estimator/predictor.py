@@ -241,8 +241,8 @@ class TablePredictor:
         self: Self,
         X: Any,
         y: Any,
+        sample_weight: Any = None,
         *,
-        weights: Any = None,
         order: Literal["time"] | None = None,
         force: bool = False,
     ) -> Self:
@@ -254,7 +254,7 @@ class TablePredictor:
         Args:
             X: (n, p) features of at least 20 rows that the flow was not trained on.
             y: (n, d) or (n,) outputs.
-            weights: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
+            sample_weight: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
                 (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
             order: ``"time"`` for rows that follow each other: the last ones then judge.
             force: recalibrate whether it does harm or not.
@@ -270,7 +270,7 @@ class TablePredictor:
                 "them tell is mostly noise. Collect more."
             )
         repair = choose_repair(self.recalibration) or recalibrate
-        if not self._calibrate(x, y, as_weights(weights, len(x)), repair, order=order, force=force):
+        if not self._calibrate(x, y, as_weights(sample_weight, len(x)), repair, order=order, force=force):
             warnings.warn(
                 f"The model stays as it was: {self._note}. To recalibrate it all the same, pass force=True.",
                 RecalibrationRefused,

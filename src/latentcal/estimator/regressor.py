@@ -166,20 +166,20 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         self,
         X: Any,
         y: Any,
+        sample_weight: Any = None,
         *,
         validation: tuple[Any, ...] | None = None,
         calibration: tuple[Any, ...] | None = None,
-        weights: Any = None,
     ) -> FlowRegressor:
         """Train and recalibrate.
 
         Args:
             X: (n, p) features.
             y: (n, d) or (n,) outputs.
-            validation: (X, y) or (X, y, weights) that tell when to stop, instead of a share of the rows.
-            calibration: (X, y) or (X, y, weights) for recalibration, instead of a share of the rows.
-            weights: (n,) of the rows of X, in training, early stopping and recalibration; equal if None.
-                Regions and p-values count calibration rows equally all the same.
+            sample_weight: (n,) of the rows of X, in training, early stopping and recalibration; equal if
+                None. Regions and p-values count calibration rows equally all the same.
+            validation: (X, y) or (X, y, sample_weight) that tell when to stop, instead of a share of rows.
+            calibration: (X, y) or (X, y, sample_weight) for recalibration, instead of a share of the rows.
 
         Warns:
             FewCalibrationRowsWarning: with fewer than 20 calibration rows; nothing is recalibrated then.
@@ -195,7 +195,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         crossed = crossed and validation is None and calibration is None
         shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
-        parts = _split_rows((x, y, as_weights(weights, len(x))), shares, rng, self.order)
+        parts = _split_rows((x, y, as_weights(sample_weight, len(x))), shares, rng, self.order)
         for name, given in (("validation", validation), ("calibration", calibration)):
             if given is not None:
                 pair, own = self._accept(*given[:2]), given[2] if len(given) > 2 else None
@@ -252,9 +252,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             self._calibrate(*parts["calibration"], repair, order=self.order)
         return self
 
-    def score(self, X: Any, y: Any) -> float:
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
-        return float(self.log_prob(X, y).mean())
+        return float(np.average(self.log_prob(X, y), weights=sample_weight))
 
     def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
         """Write the fitted estimator to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.

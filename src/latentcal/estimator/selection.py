@@ -148,6 +148,13 @@ class _Trial:
         self.energy: Tensor | None = None
 
     @property
+    def name(self) -> str:
+        """Of what was judged: of a mean of flows it may be one flow."""
+        return str(
+            self.candidate if self.flows or not self.candidate.members else replace(self.candidate, members=1)
+        )
+
+    @property
     def judged(self) -> int:
         return int((~torch.isnan(self.log_prob)).sum())
 
@@ -190,7 +197,6 @@ class _Race:
         self.trials: list[_Trial] = []
         self._started = time.process_time()
         self._n = min(int(part.seen.sum()) for part in parts)
-        self._judges = sum(int(part.held_out.sum()) for part in parts)
         self._part = torch.full((len(y),), -1)
         for number, part in enumerate(parts):
             self._part[part.held_out] = number
@@ -259,14 +265,17 @@ class _Race:
     @property
     def best(self) -> int:
         """Number of the candidate that is ahead of all others, one against one."""
-        best = next(i for i, trial in enumerate(self.trials) if trial.judged == self._judges)
+        best = next(i for i, trial in enumerate(self.trials) if self._is_whole(trial))
         for i in range(best + 1, len(self.trials)):
             best = i if self.lead(i, best)[0] > 0 else best
         return best
 
+    def _is_whole(self, trial: _Trial) -> bool:
+        return len(trial.flows) == len(self.parts)
+
     def lead(self, one: int, other: int) -> tuple[float, float]:
         """What a candidate is ahead of another on rows that judged both, and its standard error."""
-        if self.trials[one].judged < self._judges:
+        if not self._is_whole(self.trials[one]):
             return -math.inf, math.inf
         return self._mean(self.trials[one].after - self.trials[other].after)
 
@@ -277,7 +286,7 @@ class _Race:
         tied = [
             i
             for i, (lead, error) in enumerate(leads)
-            if self.trials[i].judged == self._judges and lead <= max(_WORTH, _TIED * error)
+            if self._is_whole(self.trials[i]) and lead <= max(_WORTH, _TIED * error)
         ]
         energy = {i: self._energy(self.trials[i]) for i in tied}
         sharpest = min(tied, key=lambda i: float(energy[i].mean()))
@@ -292,7 +301,7 @@ class _Race:
         chosen = next(i for i in tied if not draws_badly(i))
         tried = (
             Tried(
-                str(trial.candidate),
+                trial.name,
                 -float(trial.after[~torch.isnan(trial.after)].mean()),
                 *leads[i],
                 float(energy[i].mean()) if i in energy else None,

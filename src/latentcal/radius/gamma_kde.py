@@ -63,7 +63,7 @@ class GammaKDE(TabulatedLaw):
             else as_float64(weights, "weights").detach().reshape(-1)
         )
         if weights.shape != centers.shape or not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
-            raise ValueError("weights must be one a center, not negative and not all 0.")
+            raise ValueError("weights must be one a center, not negative and not all zero.")
         self.rate, self.upper = float(rate), float(upper)
         self.register_buffer("centers", centers)
         self.register_buffer("weights", normalize(weights))

@@ -54,7 +54,7 @@ class PrerankRecalibration:
         counts = self.counts
         whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
         if not (whole and len(counts) > 1 and bool((counts >= 0).all()) and 0 < int(counts.sum()) < 1 << 53):
-            raise ValueError("counts must be (K + 1,) whole numbers, not negative and not all 0.")
+            raise ValueError("counts must be (K + 1,) whole numbers, not negative and not all zero.")
         borders = self.spread
         if borders is not None and not (
             borders.dtype == torch.float64
