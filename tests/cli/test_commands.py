@@ -20,7 +20,7 @@ pytest.importorskip("click")
 pytest.importorskip("sklearn")
 
 import torch
-from terminal import contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
+from terminal import TARGETS, contents, fitted, households, latentcal, model, new, write_csv  # noqa: F401 (fixtures)
 
 import same
 from latentcal.cli import main
@@ -325,6 +325,21 @@ def test_few_rows_beyond_the_limit_do_not_calibrate_alone(tmp_path, fitted):
     answer = latentcal("fit", fitted[0] / "households.csv", *words, "--out", tmp_path / "model", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["rows"] == {"train": 554, "validation": 118, "calibration": 118, "test": 0}
+
+
+def test_fit_tries_models_and_info_tells_which(tmp_path, fitted):
+    words = ("--targets", TARGETS, "--drop", "household", "--budget", "1e-9", "--out", tmp_path / "model")
+    answer = latentcal("fit", fitted[0] / "households.csv", *words)
+    assert answer.code == 0, answer.err
+    assert "Rows: 680 train, each held out in its turn." in answer.err
+    for text in (answer.err, latentcal("info", tmp_path / "model").out):
+        assert "Models on 680 held-out rows, lower is better:" in text
+        assert " -> linear regression " in text
+        assert "Not all were tried: the budget of 1e-09 s was spent." in text
+    assert "Training:" not in answer.err  # nothing was trained by steps
+    refused = latentcal("fit", fitted[0] / "households.csv", *words, "--overwrite", "--budget", "quick")
+    assert refused.code == 2
+    assert "'quick' is neither one of fast, balanced, best nor a number of seconds" in refused.err
 
 
 def test_info_names_columns_and_rows(model):
