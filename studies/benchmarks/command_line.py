@@ -17,7 +17,7 @@ from pathlib import Path
 
 PARTS = {"households.csv": 5000, "later.csv": 1200, "test.csv": 1007}
 COMMANDS = """\
-latentcal fit households.csv --targets inc,food,house,utili --drop newid,inc.a --flow convex-potential --out model/
+latentcal fit households.csv --targets inc,food,house,utili --drop newid,inc.a --out model/
 latentcal diagnose model/ test.csv --html report.html
 latentcal recalibrate model/ later.csv --recalibration auto
 latentcal predict model/ new.csv --keep newid --quantiles 0.05,0.95
@@ -25,7 +25,7 @@ latentcal regions model/ test.csv --coverage 0.9 --keep newid --out regions.csv
 head -3 regions.csv
 latentcal probability model/ new.csv --where "food > 5000 and house + utili < 12000" --keep newid
 latentcal info model/
-"""  # noqa: E501
+"""
 
 
 def write_tables(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -72,21 +73,32 @@ class AveragedFlow(ConditionalFlow):
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         y = torch.zeros_like(self._maps(z, x)[1])
         z = z.expand_as(y)
-        for _ in range(self.base.dim):  # of which each settles one more coordinate
-            maps, _ = self._maps(y, x)
+        for i in range(self.base.dim):  # whose map depends on those before it
+            maps, goal = [_only(map, i) for map in self._maps(y, x)[0]], z[..., i : i + 1]
             with torch.no_grad():
-                y = _solve(maps, z)
+                value = _solve(maps, goal)
             if torch.is_grad_enabled():
                 # A Newton step from the solution: its value is 0, its derivative that of the implicit
                 # function.
-                reached, log_slope = _mean_map(maps, y)
-                y = y - (reached - z) * torch.exp(-log_slope.detach())
+                reached, log_slope = _mean_map(maps, value)
+                value = value - (reached - goal) * torch.exp(-log_slope.detach())
+            y = torch.cat([y[..., :i], value, y[..., i + 1 :]], -1)
         return y
 
     def _maps(self, points: Tensor, x: Tensor | None) -> tuple[list[Any], Tensor]:
         """The members' maps of each coordinate, given those before it at the points; the points at x."""
         maps = [flow.coordinate_map(points, x) for flow in self.flows]
         return [map for map, _ in maps], maps[0][1]
+
+
+def _only(map: Any, coordinate: int) -> Any:
+    """The map of one coordinate alone, of a transform that acts on all of them."""
+    part, axis = copy.copy(map), -2 if hasattr(map, "horizontal") else -1  # splines have knots behind it
+    part._inv = None  # a copy would undo the whole map
+    for name, value in vars(map).items():
+        if isinstance(value, Tensor):
+            setattr(part, name, value.narrow(axis, coordinate, 1))
+    return part
 
 
 def _mean_map(maps: Sequence[Any], y: Tensor) -> tuple[Tensor, Tensor]:
