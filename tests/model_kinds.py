@@ -217,6 +217,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
             (1, 2, 1), patch_size=1, channels=4, num_blocks=2, layers_per_block=1, head_dim=2
         ),
         "standardized": lc.flows.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
+        "supported": lc.flows.Supported(flow, ["interval(-3, 5)", "rounded(0.5, -1)"]),
         "location_scale": _staged(),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),

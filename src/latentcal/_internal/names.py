@@ -36,6 +36,7 @@ _OTHERS = (
     *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.location_scale:LocationScale"),
     *(
         "flows.averaged:AveragedFlow",
+        "flows.supported:Supported",
         "flows.stages:Stage",
         "flows.stages:SmootherStack",
         "flows.trees:TreeEnsemble",

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from latentcal.outputs import describe_kinds, guess_kinds, resolve_kinds
+
+
+def _draws(generator, n=500):
+    normal = torch.randn(n, generator=generator)
+    return {
+        "normal": (normal, "real"),
+        "far": (1000 + normal, "real"),
+        "lognormal": (normal.exp(), "positive"),
+        "uniform": (torch.rand(n, generator=generator), "unit"),
+        "poisson": (torch.poisson((1 + normal / 2).exp(), generator=generator), "count"),
+        "stars": (1 + torch.randint(5, (n,), generator=generator).float(), "ordered(1, 5)"),
+        "answer": ((normal > 0).float(), "ordered(0, 1)"),
+        "cents": ((normal.exp() * 20).round() / 20, "rounded(0.05, 0)"),
+        "degrees": ((20 + 3 * normal).round(), "rounded(1)"),
+        "rain": (normal.exp() * (normal > 0), "positive + 0"),
+        "share": ((0.5 + normal).clamp(0, 1), "unit + 0 + 1"),
+    }
+
+
+def test_kinds_are_told_from_the_data(generator):
+    draws = _draws(generator)
+    y = torch.stack([values for values, _ in draws.values()], 1)
+    assert dict(zip(draws, guess_kinds(y), strict=True)) == {name: kind for name, (_, kind) in draws.items()}
+    y[::7] = torch.nan
+    assert dict(zip(draws, guess_kinds(y), strict=True)) == {name: kind for name, (_, kind) in draws.items()}
+
+
+def test_what_is_declared_holds_and_the_rest_is_guessed(generator):
+    draws = _draws(generator)
+    names = ["poisson", "cents", "stars", "lognormal"]
+    y = torch.stack([draws[name][0] for name in names], 1)
+    declared = {"poisson": "count(softplus)", "cents": "rounded", "stars": "ordered"}
+    kinds = resolve_kinds(declared, y, names)
+    assert kinds[0].startswith("count(softplus, ")
+    assert kinds[1:] == ["rounded(0.05, 0)", "ordered(1, 5)", "positive"]
+    assert resolve_kinds(["auto", "auto", "real", "real"], y) == ["count", "rounded(0.05, 0)", "real", "real"]
+    assert resolve_kinds(None, y, names) == guess_kinds(y)
+
+
+def test_the_kinds_are_said_in_one_line():
+    line = describe_kinds(["unit + 0 + 1", "count", "interval(0, 2)"], ["a", "b", "c"])
+    assert line == "Outputs: a: unit, atoms at 0, 1; b: count; c: interval(0, 2)."
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"visit": "count"}, "No output is named 'visit'; did you mean 'visits'"),
+        (
+            {"visits": "positive"},
+            r"declared as positive, but \d+ of 500 values are not, such as 0. The data look",
+        ),
+        ({"price": "count"}, "declared as count, but"),
+        ({"price": "rounded"}, r"no grid that can be told from the data .* Say its step"),
+        (["count"], "y has 2 outputs"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(generator, outputs, message):
+    draws = _draws(generator)
+    y = torch.stack([draws["poisson"][0], draws["lognormal"][0]], 1)
+    with pytest.raises(ValueError, match=message):
+        resolve_kinds(outputs, y, ["visits", "price"])
+    with pytest.raises(ValueError, match="Output 1 has no value in any row"):
+        guess_kinds(torch.tensor([[1.0, torch.nan]]))
