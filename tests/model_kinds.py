@@ -235,6 +235,9 @@ def _predictors() -> dict[str, Any]:
         "ensemble": lc.recalibration.FlowEnsemble(
             [flow, lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)]
         ),
+        "grid": lc.outputs.GridModel(
+            lc.flows.Supported(flow, ["real", "rounded(0.1, -2)"]), ["real", "rounded(0.1, -2)"], 32
+        ),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
     }

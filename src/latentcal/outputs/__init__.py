@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import attach
 
 if TYPE_CHECKING:
+    from .box_integrals import interval_likelihood as interval_likelihood
+    from .grid import (
+        GridDistribution as GridDistribution,
+        GridModel as GridModel,
+        dequantize as dequantize,
+        on_support as on_support,
+        to_line as to_line,
+    )
     from .kind_guessing import (
         describe_kinds as describe_kinds,
         guess_kinds as guess_kinds,
@@ -14,6 +22,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "box_integrals": ["interval_likelihood"],
+        "grid": ["GridDistribution", "GridModel", "dequantize", "on_support", "to_line"],
         "kind_guessing": ["describe_kinds", "guess_kinds", "resolve_kinds"],
     },
 )
