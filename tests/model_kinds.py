@@ -238,9 +238,26 @@ def _predictors() -> dict[str, Any]:
         "grid": lc.outputs.GridModel(
             lc.flows.Supported(flow, ["real", "rounded(0.1, -2)"]), ["real", "rounded(0.1, -2)"], 32
         ),
+        "chain": _chain(),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
     }
+
+
+def _chain() -> lc.outputs.ChainModel:
+    x, y = _rows(60)
+    y[:, 0] = torch.where(y[:, 0] < 0.3, 0.2, y[:, 0])
+
+    def make_flow(features: Tensor | None, line: Tensor) -> lc.flows.LinearGaussianFlow:
+        return lc.flows.LinearGaussianFlow.fit(features, line)
+
+    kinds = ["interval(-9, 9) + 0.2", "rounded(0.1)"]
+    y[:, 1] = (10 * y[:, 1]).round() / 10
+    return lc.outputs.fit_chain(make_flow, x, y, kinds, calibration=(x, y), calibrate=_scale)
+
+
+def _scale(flow: lc.ConditionalFlow, x: Any, y: Any) -> lc.ConditionalFlow:
+    return lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)
 
 
 def _regions() -> dict[str, lc.Region]:

@@ -59,14 +59,14 @@ def test_one_output_adds_up_for_coarse_and_fine_grids(dtype, step):
 
 
 def test_two_outputs_add_up_within_their_errors():
-    model = _rounded_normal()
-    values = torch.arange(-8.0, 9.0, dtype=torch.float64)
-    grid = torch.cartesian_prod(values, values)
-    found = model().estimate(grid)
+    model = _rounded_normal(0.5)
+    values = 0.5 * torch.arange(-13.0, 14.0, dtype=torch.float64)
+    found = model().estimate(torch.cartesian_prod(values, values))
     assert abs(float(found.value.exp().sum()) - 1) < 1e-3
-    marginal = found.value.exp().reshape(17, 17).sum(1)
+    marginal = found.value.exp().reshape(27, 27).sum(1)
     truth = Normal(torch.tensor(0.3).double(), 1.2)
-    torch.testing.assert_close(marginal, truth.cdf(values + 0.5) - truth.cdf(values - 0.5), atol=1e-3, rtol=0)
+    expected = truth.cdf(values + 0.25) - truth.cdf(values - 0.25)
+    torch.testing.assert_close(marginal, expected, atol=1e-3, rtol=0)
     assert 0 < float((found.value.exp() * found.error).sum()) < 0.005
 
 

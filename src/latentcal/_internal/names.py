@@ -51,7 +51,7 @@ _OTHERS = (
     *("base:RadialBase", "norms:Euclidean", "norms:FirstCoordinate", "norms:L1", "norms:MaxNorm"),
     *("conformal:Region", "conformal:DCPScore", "conformal:DensityScore", "conformal:HPDScore"),
     *("conformal:LatentScore", "conformal:PCPScore"),
-    "outputs:GridModel",
+    *("outputs:GridModel", "outputs:ChainModel", "outputs:OutputLaw", "outputs:AtomChance"),
     *("recalibration.maps:AffineMap", "recalibration.maps:Chain"),
     *("recalibration.maps:CoordinateMap", "recalibration.maps:FeatureAffineMap"),
     "recalibration.mixing_maps:CorrelationMap",

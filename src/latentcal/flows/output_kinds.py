@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from .._internal.names import suggest
-from .._internal.numerics import log1mexp
+from .._internal.numerics import log1mexp, with_own_slope
 
 NAMES = ("real", "positive", "unit", "interval", "count", "ordered", "rounded")
 _PATTERN = re.compile(r"\s*([a-z_]+)\s*(?:\(([^()]*)\))?\s*((?:\+\s*[^+()\s]+\s*)*)")
@@ -20,6 +20,9 @@ _EXAMPLES = (
     "'real', 'positive', 'positive(softplus)', 'unit', 'interval(0, 10)', 'count', 'ordered(1, 5)', "
     "'rounded(0.5)', or 'positive + 0' with an atom at 0"
 )
+HALF_LINES = ("log", "softplus", "exponential")
+"""Maps from numbers above an end to the line."""
+_LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,23 @@ class Kind:
     | text | values | map |
     |---|---|---|
     | ``real`` | all numbers | y |
-    | ``positive`` | y > 0 | log y |
-    | ``positive(softplus, c)`` | y > 0 | c log(exp(y / c) - 1), with c = 1 if it is left out |
+    | ``positive`` | y > 0 | log y, or another map of a half-line |
     | ``unit`` | 0 < y < 1 | log y - log(1 - y) |
     | ``interval(a, b)`` | a < y < b | log(y - a) - log(b - y) |
-    | ``count`` | 0, 1, 2, ... | as for y > -1/2; also ``count(softplus, c)`` |
-    | ``ordered(a, b)`` | a, a + 1, ..., b | as for a - 1/2 < y < b + 1/2 |
+    | ``count`` | 0, 1, 2, ... | exponential, or another one, of y + 1/2 |
+    | ``ordered(a, b)`` | a, a + 1, ..., b | normal score of the share of (a - 1/2, b + 1/2) below y |
     | ``rounded(h)`` | multiples of h | y |
-    | ``rounded(h, a)`` | a, a + h, ... | as for y > a - h/2 |
-    | ``rounded(h, a, b)`` | a, a + h, ..., b | as for a - h/2 < y < b + h/2 |
+    | ``rounded(h, a)`` | a, a + h, ... | as ``count``, of y - a + h/2 |
+    | ``rounded(h, a, b)`` | a, a + h, ..., b | as ``ordered``, of (a - h/2, b + h/2) |
+
+    The map of a half-line may be named, with a scale c, which is 1 if it is left out: ``positive(softplus)``,
+    ``count(log)``, ``rounded(0.5, 0, exponential, 3)``. With t > 0 the distance from the end,
+
+    * ``log``: log t. Draws may be far out: their logs have the tails of the flow.
+    * ``softplus``: c log(exp(t / c) - 1), a log near the end and the identity far from it.
+    * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. The
+      best one where the density is positive at the end itself, as in the first cell of a grid: a log has a
+      long tail there, which flows and laws of a radius that is symmetric take for one on both sides.
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
     atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
@@ -48,8 +59,8 @@ class Kind:
         upper: the other end.
         step: of the grid; 0 for a continuous output.
         origin: a value of the grid.
-        link: ``"identity"``, ``"log"``, ``"softplus"`` or ``"logit"``.
-        scale: c of the softplus.
+        link: ``"identity"``, one of a half-line, ``"logit"`` or ``"probit"``.
+        scale: c of a map of a half-line.
         atoms: single values that have a probability.
 
     Examples:
@@ -80,16 +91,19 @@ class Kind:
         if name not in NAMES:
             raise ValueError(f"No kind of output {name!r}; {suggest(name, NAMES)}")
         words = [word.strip() for word in inside.split(",")] if inside is not None else []
-        softplus = "softplus" in words[:1]
+        at = next((i for i, word in enumerate(words) if word in HALF_LINES), len(words))
         try:
-            numbers = [float(word) for word in words[softplus:]]
+            numbers, scale = ([float(word) for word in part] for part in (words[:at], words[at + 1 :]))
             atoms = tuple(sorted({float(word) for word in tail.split("+") if word.strip()}))
         except ValueError:
-            numbers, atoms = [math.nan], ()
-        if not all(map(math.isfinite, (*numbers, *atoms))):
+            numbers, scale, atoms = [math.nan], [], ()
+        if not all(map(math.isfinite, (*numbers, *scale, *atoms))):
             raise ValueError(f"{text!r} has a number that is none. Kinds are written {_EXAMPLES}.")
-        kind = cls._of(name, numbers, softplus)
-        if kind is None:
+        kind = cls._of(name, numbers)
+        half_line = kind is not None and math.isfinite(kind.lower) and math.isinf(kind.upper)
+        if kind is not None and at < len(words):
+            kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0])
+        if kind is None or (at < len(words) and not half_line) or len(scale) > 1 or kind.scale <= 0:
             raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
             raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
@@ -98,50 +112,44 @@ class Kind:
         return replace(kind, atoms=atoms)
 
     @classmethod
-    def _of(cls, name: str, numbers: list[float], softplus: bool) -> Kind | None:
+    def _of(cls, name: str, numbers: list[float]) -> Kind | None:
         """A kind from the numbers in its brackets; None where they are not the ones that it takes."""
-        half_line = "softplus" if softplus else "log"
         match name, numbers:
-            case (("positive" | "count"), ([] | [_])):
-                if numbers and not (softplus and numbers[0] > 0):
-                    return None
-                grid = 1.0 if name == "count" else 0.0
-                return cls(name, -grid / 2, step=grid, link=half_line, scale=(*numbers, 1.0)[0])
-            case _ if softplus:
-                return None
             case "real", []:
                 return cls(name)
+            case "positive", []:
+                return cls(name, 0.0, link="log")
             case "unit", []:
                 return cls(name, 0.0, 1.0, link="logit")
             case "interval", [lower, upper]:
                 return cls(name, lower, upper, link="logit")
+            case "count", []:
+                return cls(name, -0.5, step=1.0, link="exponential")
             case "ordered", [first, last] if first.is_integer() and last.is_integer():
-                return cls(name, first - 0.5, last + 0.5, 1.0, first, "logit")
+                return cls(name, first - 0.5, last + 0.5, 1.0, first, "probit")
             case "rounded", [step] if step > 0:
                 return cls(name, step=step)
             case "rounded", [step, first] if step > 0:
-                return cls(name, first - step / 2, step=step, origin=first, link="log")
+                return cls(name, first - step / 2, step=step, origin=first, link="exponential")
             case "rounded", [step, first, last] if step > 0:
                 upper = first + step * (round((last - first) / step) + 0.5)
-                return cls(name, first - step / 2, upper, step, first, "logit")
+                return cls(name, first - step / 2, upper, step, first, "probit")
         return None
 
     def __str__(self) -> str:
-        match self.name:
-            case "positive" | "count" if self.link == "softplus":
-                inside = ["softplus"] + [f"{self.scale:.17g}"] * (self.scale != 1)
-            case "interval":
-                inside = [f"{self.lower:.17g}", f"{self.upper:.17g}"]
-            case "ordered":
-                inside = [f"{self.origin:.17g}", f"{self.upper - 0.5:.17g}"]
-            case "rounded":
-                inside = [f"{self.step:.17g}"]
-                inside += [f"{self.origin:.17g}"] * math.isfinite(self.lower)
-                inside += [f"{self.upper - self.step / 2:.17g}"] * math.isfinite(self.upper)
-            case _:
-                inside = []
-        base = f"{self.name}({', '.join(map(_shorten, inside))})" if inside else self.name
-        return " + ".join([base, *(_shorten(f"{atom:.17g}") for atom in self.atoms)])
+        numbers: list[float] = []
+        if self.name == "interval":
+            numbers = [self.lower, self.upper]
+        elif self.name == "ordered":
+            numbers = [self.origin, self.upper - 0.5]
+        elif self.name == "rounded":
+            numbers = [self.step] + [self.origin] * math.isfinite(self.lower)
+            numbers += [self.upper - self.step / 2] * math.isfinite(self.upper)
+        inside = [_shorten(number) for number in numbers]
+        if self.link in HALF_LINES and (self.link, self.scale) != (_DEFAULTS[self.name], 1.0):
+            inside += [self.link] + [_shorten(self.scale)] * (self.scale != 1)
+        base = f"{self.name}({', '.join(inside)})" if inside else self.name
+        return " + ".join([base, *map(_shorten, self.atoms)])
 
     @property
     def support(self) -> constraints.Constraint:
@@ -164,15 +172,26 @@ class Kind:
         if self.link == "identity":
             return y, torch.zeros_like(y)
         above = y - self.lower
-        log_above = torch.log(above)
         if self.link == "log":
+            log_above = torch.log(above)
             return log_above, -log_above
         if self.link == "softplus":
             log_slope = log1mexp(-above / self.scale)
             return above + self.scale * log_slope, -log_slope
+        if self.link == "exponential":
+            score = _exponential_score(above / self.scale)
+            # Far out the first two terms would cancel; there the slope is Mills' ratio.
+            below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
+            log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
+            return score, log_slope - math.log(self.scale)
         # Near an end the difference from it is exact, and logs keep all its digits.
-        log_below = torch.log(self.upper - y)
-        return log_above - log_below, math.log(self.upper - self.lower) - log_above - log_below
+        below, width = self.upper - y, self.upper - self.lower
+        if self.link == "probit":
+            nearer = torch.special.ndtri(torch.minimum(above, below) / width)
+            score = torch.where(above < below, nearer, -nearer)
+            return score, 0.5 * score**2 + _LOG_ROOT - math.log(width)
+        log_above, log_below = torch.log(above), torch.log(below)
+        return log_above - log_below, math.log(width) - log_above - log_below
 
     def from_line(self, s: Tensor) -> Tensor:
         """The y of each real number; where it rounds to an end of the support, the number next to that."""
@@ -182,8 +201,11 @@ class Kind:
             above = torch.exp(s)
         elif self.link == "softplus":
             above = self.scale * torch.logaddexp(s / self.scale, torch.zeros_like(s))
+        elif self.link == "exponential":
+            above = -self.scale * torch.special.log_ndtr(-s)
         else:
-            near = (self.upper - self.lower) * torch.sigmoid(-s.abs())  # distance from the nearer end
+            share = torch.sigmoid if self.link == "logit" else torch.special.ndtr
+            near = (self.upper - self.lower) * share(-s.abs())  # distance from the nearer end
             return self.inside(torch.where(s > 0, self.upper - near, self.lower + near))
         return self.inside(self.lower + above)
 
@@ -207,9 +229,27 @@ class Kind:
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
 
 
-def _shorten(number: str) -> str:
+_DEFAULTS = {"positive": "log", "count": "exponential", "rounded": "exponential"}
+
+
+def _exponential_score(t: Tensor) -> Tensor:
+    """Normal score of t > 0 under the exponential law, (...) -> (...): the s with -log P(Z > s) = t."""
+    small, large = t.clamp(max=1.0), t.clamp(min=1.0)
+    near = torch.special.ndtri(-torch.expm1(-small))
+    with torch.no_grad():
+        # From the asymptotic tail, Newton's steps on the log of the tail; a few are enough from t = 1 on.
+        s = torch.sqrt((2 * large - torch.log(4 * math.pi * large)).clamp(min=0.1))
+        for _ in range(6):
+            s = s + (large + torch.special.log_ndtr(-s)) / _hazard(s)
+    return torch.where(t < 1, near, with_own_slope(large, s, lambda _, score: 1 / _hazard(score)))
+
+
+def _hazard(s: Tensor) -> Tensor:
+    """Slope of -log P(Z > s), for s >= 0."""
+    return math.sqrt(2 / math.pi) / torch.special.erfcx(s / math.sqrt(2))
+
+
+def _shorten(number: float) -> str:
     """A number with as few digits as give the same one."""
-    if number == "softplus":
-        return number
-    texts = (f"{float(number):.{digits}g}" for digits in range(6, 18))
-    return next(text for text in texts if float(text) == float(number))
+    texts = (f"{number:.{digits}g}" for digits in range(6, 18))
+    return next(text for text in texts if float(text) == number)

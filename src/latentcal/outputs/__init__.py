@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from .._internal.lazy import attach
 
 if TYPE_CHECKING:
+    from .atom_chances import AtomChance as AtomChance
     from .box_integrals import interval_likelihood as interval_likelihood
+    from .chain import (
+        ChainDistribution as ChainDistribution,
+        ChainModel as ChainModel,
+        OutputLaw as OutputLaw,
+        fit_chain as fit_chain,
+    )
     from .grid import (
         GridDistribution as GridDistribution,
         GridModel as GridModel,
@@ -22,7 +29,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "atom_chances": ["AtomChance"],
         "box_integrals": ["interval_likelihood"],
+        "chain": ["ChainDistribution", "ChainModel", "OutputLaw", "fit_chain"],
         "grid": ["GridDistribution", "GridModel", "dequantize", "on_support", "to_line"],
         "kind_guessing": ["describe_kinds", "guess_kinds", "resolve_kinds"],
     },
