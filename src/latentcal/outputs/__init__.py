@@ -13,12 +13,23 @@ if TYPE_CHECKING:
         OutputLaw as OutputLaw,
         fit_chain as fit_chain,
     )
+    from .conditioning import (
+        ConditionedDistribution as ConditionedDistribution,
+        condition as condition,
+    )
     from .grid import (
         GridDistribution as GridDistribution,
         GridModel as GridModel,
         dequantize as dequantize,
         on_support as on_support,
         to_line as to_line,
+    )
+    from .incomplete import (
+        as_bounds as as_bounds,
+        draw_inside as draw_inside,
+        fit_gaussian as fit_gaussian,
+        fit_incomplete as fit_incomplete,
+        recalibrate_incomplete as recalibrate_incomplete,
     )
     from .kind_guessing import (
         describe_kinds as describe_kinds,
@@ -32,7 +43,11 @@ __getattr__, __dir__, __all__ = attach(
         "atom_chances": ["AtomChance"],
         "box_integrals": ["interval_likelihood"],
         "chain": ["ChainDistribution", "ChainModel", "OutputLaw", "fit_chain"],
+        "conditioning": ["ConditionedDistribution", "condition"],
         "grid": ["GridDistribution", "GridModel", "dequantize", "on_support", "to_line"],
+        "incomplete": [
+            *("as_bounds", "draw_inside", "fit_gaussian", "fit_incomplete", "recalibrate_incomplete"),
+        ],
         "kind_guessing": ["describe_kinds", "guess_kinds", "resolve_kinds"],
     },
 )

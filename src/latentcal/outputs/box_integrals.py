@@ -265,7 +265,7 @@ def _place(
     whitened = torch.zeros(*y.shape[:2], len(here), dtype=torch.float64)
     for i, (k, j) in enumerate(free):
         centre = mean[:, i] + (whitened[..., :i] * factor[:, i, :i]).sum(-1)
-        a, b = ((_end_on_line(kinds[j], bound[:, j]) - centre) / factor[:, i, i] for bound in (lower, upper))
+        a, b = ((end_on_line(kinds[j], bound[:, j]) - centre) / factor[:, i, i] for bound in (lower, upper))
         whitened[..., i], log_density = _cut_student(a, b, u[:, k, None])
         line = centre + factor[:, i, i] * whitened[..., i]
         value = kinds[j].from_line(line)
@@ -278,7 +278,7 @@ def _are_cells(kind: Kind, lower: Tensor, upper: Tensor) -> bool:
     return kind.step > 0 and bool((upper - lower <= 1.001 * kind.step).all())
 
 
-def _end_on_line(kind: Kind, bound: Tensor) -> Tensor:
+def end_on_line(kind: Kind, bound: Tensor) -> Tensor:
     """A bound (r,) on the line of a kind; infinite at the ends of the support and beyond."""
     inside = kind.contains(bound)
     line, _ = kind.to_line(torch.where(inside, bound, kind.from_line(torch.zeros_like(bound))))

@@ -230,7 +230,7 @@ class GridDistribution(Distribution):
         return lower, upper, on_grid
 
 
-def pick(points: Tensor, log_weights: Tensor, generator: torch.Generator) -> Tensor:
+def pick(points: Tensor, log_weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One of points (m, r, d) for each of r rows, with probabilities in proportion to weights (m, r)."""
     noise = torch.empty_like(log_weights).exponential_(generator=generator)
     chosen = (log_weights.nan_to_num(-math.inf, neginf=-math.inf) - noise.log()).argmax(0)
