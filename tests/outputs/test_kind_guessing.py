@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from latentcal.outputs import describe_kinds, guess_kinds, resolve_kinds
+from latentcal.outputs import choose_links, describe_kinds, guess_kinds, resolve_kinds
 
 
 def _draws(generator, n=500):
@@ -66,3 +66,23 @@ def test_what_does_not_fit_the_data_is_refused(generator, outputs, message):
         resolve_kinds(outputs, y, ["visits", "price"])
     with pytest.raises(ValueError, match="Output 1 has no value in any row"):
         guess_kinds(torch.tensor([[1.0, torch.nan]]))
+
+
+def test_maps_of_half_lines_are_chosen_by_rows_held_out(generator):
+    normal = torch.randn(2000, 2, generator=generator, dtype=torch.float64)
+    lognormal = normal[:, 0].mul(2).exp()
+    far = 40 + 5 * normal[:, 0]
+    waiting = -torch.rand(2000, generator=generator, dtype=torch.float64).log() * 3
+    counts = torch.poisson(waiting, generator=generator)
+    y = torch.stack([lognormal, far, waiting, counts, counts * 0.5, normal[:, 1]], 1)
+    kinds = ["positive", "positive", "positive + 0", "count", "rounded(0.5, 0)", "real"]
+    found = choose_links(None, y, kinds)
+    assert found[0] == "positive"
+    assert found[1].startswith("positive(softplus, ")
+    assert found[2].startswith("positive(exponential, ")
+    assert found[2].endswith(" + 0")
+    assert found[3].startswith("count(exponential, ")
+    assert found[4].startswith("rounded(0.5, 0, exponential, ")
+    assert found[5] == "real"
+    assert choose_links(normal, y, ["count(log)" if k == "count" else k for k in kinds])[3] == "count(log)"
+    assert choose_links(None, y[:30], kinds) == kinds

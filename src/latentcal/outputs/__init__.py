@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         recalibrate_incomplete as recalibrate_incomplete,
     )
     from .kind_guessing import (
+        choose_links as choose_links,
         describe_kinds as describe_kinds,
         guess_kinds as guess_kinds,
         resolve_kinds as resolve_kinds,
@@ -48,6 +49,6 @@ __getattr__, __dir__, __all__ = attach(
         "incomplete": [
             *("as_bounds", "draw_inside", "fit_gaussian", "fit_incomplete", "recalibrate_incomplete"),
         ],
-        "kind_guessing": ["describe_kinds", "guess_kinds", "resolve_kinds"],
+        "kind_guessing": ["choose_links", "describe_kinds", "guess_kinds", "resolve_kinds"],
     },
 )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._internal.names import suggest
+from .._internal.numerics import as_tensor
 from .._internal.validate import as_rows
-from ..flows.output_kinds import Kind
+from ..flows.linear_gaussian import LinearGaussianFlow
+from ..flows.output_kinds import HALF_LINES, Kind
 from ..recalibration.discrete import OutputAtoms, atoms
+from .grid import dequantize
 
 _SPAN = 10.0  # largest over smallest value from which on positive numbers are worth a log
 _CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows at its last one
+_LINK_ROWS = 40  # and twice as many as features, to choose a map by
 _ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
 
 
@@ -45,8 +51,8 @@ def resolve_kinds(
 ) -> list[str]:
     """One complete kind an output: those that are declared, with what they leave open read from y (n, d).
 
-    ``rounded`` gets the step of the data, ``ordered`` their range, ``positive(softplus)`` and
-    ``count(softplus)`` their median as scale. Outputs that are not named are guessed.
+    ``rounded`` gets the step of the data, ``ordered`` their range, ``positive(softplus)`` and its like the
+    median as scale. Outputs that are not named are guessed. Maps are chosen by :func:`choose_links`.
 
     Args:
         outputs: kinds by the names of the outputs, or one for each, ``"auto"`` among them; None guesses all.
@@ -92,6 +98,55 @@ def describe_kinds(kinds: Sequence[str], names: Sequence[str] | None = None) -> 
             f"{name}: {text}" + (f", atom{'s' * (len(values) > 1)} at {', '.join(values)}" if values else "")
         )
     return f"Outputs: {'; '.join(parts)}."
+
+
+def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list[str]:
+    """The kinds with the map of each half-line that linear regression likes best on rows held out.
+
+    ``log``, ``softplus`` and ``exponential``, with the median as their scale, are tried for ``positive``,
+    ``count`` and ``rounded(h, a)`` where no map is named. A quarter of the rows is held out; densities are
+    compared in the outputs' own units, beside atoms.
+
+    Args:
+        x: (n, p) features or None.
+        y: (n, d) outputs; NaN are left out.
+        kinds: one an output.
+        seed: of the rows held out and of the noise within cells.
+    """
+    y = as_tensor(y, "y").to(torch.float64)
+    x = None if x is None else as_tensor(x, "x").to(torch.float64)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    chosen = []
+    for j, text in enumerate(kinds):
+        kind = Kind.parse(text)
+        bare = kind.link in HALF_LINES and kind.scale == 1 and not any(link in text for link in HALF_LINES)
+        atoms_of = torch.tensor(kind.atoms, dtype=torch.float64)
+        rows = order[(~torch.isnan(y[order, j])) & ~torch.isin(y[order, j], atoms_of)]
+        width = 0 if x is None else x.shape[1]
+        if not bare or len(rows) < _LINK_ROWS + 2 * width:
+            chosen.append(str(kind))
+            continue
+        column, features = y[rows, j, None], None if x is None else x[rows]
+        above = float((column - kind.lower).median())
+        options = [
+            replace(kind, link=link, scale=1.0 if link == "log" else float(f"{above:.4g}"))
+            for link in HALF_LINES
+        ]
+        chosen.append(str(min(options, key=lambda option: _held_out_loss(option, features, column, seed))))
+    return chosen
+
+
+def _held_out_loss(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> float:
+    """Mean loss of a linear Gaussian flow on the last quarter of rows (n, p), (n, 1), in units of y."""
+    noisy = dequantize(y, [str(replace(kind, atoms=()))], torch.Generator().manual_seed(seed))
+    line, log_slope = kind.to_line(kind.inside(noisy))
+    cut = len(y) - len(y) // 4
+    try:
+        flow = LinearGaussianFlow.fit(None if x is None else x[:cut], line[:cut])
+    except ValueError:  # an output without spread on this line
+        return math.inf
+    density = flow(None if x is None else x[cut:]).log_prob(line[cut:]) + log_slope[cut:, 0]
+    return -float(density.mean())
 
 
 def _columns(y: Any) -> list[Tensor]:
@@ -161,9 +216,9 @@ def _complete(text: str, column: Tensor, name: str) -> Kind:
         plain = {"count": "rounded(1, 0)"}.get(plain, plain).replace("ordered(", "rounded(1, ")
     elif plain == "ordered":
         plain = f"ordered({float(column.min()):.17g}, {float(column.max()):.17g})"
-    elif plain in ("positive(softplus)", "count(softplus)"):
-        middle = float(column[column > 0].median()) if bool((column > 0).any()) else 1.0
-        plain = plain.replace(")", f", {middle:.6g})")
+    elif plain in ("positive(softplus)", "positive(exponential)", "count(softplus)", "count(exponential)"):
+        end = Kind.parse(plain).lower
+        plain = plain.replace(")", f", {float((column[column > end] - end).median()):.4g})")
     kind = Kind.parse(plain)
     beside = column[~torch.isin(column, torch.tensor(kind.atoms, dtype=torch.float64))]
     wrong = ~kind.contains(beside)
