@@ -258,6 +258,7 @@ def fit_chain(
     calibration: tuple[Any, Any] | None = None,
     calibrate: Callable[[ConditionalFlow, Any, Any], ConditionalFlow] = autocalibrate,
     boosted: bool | None = None,
+    copies: int = 1,
     seed: int = 0,
 ) -> ChainModel:
     """A chain of laws learned from rows, each law recalibrated by rows that its flow did not see.
@@ -274,10 +275,12 @@ def fit_chain(
             :func:`recalibrate` or your own. The law of one radius alone is symmetric in z, and one output
             given others often is not.
         boosted: whether trees are tried for the probabilities of atoms; where possible if None.
+        copies: of each row, next to each other and each with noise of its own, that the flow of an output on
+            a grid is trained on; more than one needs a ``make_flow`` that holds out blocks of rows.
         seed: of the noise within cells, of folds and trees.
     """
     x, y = as_rows(x, y)
-    y = y.to(torch.float64)
+    y, copies = y.to(torch.float64), as_whole(copies, "copies")
     parsed = [Kind.parse(kind) for kind in kinds]
     if len(parsed) != y.shape[1]:
         raise ValueError(f"y has {y.shape[1]} outputs, got {len(parsed)} kinds.")
@@ -305,8 +308,9 @@ def fit_chain(
                 f"least {_FEWEST}. Where all values repeat, its kind is a grid: 'count', 'rounded'."
             )
         dtype = torch.get_default_dtype() if features is None else features.dtype
-        line = to_line(column[left, None], [str(kind)], generator).to(dtype)
-        flow = on_support(make_flow(None if features is None else features[left], line), [str(kind)])
+        rows = left.nonzero().reshape(-1).repeat_interleave(copies if kind.step else 1)
+        line = to_line(column[rows, None], [str(kind)], generator).to(dtype)
+        flow = on_support(make_flow(None if features is None else features[rows], line), [str(kind)])
         if held is not None:
             own = held[1].to(torch.float64)
             beside = ~torch.isin(own[:, j], torch.tensor(kind.atoms, dtype=torch.float64))
