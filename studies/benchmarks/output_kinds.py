@@ -38,7 +38,7 @@ from latentcal import outputs
 from .resumable import RESULTS, read, run_all
 
 OUT = RESULTS / "output_kinds.csv"
-ROWS, CALIBRATION, TEST, COPIES = 4000, 1000, 3000, 4
+ROWS, CALIBRATION, TEST, COPIES, MEMBERS = 4000, 1000, 3000, 4, 3
 DOUBLE = {"dtype": torch.float64}
 LIMIT = math.sqrt(math.log(2 / 1e-3) / 2) * (CALIBRATION**-0.5 + TEST**-0.5)
 """Kolmogorov distance, by the inequality of Dvoretzky, Kiefer and Wolfowitz for both samples."""
@@ -141,19 +141,28 @@ SHARES = {"censored": (0.2, 0.5, 0.8), "missing": (0.1, 0.3, 0.6)}
 
 
 def train(x: Tensor | None, y: Tensor) -> lc.ConditionalFlow:
-    """A spline autoregressive flow on standardised rows, stopped early by a fifth of them."""
+    """A spline autoregressive flow on standardised rows, stopped early by a fifth of them.
+
+    Of one output the mean of three such flows, each stopped by its own fifth; of several one, of two
+    transforms.
+    """
     x32, y32 = x.float(), y.float()
     (means, scales), (x_mean, x_scale) = ((v.mean(0), v.std(0).clamp(min=1e-3)) for v in (y32, x32))
     features, line = (x32 - x_mean) / x_scale, (y32 - means) / scales
-    flow = lc.flows.AutoregressiveFlow(y.shape[1], x.shape[1], flows=1 if y.shape[1] == 1 else 2, hidden=32)
-    cut = len(y) - len(y) // 5
-    lc.flows.train_flow(
-        *(flow, features[:cut], line[:cut]),
-        validation=(features[cut:], line[cut:]),
-        max_epochs=80,
-        patience=10,
-        batch_size=256,
-    )
+    fifth, members, single = len(y) // 5, [], y.shape[1] == 1
+    for k in range(MEMBERS if single else 1):
+        held = torch.zeros(len(y), dtype=torch.bool)
+        held[k * fifth : (k + 1) * fifth] = True  # a block: copies of a row stand next to each other
+        flow = lc.flows.AutoregressiveFlow(y.shape[1], x.shape[1], flows=1 if single else 2, hidden=32)
+        lc.flows.train_flow(
+            *(flow, features[~held], line[~held]),
+            validation=(features[held], line[held]),
+            max_epochs=80,
+            patience=8,
+            batch_size=256,
+        )
+        members.append(flow)
+    flow = lc.flows.AveragedFlow(members) if single else members[0]
     return lc.flows.Standardized(flow, means, scales, x_mean, x_scale)
 
 

@@ -10,7 +10,16 @@ from latentcal.base import student_t
 from latentcal.flows import Kind, LinearGaussianFlow, Standardized, Supported
 
 KINDS = [
-    *("real", "positive", "positive(softplus)", "positive(softplus, 0.3)", "unit", "interval(-2, 10)"),
+    *(
+        "real",
+        "positive",
+        "positive(softplus)",
+        "positive(softplus, 0.3)",
+        "unit",
+        "interval(-2, 10)",
+        "unit(probit)",
+        "ordered(1, 5, logit)",
+    ),
     *(
         "count",
         "count(softplus)",
@@ -203,6 +212,8 @@ def test_a_kind_reads_what_it_writes(kind):
         ("unit(softplus)", "other numbers"),
         ("ordered(1, 5, log)", "other numbers"),
         ("count(log, 1, 2)", "other numbers"),
+        ("unit(probit, 2)", "other numbers"),
+        ("positive(logit)", "other numbers"),
         ("ordered(0.5, 2)", "other numbers"),
         ("rounded(0)", "other numbers"),
         ("interval(a, b)", "a number that is none"),

@@ -74,8 +74,10 @@ def test_maps_of_half_lines_are_chosen_by_rows_held_out(generator):
     far = 40 + 5 * normal[:, 0]
     waiting = -torch.rand(2000, generator=generator, dtype=torch.float64).log() * 3
     counts = torch.poisson(waiting, generator=generator)
-    y = torch.stack([lognormal, far, waiting, counts, counts * 0.5, normal[:, 1]], 1)
-    kinds = ["positive", "positive", "positive + 0", "count", "rounded(0.5, 0)", "real"]
+    uniform = torch.rand(2000, generator=generator, dtype=torch.float64)
+    logistic = torch.sigmoid(2 * normal[:, 1])
+    y = torch.stack([lognormal, far, waiting, counts, counts * 0.5, normal[:, 1], uniform, logistic], 1)
+    kinds = ["positive", "positive", "positive + 0", "count", "rounded(0.5, 0)", "real", "unit", "unit"]
     found = choose_links(None, y, kinds)
     assert found[0] == "positive"
     assert found[1].startswith("positive(softplus, ")
@@ -83,6 +85,6 @@ def test_maps_of_half_lines_are_chosen_by_rows_held_out(generator):
     assert found[2].endswith(" + 0")
     assert found[3].startswith("count(exponential, ")
     assert found[4].startswith("rounded(0.5, 0, exponential, ")
-    assert found[5] == "real"
+    assert found[5:] == ["real", "unit(probit)", "unit"]
     assert choose_links(normal, y, ["count(log)" if k == "count" else k for k in kinds])[3] == "count(log)"
     assert choose_links(None, y[:30], kinds) == kinds

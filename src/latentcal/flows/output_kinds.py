@@ -22,6 +22,8 @@ _EXAMPLES = (
 )
 HALF_LINES = ("log", "softplus", "exponential")
 """Maps from numbers above an end to the line."""
+INTERVALS = ("logit", "probit")
+"""Maps from numbers between two ends to the line."""
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
@@ -33,7 +35,7 @@ class Kind:
     |---|---|---|
     | ``real`` | all numbers | y |
     | ``positive`` | y > 0 | log y, or another map of a half-line |
-    | ``unit`` | 0 < y < 1 | log y - log(1 - y) |
+    | ``unit`` | 0 < y < 1 | log y - log(1 - y), or another map of an interval |
     | ``interval(a, b)`` | a < y < b | log(y - a) - log(b - y) |
     | ``count`` | 0, 1, 2, ... | exponential, or another one, of y + 1/2 |
     | ``ordered(a, b)`` | a, a + 1, ..., b | normal score of the share of (a - 1/2, b + 1/2) below y |
@@ -49,6 +51,10 @@ class Kind:
     * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. The
       best one where the density is positive at the end itself, as in the first cell of a grid: a log has a
       long tail there, which flows and laws of a radius that is symmetric take for one on both sides.
+
+    Intervals have ``logit`` and ``probit``, the normal score of the share of the interval below y:
+    ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares, a probit those whose
+    density is a power of the distance from the ends, as that of a beta law.
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
     atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
@@ -91,7 +97,7 @@ class Kind:
         if name not in NAMES:
             raise ValueError(f"No kind of output {name!r}; {suggest(name, NAMES)}")
         words = [word.strip() for word in inside.split(",")] if inside is not None else []
-        at = next((i for i, word in enumerate(words) if word in HALF_LINES), len(words))
+        at = next((i for i, word in enumerate(words) if word in HALF_LINES + INTERVALS), len(words))
         try:
             numbers, scale = ([float(word) for word in part] for part in (words[:at], words[at + 1 :]))
             atoms = tuple(sorted({float(word) for word in tail.split("+") if word.strip()}))
@@ -100,10 +106,11 @@ class Kind:
         if not all(map(math.isfinite, (*numbers, *scale, *atoms))):
             raise ValueError(f"{text!r} has a number that is none. Kinds are written {_EXAMPLES}.")
         kind = cls._of(name, numbers)
-        half_line = kind is not None and math.isfinite(kind.lower) and math.isinf(kind.upper)
         if kind is not None and at < len(words):
-            kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0])
-        if kind is None or (at < len(words) and not half_line) or len(scale) > 1 or kind.scale <= 0:
+            # A number after the map is its scale, which intervals have not.
+            fits = words[at] in kind.links and len(scale) <= (words[at] in HALF_LINES)
+            kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0]) if fits else None
+        if kind is None or kind.scale <= 0:
             raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
             raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
@@ -146,10 +153,18 @@ class Kind:
             numbers = [self.step] + [self.origin] * math.isfinite(self.lower)
             numbers += [self.upper - self.step / 2] * math.isfinite(self.upper)
         inside = [_shorten(number) for number in numbers]
-        if self.link in HALF_LINES and (self.link, self.scale) != (_DEFAULTS[self.name], 1.0):
+        own = self._of(self.name, numbers)
+        if own is not None and (self.link, self.scale) != (own.link, 1.0):
             inside += [self.link] + [_shorten(self.scale)] * (self.scale != 1)
         base = f"{self.name}({', '.join(inside)})" if inside else self.name
         return " + ".join([base, *map(_shorten, self.atoms)])
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The maps that there are for this support."""
+        if math.isinf(self.lower):
+            return ("identity",)
+        return HALF_LINES if math.isinf(self.upper) else INTERVALS
 
     @property
     def support(self) -> constraints.Constraint:
@@ -204,8 +219,10 @@ class Kind:
         elif self.link == "exponential":
             above = -self.scale * torch.special.log_ndtr(-s)
         else:
-            share = torch.sigmoid if self.link == "logit" else torch.special.ndtr
-            near = (self.upper - self.lower) * share(-s.abs())  # distance from the nearer end
+            # Distance from the nearer end; torch.special.ndtr loses all digits below -5.
+            far = -s.abs()
+            share = torch.sigmoid(far) if self.link == "logit" else torch.exp(torch.special.log_ndtr(far))
+            near = (self.upper - self.lower) * share
             return self.inside(torch.where(s > 0, self.upper - near, self.lower + near))
         return self.inside(self.lower + above)
 
@@ -227,9 +244,6 @@ class Kind:
             return y
         values = self.origin + self.step * torch.round((y - self.origin) / self.step)
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
-
-
-_DEFAULTS = {"positive": "log", "count": "exponential", "rounded": "exponential"}
 
 
 def _exponential_score(t: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from .._internal.names import suggest
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_rows
 from ..flows.linear_gaussian import LinearGaussianFlow
-from ..flows.output_kinds import HALF_LINES, Kind
+from ..flows.output_kinds import Kind
 from ..recalibration.discrete import OutputAtoms, atoms
 from .grid import dequantize
 
@@ -63,7 +63,7 @@ def resolve_kinds(
         ValueError: where a name is unknown, or the data do not have the declared kind.
 
     Examples:
-        >>> y = torch.tensor([[1.0, 0.25], [4.0, 0.5], [2.0, 0.25], [1.0, 1.0], [3.0, 0.5]])
+        >>> y = torch.tensor([[1.0, 0.25], [4.0, 0.5], [2.0, 0.25], [1.0, 1.0]]).repeat(2, 1)
         >>> resolve_kinds({"stars": "ordered", "load": "rounded"}, y, ["stars", "load"])
         ['ordered(1, 4)', 'rounded(0.25)']
     """
@@ -101,11 +101,11 @@ def describe_kinds(kinds: Sequence[str], names: Sequence[str] | None = None) -> 
 
 
 def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list[str]:
-    """The kinds with the map of each half-line that linear regression likes best on rows held out.
+    """The kinds, with the maps to the line that linear regression likes best on rows held out.
 
     ``log``, ``softplus`` and ``exponential``, with the median as their scale, are tried for ``positive``,
-    ``count`` and ``rounded(h, a)`` where no map is named. A quarter of the rows is held out; densities are
-    compared in the outputs' own units, beside atoms.
+    ``count`` and ``rounded(h, a)``, ``logit`` and ``probit`` for intervals, where no map is named. A quarter
+    of the rows is held out; densities are compared in the outputs' own units, beside atoms.
 
     Args:
         x: (n, p) features or None.
@@ -119,7 +119,7 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
     chosen = []
     for j, text in enumerate(kinds):
         kind = Kind.parse(text)
-        bare = kind.link in HALF_LINES and kind.scale == 1 and not any(link in text for link in HALF_LINES)
+        bare = len(kind.links) > 1 and not any(link in text for link in kind.links)
         atoms_of = torch.tensor(kind.atoms, dtype=torch.float64)
         rows = order[(~torch.isnan(y[order, j])) & ~torch.isin(y[order, j], atoms_of)]
         width = 0 if x is None else x.shape[1]
@@ -127,10 +127,10 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
             chosen.append(str(kind))
             continue
         column, features = y[rows, j, None], None if x is None else x[rows]
-        above = float((column - kind.lower).median())
+        above = float(f"{float((column - kind.lower).median()):.4g}")
         options = [
-            replace(kind, link=link, scale=1.0 if link == "log" else float(f"{above:.4g}"))
-            for link in HALF_LINES
+            replace(kind, link=link, scale=above if link in ("softplus", "exponential") else 1.0)
+            for link in kind.links
         ]
         chosen.append(str(min(options, key=lambda option: _held_out_loss(option, features, column, seed))))
     return chosen
