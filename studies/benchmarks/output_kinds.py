@@ -331,18 +331,22 @@ def mean_of(rows: list[dict[str, str]], name: str) -> float:
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """Means over repetitions, a table a part."""
+    """A table a part; of truths the losses of each seed, of others means over repetitions."""
     groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
         case = row["case"].split(" (")[0]
         groups.setdefault((row["part"], case, row["model"]), []).append(row)
-    print("\n| truth | model | loss over the truth, nats | PIT distance | mean of draws / mean | far draws |")
-    print("|---|---|---|---|---|---|")
+    print(f"\nLimit of the distance of the PIT: {LIMIT:.3f}")
+    seeds = sorted({row["seed"] for row in rows if row["part"] == "truth"}, key=int)
+    columns = " | ".join(f"loss over the truth, seed {seed}" for seed in seeds)
+    print(f"\n| truth | model | {columns} | PIT distance, largest | mean of draws / mean | far draws |")
+    print("|---" * (len(seeds) + 5) + "|")
     for (part, case, model), own in groups.items():
         if part == "truth":
+            found = {row["seed"]: f"{float(row['gap']):.3f} ± {float(row['error']):.3f}" for row in own}
             print(
-                f"| {case} | {model} | {mean_of(own, 'gap'):.3f} ± {mean_of(own, 'error'):.3f} | "
-                f"{mean_of(own, 'pit_distance'):.3f} | {mean_of(own, 'mean_ratio'):.3f} | "
+                f"| {case} | {model} | {' | '.join(found.get(seed, '') for seed in seeds)} | "
+                f"{max(float(row['pit_distance']) for row in own):.3f} | {mean_of(own, 'mean_ratio'):.3f} | "
                 f"{mean_of(own, 'far_draws'):.1e} |"
             )
     print("\n| censoring | model | L-ECE | coverage of 90 % regions | NLL |\n|---|---|---|---|---|")
