@@ -217,6 +217,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
             (1, 2, 1), patch_size=1, channels=4, num_blocks=2, layers_per_block=1, head_dim=2
         ),
         "standardized": lc.flows.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
+        "supported": lc.flows.Supported(flow, ["interval(-3, 5)", "rounded(0.5, -1)"]),
         "location_scale": _staged(),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),
@@ -234,9 +235,29 @@ def _predictors() -> dict[str, Any]:
         "ensemble": lc.recalibration.FlowEnsemble(
             [flow, lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)]
         ),
+        "grid": lc.outputs.GridModel(
+            lc.flows.Supported(flow, ["real", "rounded(0.1, -2)"]), ["real", "rounded(0.1, -2)"], 32
+        ),
+        "chain": _chain(),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
     }
+
+
+def _chain() -> lc.outputs.ChainModel:
+    x, y = _rows(60)
+    y[:, 0] = torch.where(y[:, 0] < 0.3, 0.2, y[:, 0])
+
+    def make_flow(features: Tensor | None, line: Tensor) -> lc.flows.LinearGaussianFlow:
+        return lc.flows.LinearGaussianFlow.fit(features, line)
+
+    kinds = ["interval(-9, 9) + 0.2", "rounded(0.1)"]
+    y[:, 1] = (10 * y[:, 1]).round() / 10
+    return lc.outputs.fit_chain(make_flow, x, y, kinds, calibration=(x, y), calibrate=_scale)
+
+
+def _scale(flow: lc.ConditionalFlow, x: Any, y: Any) -> lc.ConditionalFlow:
+    return lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit)
 
 
 def _regions() -> dict[str, lc.Region]:

@@ -37,7 +37,7 @@ LAYERS = [
     {"transport"},
     {"fingerprint", "flow"},
     {"pit", "checks", "flows", "adapters"},
-    {"events", "recalibration", "conformal"},
+    {"events", "recalibration", "conformal", "outputs"},
     {"model_classes", "model_schema", "files", "preprocessing", "tables", "splits"},
     {"diagnostics", "estimator"},
     {"cli"},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         flows as flows,
         metrics as metrics,
         norms as norms,
+        outputs as outputs,
         pit as pit,
         plots as plots,
         radius as radius,
@@ -120,8 +121,8 @@ __getattr__, __dir__, __all__ = attach(
     },
     [
         *("adapters", "base", "checks", "conformal", "diagnostics", "estimator", "events", "files", "flows"),
-        *("metrics", "norms", "pit", "plots", "radius", "recalibration", "splits", "tables", "toy"),
-        "transport",
+        *("metrics", "norms", "outputs", "pit", "plots", "radius", "recalibration", "splits", "tables"),
+        *("toy", "transport"),
     ],
 )
 __all__ += ["__version__"]

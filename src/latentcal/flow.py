@@ -48,6 +48,11 @@ class ConditionalFlow(nn.Module):
             )
         self.base = base
 
+    @property
+    def support(self) -> constraints.Constraint:
+        """Where the density may be positive: all of R^d, unless a flow says otherwise."""
+        return constraints.real_vector
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Latent z and log|det dz/dy|, (..., d), (..., p) -> (..., d), (...)."""
         raise NotImplementedError
@@ -141,8 +146,8 @@ class FlowDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """All of R^d."""
-        return constraints.real_vector
+        """That of the flow."""
+        return self.flow.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         """The same prediction repeated to a larger batch shape."""

@@ -18,18 +18,19 @@ from ._internal.smoothers import Smoother
 from .conformal import Region, Score
 from .flow import ConditionalFlow
 from .norms import Norm
+from .outputs import ChainModel, GridModel
 from .radius import GroupedRadius, RadiusLaw
 from .recalibration import FlowEnsemble, Ladder, PrerankRecalibrated, PrerankRecalibration, Recalibration
 from .recalibration.maps import LatentMap
 
-SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, Region)
+SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, ChainModel, GridModel, Region)
 """What can be saved."""
 
 EXTENDED = (RadiusLaw, Norm, Score, LatentMap, Smoother)
 """What others may write subclasses of that go into a file whole."""
 
 # Where a signature takes more than a file can hold.
-_PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated
+_PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated | ChainModel | GridModel
 _NARROWED: Mapping[tuple[type, str], Any] = {
     (Region, "model"): _PREDICTOR,
     (PrerankRecalibrated, "model"): _PREDICTOR,

@@ -25,6 +25,7 @@ from .fingerprint import Fingerprint
 from .flow import ConditionalFlow
 from .flows import LocationScale
 from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, parameters_of
+from .outputs import OutputLaw
 from .recalibration import Recalibration
 
 DEEPEST = 50  # levels of objects inside each other
@@ -288,7 +289,7 @@ class Reader:
 def _group_by_features(made: Iterable[Any]) -> Iterator[list[Any]]:
     """Objects that see the same features: a flow above a stage sees more than the rest of the model.
 
-    Laws of the radius see those of the rest.
+    Laws of the radius see those of the rest. Each output of a chain sees more than those before it.
     """
     rest = list(made)
     for whole in [each for each in rest if isinstance(each, LocationScale)]:  # the inner ones come first
@@ -296,6 +297,10 @@ def _group_by_features(made: Iterable[Any]) -> Iterator[list[Any]]:
         above = {id(part) for part in whole.flow.modules()} - {id(law) for law in laws}
         yield [each for each in rest if id(each) in above]
         rest = [each for each in rest if id(each) not in above]
+    for law in [each for each in rest if isinstance(each, OutputLaw)]:
+        own = {id(part) for part in law.modules()}
+        yield [each for each in rest if id(each) in own]
+        rest = [each for each in rest if id(each) not in own]
     yield rest
 
 

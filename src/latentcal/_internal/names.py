@@ -39,6 +39,7 @@ _OTHERS = (
     *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.location_scale:LocationScale"),
     *(
         "flows.averaged:AveragedFlow",
+        "flows.supported:Supported",
         "flows.stages:Stage",
         "flows.stages:SmootherStack",
         "flows.trees:TreeEnsemble",
@@ -53,6 +54,7 @@ _OTHERS = (
     *("base:RadialBase", "norms:Euclidean", "norms:FirstCoordinate", "norms:L1", "norms:MaxNorm"),
     *("conformal:Region", "conformal:DCPScore", "conformal:DensityScore", "conformal:HPDScore"),
     *("conformal:LatentScore", "conformal:PCPScore"),
+    *("outputs:GridModel", "outputs:ChainModel", "outputs:OutputLaw", "outputs:AtomChance"),
     *("recalibration.maps:AffineMap", "recalibration.maps:Chain"),
     *("recalibration.maps:CoordinateMap", "recalibration.maps:FeatureAffineMap"),
     "recalibration.mixing_maps:CorrelationMap",

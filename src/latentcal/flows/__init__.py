@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from .flow_matching import FlowMatching as FlowMatching
     from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
     from .location_scale import LocationScale as LocationScale
+    from .output_kinds import Kind as Kind
     from .stage_fitting import StageFit as StageFit, fit_stage as fit_stage
     from .stages import Stage as Stage
     from .standardized import Standardized as Standardized
+    from .supported import Supported as Supported
     from .tarflow import AFHQ_256 as AFHQ_256, TarFlow as TarFlow
     from .training import (
         TrainingLog as TrainingLog,
@@ -33,9 +35,11 @@ __getattr__, __dir__, __all__ = attach(
         "flow_matching": ["FlowMatching"],
         "linear_gaussian": ["LinearGaussianFlow"],
         "location_scale": ["LocationScale"],
+        "output_kinds": ["Kind"],
         "stage_fitting": ["StageFit", "fit_stage"],
         "stages": ["Stage"],
         "standardized": ["Standardized"],
+        "supported": ["Supported"],
         "tarflow": ["AFHQ_256", "TarFlow"],
         "training": ["TrainingLog", "TrainingWarning", "mean_nll", "train_flow"],
         "trees": ["TreeEnsemble"],

@@ -154,7 +154,11 @@ def _check_rows(
             "NaN",
             "The flow's encode does not give numbers there; look at those rows of y.",
         ),
-        (torch.isinf(radii), "infinite", "The flow's encode overflows there; drop or clip those rows of y."),
+        (
+            torch.isinf(radii),
+            "infinite",
+            "y lies outside of the flow's support there, or encode overflows; drop those rows of y.",
+        ),
         (radii < 0, "negative", "A radius is a norm and cannot be negative."),
         (radii > upper * (1 + 1e-6), f"beyond {upper:g}", "The base law ends there: is it the right one?"),
     ):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from .._internal.numerics import outside_inference_mode
 from ..base import RadialBase
@@ -92,13 +93,27 @@ class Aligned(ConditionalFlow):
             maps=names,
         )
 
+    @property
+    def support(self) -> constraints.Constraint:
+        """That of the flow."""
+        return self.flow.support
+
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(y, x)
-        mapped, change = self.map(z, x)
+        mapped, change = self._map(z, x)
         return mapped, log_abs_det.to(torch.float64) + change
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return self.map(self.flow.latent(y, x), x)[0]
+        return self._map(self.flow.latent(y, x), x)[0]
+
+    def _map(self, z: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The map; infinite latents, of points outside of the flow's support, stay infinite."""
+        outside = torch.isinf(z).any(-1)
+        if not bool(outside.any()):
+            return self.map(z, x)
+        mapped, change = self.map(z.masked_fill(outside[..., None], 0.0), x)
+        outside = outside.expand(change.shape)
+        return mapped.masked_fill(outside[..., None], math.inf), change.masked_fill(outside, 0.0)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         own, _ = tensor_options(self.flow)

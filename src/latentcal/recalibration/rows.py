@@ -249,5 +249,5 @@ def _check_norms(norms: Tensor, first_row: int) -> None:
         rows = (first_row + infinite.nonzero().reshape(-1)[:5]).tolist()
         raise ValueError(
             f"{int(infinite.sum())} of {len(norms)} latent norms are infinite (first rows: {rows}): "
-            "the flow's encode overflows there. Drop those rows, or clip y."
+            "y lies outside of the flow's support there, or encode overflows. Drop those rows, or clip y."
         )

@@ -1,0 +1,269 @@
+"""What values an output can take, written as text, and the map between them and the real line."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from .._internal.names import suggest
+from .._internal.numerics import log1mexp, with_own_slope
+
+NAMES = ("real", "positive", "unit", "interval", "count", "ordered", "rounded")
+_PATTERN = re.compile(r"\s*([a-z_]+)\s*(?:\(([^()]*)\))?\s*((?:\+\s*[^+()\s]+\s*)*)")
+_EXAMPLES = (
+    "'real', 'positive', 'positive(softplus)', 'unit', 'interval(0, 10)', 'count', 'ordered(1, 5)', "
+    "'rounded(0.5)', or 'positive + 0' with an atom at 0"
+)
+HALF_LINES = ("log", "softplus", "exponential")
+"""Maps from numbers above an end to the line."""
+INTERVALS = ("logit", "probit")
+"""Maps from numbers between two ends to the line."""
+_LOG_ROOT = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Kind:
+    r"""The values of one output, and a smooth increasing map from them to the real line.
+
+    | text | values | map |
+    |---|---|---|
+    | ``real`` | all numbers | y |
+    | ``positive`` | y > 0 | log y, or another map of a half-line |
+    | ``unit`` | 0 < y < 1 | log y - log(1 - y), or another map of an interval |
+    | ``interval(a, b)`` | a < y < b | log(y - a) - log(b - y) |
+    | ``count`` | 0, 1, 2, ... | exponential, or another one, of y + 1/2 |
+    | ``ordered(a, b)`` | a, a + 1, ..., b | normal score of the share of (a - 1/2, b + 1/2) below y |
+    | ``rounded(h)`` | multiples of h | y |
+    | ``rounded(h, a)`` | a, a + h, ... | as ``count``, of y - a + h/2 |
+    | ``rounded(h, a, b)`` | a, a + h, ..., b | as ``ordered``, of (a - h/2, b + h/2) |
+
+    The map of a half-line may be named, with a scale c, which is 1 if it is left out: ``positive(softplus)``,
+    ``count(log)``, ``rounded(0.5, 0, exponential, 3)``. With t > 0 the distance from the end,
+
+    * ``log``: log t. Draws may be far out: their logs have the tails of the flow.
+    * ``softplus``: c log(exp(t / c) - 1), a log near the end and the identity far from it.
+    * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. The
+      best one where the density is positive at the end itself, as in the first cell of a grid: a log has a
+      long tail there, which flows and laws of a radius that is symmetric take for one on both sides.
+
+    Intervals have ``logit`` and ``probit``, the normal score of the share of the interval below y:
+    ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares, a probit those whose
+    density is a power of the distance from the ends, as that of a beta law.
+
+    Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
+    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
+
+    Args:
+        name: of the kind.
+        lower: end of the support of the continuous output, or of all cells.
+        upper: the other end.
+        step: of the grid; 0 for a continuous output.
+        origin: a value of the grid.
+        link: ``"identity"``, one of a half-line, ``"logit"`` or ``"probit"``.
+        scale: c of a map of a half-line.
+        atoms: single values that have a probability.
+
+    Examples:
+        >>> kind = Kind.parse("ordered(1, 5)")
+        >>> kind.lower, kind.upper, kind.step, str(kind)
+        (0.5, 5.5, 1.0, 'ordered(1, 5)')
+        >>> str(Kind.parse("unit+0+1"))
+        'unit + 0 + 1'
+    """
+
+    name: str
+    lower: float = -math.inf
+    upper: float = math.inf
+    step: float = 0.0
+    origin: float = 0.0
+    link: str = "identity"
+    scale: float = 1.0
+    atoms: tuple[float, ...] = ()
+
+    @classmethod
+    @functools.cache
+    def parse(cls, text: str) -> Kind:
+        """The kind that a text means, or an error that shows the texts there are."""
+        match = _PATTERN.fullmatch(text.lower()) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"{text!r} is no kind of output. Kinds are written {_EXAMPLES}.")
+        name, inside, tail = match.groups()
+        if name not in NAMES:
+            raise ValueError(f"No kind of output {name!r}; {suggest(name, NAMES)}")
+        words = [word.strip() for word in inside.split(",")] if inside is not None else []
+        at = next((i for i, word in enumerate(words) if word in HALF_LINES + INTERVALS), len(words))
+        try:
+            numbers, scale = ([float(word) for word in part] for part in (words[:at], words[at + 1 :]))
+            atoms = tuple(sorted({float(word) for word in tail.split("+") if word.strip()}))
+        except ValueError:
+            numbers, scale, atoms = [math.nan], [], ()
+        if not all(map(math.isfinite, (*numbers, *scale, *atoms))):
+            raise ValueError(f"{text!r} has a number that is none. Kinds are written {_EXAMPLES}.")
+        kind = cls._of(name, numbers)
+        if kind is not None and at < len(words):
+            # A number after the map is its scale, which intervals have not.
+            fits = words[at] in kind.links and len(scale) <= (words[at] in HALF_LINES)
+            kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0]) if fits else None
+        if kind is None or kind.scale <= 0:
+            raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
+        if not kind.lower < kind.upper:
+            raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
+        if atoms and kind.step:
+            raise ValueError(f"{text!r}: every value of a grid has a probability already, drop the atoms.")
+        return replace(kind, atoms=atoms)
+
+    @classmethod
+    def _of(cls, name: str, numbers: list[float]) -> Kind | None:
+        """A kind from the numbers in its brackets; None where they are not the ones that it takes."""
+        match name, numbers:
+            case "real", []:
+                return cls(name)
+            case "positive", []:
+                return cls(name, 0.0, link="log")
+            case "unit", []:
+                return cls(name, 0.0, 1.0, link="logit")
+            case "interval", [lower, upper]:
+                return cls(name, lower, upper, link="logit")
+            case "count", []:
+                return cls(name, -0.5, step=1.0, link="exponential")
+            case "ordered", [first, last] if first.is_integer() and last.is_integer():
+                return cls(name, first - 0.5, last + 0.5, 1.0, first, "probit")
+            case "rounded", [step] if step > 0:
+                return cls(name, step=step)
+            case "rounded", [step, first] if step > 0:
+                return cls(name, first - step / 2, step=step, origin=first, link="exponential")
+            case "rounded", [step, first, last] if step > 0:
+                upper = first + step * (round((last - first) / step) + 0.5)
+                return cls(name, first - step / 2, upper, step, first, "probit")
+        return None
+
+    def __str__(self) -> str:
+        numbers: list[float] = []
+        if self.name == "interval":
+            numbers = [self.lower, self.upper]
+        elif self.name == "ordered":
+            numbers = [self.origin, self.upper - 0.5]
+        elif self.name == "rounded":
+            numbers = [self.step] + [self.origin] * math.isfinite(self.lower)
+            numbers += [self.upper - self.step / 2] * math.isfinite(self.upper)
+        inside = [_shorten(number) for number in numbers]
+        own = self._of(self.name, numbers)
+        if own is not None and (self.link, self.scale) != (own.link, 1.0):
+            inside += [self.link] + [_shorten(self.scale)] * (self.scale != 1)
+        base = f"{self.name}({', '.join(inside)})" if inside else self.name
+        return " + ".join([base, *map(_shorten, self.atoms)])
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The maps that there are for this support."""
+        if math.isinf(self.lower):
+            return ("identity",)
+        return HALF_LINES if math.isinf(self.upper) else INTERVALS
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Where the density of the continuous output is: an open interval."""
+        if math.isinf(self.lower):
+            return constraints.real
+        half_line = math.isinf(self.upper)
+        return (
+            constraints.greater_than(self.lower)
+            if half_line
+            else constraints.interval(self.lower, self.upper)
+        )
+
+    def contains(self, y: Tensor) -> Tensor:
+        """Whether continuous values lie in the open support, (...) -> (...)."""
+        return (y > self.lower) & (y < self.upper)
+
+    def to_line(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The real number of each y in the support, and the log of the slope there, (...) -> (...), (...)."""
+        if self.link == "identity":
+            return y, torch.zeros_like(y)
+        above = y - self.lower
+        if self.link == "log":
+            log_above = torch.log(above)
+            return log_above, -log_above
+        if self.link == "softplus":
+            log_slope = log1mexp(-above / self.scale)
+            return above + self.scale * log_slope, -log_slope
+        if self.link == "exponential":
+            score = _exponential_score(above / self.scale)
+            # Far out the first two terms would cancel; there the slope is Mills' ratio.
+            below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
+            log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
+            return score, log_slope - math.log(self.scale)
+        # Near an end the difference from it is exact, and logs keep all its digits.
+        below, width = self.upper - y, self.upper - self.lower
+        if self.link == "probit":
+            nearer = torch.special.ndtri(torch.minimum(above, below) / width)
+            score = torch.where(above < below, nearer, -nearer)
+            return score, 0.5 * score**2 + _LOG_ROOT - math.log(width)
+        log_above, log_below = torch.log(above), torch.log(below)
+        return log_above - log_below, math.log(width) - log_above - log_below
+
+    def from_line(self, s: Tensor) -> Tensor:
+        """The y of each real number; where it rounds to an end of the support, the number next to that."""
+        if self.link == "identity":
+            return s
+        if self.link == "log":
+            above = torch.exp(s)
+        elif self.link == "softplus":
+            above = self.scale * torch.logaddexp(s / self.scale, torch.zeros_like(s))
+        elif self.link == "exponential":
+            above = -self.scale * torch.special.log_ndtr(-s)
+        else:
+            # Distance from the nearer end; torch.special.ndtr loses all digits below -5.
+            far = -s.abs()
+            share = torch.sigmoid(far) if self.link == "logit" else torch.exp(torch.special.log_ndtr(far))
+            near = (self.upper - self.lower) * share
+            return self.inside(torch.where(s > 0, self.upper - near, self.lower + near))
+        return self.inside(self.lower + above)
+
+    def inside(self, y: Tensor) -> Tensor:
+        """Values moved into the open support by as little as their dtype allows, (...) -> (...)."""
+        if self.link == "identity":
+            return y
+        limits = torch.finfo(y.dtype)
+        ends = torch.tensor([self.lower, self.upper], dtype=y.dtype)
+        low, high = torch.nextafter(ends, ends.flip(0)).tolist()
+        # Next to 0 come numbers with few digits, which some processors take for 0.
+        low = max(low, limits.tiny) if self.lower == 0 else low
+        high = min(high, -limits.tiny) if self.upper == 0 else high
+        return y.clamp(low, min(high, limits.max))
+
+    def round(self, y: Tensor) -> Tensor:
+        """The value of the grid in whose cell each y lies, (...) -> (...); y itself without a grid."""
+        if not self.step:
+            return y
+        values = self.origin + self.step * torch.round((y - self.origin) / self.step)
+        return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
+
+
+def _exponential_score(t: Tensor) -> Tensor:
+    """Normal score of t > 0 under the exponential law, (...) -> (...): the s with -log P(Z > s) = t."""
+    small, large = t.clamp(max=1.0), t.clamp(min=1.0)
+    near = torch.special.ndtri(-torch.expm1(-small))
+    with torch.no_grad():
+        # From the asymptotic tail, Newton's steps on the log of the tail; a few are enough from t = 1 on.
+        s = torch.sqrt((2 * large - torch.log(4 * math.pi * large)).clamp(min=0.1))
+        for _ in range(6):
+            s = s + (large + torch.special.log_ndtr(-s)) / _hazard(s)
+    return torch.where(t < 1, near, with_own_slope(large, s, lambda _, score: 1 / _hazard(score)))
+
+
+def _hazard(s: Tensor) -> Tensor:
+    """Slope of -log P(Z > s), for s >= 0."""
+    return math.sqrt(2 / math.pi) / torch.special.erfcx(s / math.sqrt(2))
+
+
+def _shorten(number: float) -> str:
+    """A number with as few digits as give the same one."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 18))
+    return next(text for text in texts if float(text) == number)

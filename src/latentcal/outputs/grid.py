@@ -1,0 +1,237 @@
+"""Counts, categories and rounded values: a flow of the dequantised outputs, probabilities of the grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from .._internal.numerics import as_tensor, to_tensor
+from .._internal.validate import as_floating, as_shape, as_whole
+from ..events.integration import Estimate
+from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
+from ..flows.output_kinds import Kind
+from ..flows.supported import Supported
+from ..pit import latent_pit
+from ..recalibration.discrete import Dequantizer
+from .box_integrals import (
+    check_bounds,
+    interval_likelihood,
+    log_density,
+    points_in_boxes,
+    take,
+)
+
+_OFF = 1e-3  # of a step, by which a value may be off the grid
+
+
+def dequantize(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
+    """Outputs (..., d) with uniform noise of one step where their kind is a grid, inside of the support.
+
+    What a flow of the grid's cells is trained on and recalibrated with. Other outputs stay as they are.
+
+    Examples:
+        >>> y = dequantize(torch.tensor([[3.0, 0.2]]), ["count", "unit"], torch.Generator().manual_seed(0))
+        >>> bool(y[0, 0] != 3), y[0, 0].round().item(), round(y[0, 1].item(), 4)
+        (True, 3.0, 0.2)
+    """
+    parsed = [Kind.parse(kind) for kind in kinds]
+    none = torch.zeros(0, dtype=torch.float64)
+    steps = torch.tensor([kind.step for kind in parsed], dtype=torch.float64)
+    noisy = Dequantizer(steps, none.long(), none, none).jitter(y, generator)
+    parts = [
+        kind.inside(part) if kind.step else part for kind, part in zip(parsed, noisy.unbind(-1), strict=True)
+    ]
+    return torch.stack(parts, -1)
+
+
+def to_line(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
+    """Outputs (n, d) as real vectors: dequantised, then mapped to the line of each kind.
+
+    Train a flow on them; ``on_support(flow, kinds)`` then has the outputs' own units.
+
+    Raises:
+        ValueError: where an output is not of its kind.
+    """
+    line = [
+        _column_to_line(Kind.parse(kind), column)
+        for kind, column in zip(kinds, dequantize(y, kinds, generator).unbind(-1), strict=True)
+    ]
+    return torch.stack(line, -1)
+
+
+def _column_to_line(kind: Kind, column: Tensor) -> Tensor:
+    wrong = ~kind.contains(column)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{int(wrong.sum())} of {wrong.numel()} values are not {kind}, such as "
+            f"{column[wrong][0].item():g}. Declare another kind, or an atom: 'positive + 0'."
+        )
+    return kind.to_line(column)[0]
+
+
+def on_support(flow: ConditionalFlow, kinds: Sequence[str]) -> ConditionalFlow:
+    """A flow that was trained on :func:`to_line` of the outputs, in the outputs' own units."""
+    real = all(Kind.parse(kind).link == "identity" for kind in kinds)
+    return flow if real else Supported(flow, kinds)
+
+
+class GridModel(nn.Module):
+    r"""Probabilities of outputs on a grid, from a flow of the dequantised outputs.
+
+    .. math:: P(Y = y \mid x) = \int_{\mathrm{cell}(y)} f(v \mid x) \, dv
+
+    with the cell half a step to both sides of y. Outputs of other kinds keep their density: ``log_prob`` is a
+    log-likelihood against the counting measure in the outputs on a grid and Lebesgue's in the others.
+    Training and recalibration are those of the flow, with :func:`dequantize`; whatever makes its density
+    right makes these probabilities right.
+
+    Args:
+        flow: of the dequantised outputs, recalibrated or not; usually a :class:`Supported` inside.
+        kinds: one an output.
+        samples: points of the integral over a cell, 16 times a power of 2; one output needs none.
+
+    Examples:
+        >>> from latentcal.flows import LinearGaussianFlow
+        >>> flow = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1))
+        >>> GridModel(flow, ["rounded(1)"])().log_prob(torch.tensor([[0.0], [1.0], [0.5]])).exp()
+        tensor([0.3829, 0.2417, 0.0000])
+    """
+
+    flow: ConditionalFlow
+
+    def __init__(self, flow: ConditionalFlow, kinds: Sequence[str], samples: int = 512) -> None:
+        super().__init__()
+        if isinstance(kinds, str) or len(kinds) != flow.base.dim:
+            raise ValueError(f"kinds must be a list of {flow.base.dim} kinds, one an output, got {kinds!r}.")
+        self.flow = flow
+        self.kinds = [str(Kind.parse(kind)) for kind in kinds]
+        self.samples = as_whole(samples, "samples", 16)
+
+    @property
+    def recalibration(self) -> Any:
+        """How the flow was recalibrated; None where it was not."""
+        return self.flow.recalibration
+
+    def forward(self, x: Tensor | None = None) -> GridDistribution:
+        """Predictive distribution at features x, (..., p)."""
+        return GridDistribution(self, self.flow(x))
+
+
+class GridDistribution(Distribution):
+    """What a grid model predicts: batch shape x.shape[:-1], event shape (d,).
+
+    Args:
+        model: the model.
+        inner: prediction of its flow, for the dequantised outputs.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(self, model: GridModel, inner: FlowDistribution) -> None:
+        self.model, self.inner = model, inner
+        self.kinds = [Kind.parse(kind) for kind in model.kinds]
+        super().__init__(inner.batch_shape, inner.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """That of the dequantised outputs, which holds the grid."""
+        return self.inner.support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> GridDistribution:
+        """The same prediction repeated to a larger batch shape."""
+        return GridDistribution(self.model, self.inner.expand(batch_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log probability of y in its outputs on a grid, log density in the others, (..., d) -> (...).
+
+        -inf off the grid; without gradients, in the dtype of y.
+        """
+        value = as_floating(to_tensor(value, "y"))
+        return self.estimate(value).value.to(value.dtype)
+
+    def log_prob_error(self, value: Tensor) -> Tensor:
+        """Standard error of ``log_prob``, (..., d) -> (...), float64; rounding alone with one output."""
+        return self.estimate(value).error
+
+    def estimate(self, value: Tensor) -> Estimate:
+        """``log_prob`` with its error, (..., d) -> (...), (...)."""
+        y, x, leading = self._rows(value)
+        lower, upper, on_grid = self._cells(y)
+        found = interval_likelihood(
+            self.model.flow, x, lower, upper, kinds=self.model.kinds, samples=self.model.samples
+        )
+        log_prob = found.value.masked_fill(~on_grid, -math.inf)
+        return Estimate(log_prob.reshape(leading), found.error.reshape(leading), found.method)
+
+    def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+        """Draws of y on the grid, (*sample_shape, ..., d)."""
+        draws = self.inner.sample(as_shape(sample_shape), generator)
+        parts = [kind.round(part) for kind, part in zip(self.kinds, draws.unbind(-1), strict=True)]
+        return torch.stack(parts, -1)
+
+    def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Monte-Carlo estimates of mean and variance, each (..., d)."""
+        draws = self.sample((as_whole(samples, "samples", 2),), generator)
+        return draws.mean(0), draws.var(0)
+
+    def randomize(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        r"""A point of each cell where the model expects it, :math:`v \sim f(\cdot \mid x, \mathrm{cell}(y))`.
+
+        The points of a model with true probabilities follow the flow's density, so whatever judges a flow
+        judges the grid: ``lc.diagnose(model.flow, x, points)``. One of ``samples`` points of the cell is
+        taken, in proportion to their densities. (..., d) -> (..., d), float64.
+        """
+        y, x, leading = self._rows(y)
+        lower, upper, on_grid = self._cells(y)
+        if not bool(on_grid.all()):
+            wrong = y[~on_grid][0].tolist()
+            raise ValueError(f"{int((~on_grid).sum())} rows of y are off the grid, such as {wrong}.")
+        flow = self.model.flow
+        x, lower, upper, kinds = check_bounds(flow, x, lower, upper, self.model.kinds)
+        rows = (lower < upper).any(1).nonzero().reshape(-1)
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        with torch.no_grad(), evaluation_mode(flow):
+            for points in points_in_boxes(flow, x, lower, upper, rows, kinds, self.model.samples, source):
+                log_ratio = log_density(flow, take(x, points.rows), points.y) - points.log_q
+                y[points.rows] = pick(points.y, log_ratio, source)
+        return y.reshape(*leading, -1)
+
+    def pit(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Randomised latent PIT, (..., d) -> (...): uniform where the probabilities are true."""
+        return latent_pit(self.inner, self.randomize(y, generator))
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"GridDistribution({', '.join(self.model.kinds)}, {shapes})"
+
+    def _rows(self, value: Tensor) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+        """y (n, d) in float64, x (n, p) and the leading shape that they come from."""
+        value = as_tensor(value, "y")
+        shape = self.inner.accept(value).shape
+        x = self.inner.x
+        x = None if x is None else x.expand(*shape[:-1], x.shape[-1]).reshape(-1, x.shape[-1])
+        y = value.cpu().to(torch.float64).expand(shape).reshape(-1, shape[-1]).clone()
+        return y, x, tuple(shape[:-1])
+
+    def _cells(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds (n, d) of the cells of y (n, d), and whether each row is on the grid."""
+        lower, upper, on_grid = y.clone(), y.clone(), torch.ones(len(y), dtype=torch.bool)
+        for j, kind in enumerate(self.kinds):
+            if kind.step:
+                value = kind.round(y[:, j])
+                lower[:, j], upper[:, j] = value - kind.step / 2, value + kind.step / 2
+                on_grid &= (value - y[:, j]).abs() <= _OFF * kind.step
+        return lower, upper, on_grid
+
+
+def pick(points: Tensor, log_weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """One of points (m, r, d) for each of r rows, with probabilities in proportion to weights (m, r)."""
+    noise = torch.empty_like(log_weights).exponential_(generator=generator)
+    chosen = (log_weights.nan_to_num(-math.inf, neginf=-math.inf) - noise.log()).argmax(0)
+    return points[chosen, torch.arange(points.shape[1])]

@@ -1,0 +1,307 @@
+"""Training and recalibration with rows of which some outputs are censored, rounded or missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._internal.numerics import as_tensor, outside_inference_mode
+from .._internal.validate import as_whole
+from ..fingerprint import Fingerprint
+from ..flow import ConditionalFlow, evaluation_mode
+from ..flows.linear_gaussian import LinearGaussianFlow
+from ..flows.output_kinds import Kind
+from ..radius.calibration_sample import CalibrationSample
+from ..radius.law import RadiusLaw
+from ..radius.stacked import StackedRadius
+from ..recalibration.latent import recalibrate_norms
+from .box_integrals import check_bounds, end_on_line, log_density, points_in_boxes, take
+from .chain import MakeFlow
+from .grid import on_support, pick
+
+_POINTS = 64  # of a row's box
+_MOVED = 1e-3  # share of the weights that moves in a round, below which another one changes nothing
+_STEPS, _SETTLED = 100, 1e-4  # of EM; relative change of the covariance at which it ends
+
+
+def as_bounds(
+    y: Any, *, kinds: Sequence[str] | None = None, right: Any = None, left: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds (n, d) of outputs that may be missing, rounded or censored.
+
+    Args:
+        y: (n, d) outputs: NaN where missing, the time of censoring where censored.
+        kinds: those that are a grid become their cells.
+        right: (n, d) or (d,) mask of outputs that are at least y.
+        left: (n, d) or (d,) mask of outputs that are at most y.
+
+    Examples:
+        >>> lower, upper = as_bounds([[3.0, float("nan")]], kinds=["count", "real"], right=[True, False])
+        >>> lower, upper
+        (tensor([[2.5000,   -inf]], dtype=torch.float64), tensor([[inf, inf]], dtype=torch.float64))
+    """
+    y = as_tensor(y, "y").to(torch.float64)
+    if y.dim() != 2 or bool(torch.isinf(y).any()):
+        raise ValueError(f"y must be (n, d), finite or NaN where missing; got shape {tuple(y.shape)}.")
+    steps = [0.0] * y.shape[1] if kinds is None else [Kind.parse(kind).step for kind in kinds]
+    half = torch.tensor(steps, dtype=torch.float64) / 2
+    lower, upper = y - half, y + half
+    for mask, bound, end in ((right, upper, math.inf), (left, lower, -math.inf)):
+        if mask is not None:
+            bound[torch.as_tensor(mask).bool().expand(y.shape)] = end
+    missing = torch.isnan(y)
+    return lower.masked_fill(missing, -math.inf), upper.masked_fill(missing, math.inf)
+
+
+def draw_inside(
+    model: ConditionalFlow,
+    x: Any,
+    lower: Any,
+    upper: Any,
+    *,
+    kinds: Sequence[str] | None = None,
+    samples: int = 256,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""A complete row between the bounds of each, :math:`y \sim f(\cdot \mid x, l \le y \le u)`, (n, d).
+
+    Where the model is true, and censoring does not depend on y given x, these rows follow the model, so
+    ``latent_pit(model(x), draw_inside(...))`` is the randomised PIT of rows with bounds: uniform where the
+    model is calibrated. One of ``samples`` points of the box is taken, in proportion to density.
+
+    Args:
+        model: the flow.
+        x: (n, p) features or None.
+        lower: (n, d) lower bounds.
+        upper: (n, d) upper bounds; see :func:`interval_likelihood`.
+        kinds: of the outputs; all real if None.
+        samples: points for a row: 16 times a power of 2.
+        generator: seeded with 0 if None.
+    """
+    x, lower, upper, parsed = check_bounds(model, x, lower, upper, kinds)
+    y, rows = lower.clone(), (lower < upper).any(1).nonzero().reshape(-1)
+    source = torch.Generator().manual_seed(0) if generator is None else generator
+    with torch.no_grad(), evaluation_mode(model):
+        for points in points_in_boxes(model, x, lower, upper, rows, parsed, samples, source):
+            ratio = log_density(model, take(x, points.rows), points.y) - points.log_q
+            y[points.rows] = pick(points.y, ratio, source)
+    return y
+
+
+@outside_inference_mode
+def fit_gaussian(x: Any, lower: Any, upper: Any, *, kinds: Sequence[str] | None = None) -> LinearGaussianFlow:
+    """Linear regression with normal residuals, on the line of each kind, from rows with bounds.
+
+    The maximum of the likelihood of what is known, by expectation and maximisation: exact expectations for
+    rows that miss outputs, 64 points of the box for others. Where every output is known it is
+    :meth:`LinearGaussianFlow.fit`, with residuals counted in the same way.
+
+    Args:
+        x: (n, p) features or None.
+        lower: (n, d) lower bounds.
+        upper: (n, d) upper bounds; see :func:`interval_likelihood`.
+        kinds: of the outputs; all real if None.
+
+    Returns:
+        A flow of the outputs on the line: ``on_support(flow, kinds)`` has their own units.
+    """
+    lower, upper = (as_tensor(v, name).to(torch.float64) for v, name in ((lower, "lower"), (upper, "upper")))
+    dim = lower.shape[-1]
+    parsed = [Kind.parse(kind) for kind in (["real"] * dim if kinds is None else kinds)]
+    start = LinearGaussianFlow(None, torch.zeros(dim).double(), torch.eye(dim).double())
+    x, lower, upper, _ = check_bounds(start, x, lower, upper, kinds)
+    low, high = (
+        torch.stack([end_on_line(kind, column) for kind, column in zip(parsed, bound.T, strict=True)], 1)
+        for bound in (lower, upper)
+    )
+    n, features = len(low), 0 if x is None else x.shape[1]
+    if n < features + dim + 1:
+        raise ValueError(f"{n} rows are too few for {features} features and {dim} outputs.")
+    design = torch.ones(n, 1, dtype=torch.float64)
+    design = design if x is None else torch.cat([design, x.to(torch.float64)], 1)
+    filled, spread = _first_guess(low, high), torch.zeros(dim, dim, dtype=torch.float64)
+    missing_only = ((low == high) | (low.isinf() & high.isinf())).all(1)
+    boxes = (~missing_only).nonzero().reshape(-1)
+    unknown = ((low < high).any(1) & missing_only).nonzero().reshape(-1)
+    flow, before = start, torch.full((dim, dim), math.inf, dtype=torch.float64)
+    for step in range(_STEPS):
+        weight = torch.linalg.lstsq(design, filled, driver="gelsd").solution
+        residual = filled - design @ weight
+        covariance = (residual.T @ residual + spread) / (n - features - 1)
+        factor = torch.linalg.cholesky(covariance + 1e-10 * covariance.diagonal().diag())
+        flow = LinearGaussianFlow(None if x is None else weight[1:].T, weight[0], factor)
+        scale = covariance.diagonal().sqrt()
+        change = ((covariance - before) / scale / scale[:, None]).abs().max()
+        if (step and float(change) < _SETTLED) or not (len(boxes) + len(unknown)):
+            break
+        before, spread = covariance, torch.zeros_like(spread)
+        spread += _expect_missing(filled, design @ weight, covariance, low, high, unknown)
+        if len(boxes):
+            spread += _expect_boxes(flow, x, filled, low, high, boxes)
+    return flow
+
+
+def _first_guess(low: Tensor, high: Tensor) -> Tensor:
+    """Known outputs, the middle of finite bounds, the finite one of two, the mean of others."""
+    guess = torch.where(low.isinf(), high, torch.where(high.isinf(), low, (low + high) / 2))
+    known = torch.isfinite(guess)
+    if not bool(known.any(0).all()):
+        raise ValueError(
+            f"Output {int((~known.any(0)).nonzero()[0])} has no value or finite bound in any row."
+        )
+    mean = guess.masked_fill(~known, 0.0).sum(0) / known.sum(0)
+    return torch.where(known, guess, mean)
+
+
+def _expect_missing(
+    filled: Tensor, mean: Tensor, covariance: Tensor, low: Tensor, high: Tensor, rows: Tensor
+) -> Tensor:
+    """Put expected values in place of missing ones, and return the sum of their conditional covariances."""
+    total = torch.zeros_like(covariance)
+    if not len(rows):
+        return total
+    patterns, which = torch.unique((low < high)[rows], dim=0, return_inverse=True)
+    for i, pattern in enumerate(patterns):
+        own, free, known = rows[which == i], pattern.nonzero().reshape(-1), (~pattern).nonzero().reshape(-1)
+        gain = torch.linalg.solve(covariance[known][:, known], covariance[known][:, free])
+        residual = (low - mean)[own][:, known]
+        filled[own[:, None], free] = mean[own][:, free] + residual @ gain
+        total[free[:, None], free] += len(own) * (
+            covariance[free][:, free] - covariance[free][:, known] @ gain
+        )
+    return total
+
+
+def _expect_boxes(
+    flow: LinearGaussianFlow, x: Tensor | None, filled: Tensor, low: Tensor, high: Tensor, rows: Tensor
+) -> Tensor:
+    """As ``_expect_missing``, by points of the boxes; the same ones in every step."""
+    total = torch.zeros(filled.shape[1], filled.shape[1], dtype=torch.float64)
+    real = [Kind.parse("real")] * filled.shape[1]
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for points in points_in_boxes(flow, x, low, high, rows, real, _POINTS, source):
+            ratio = log_density(flow, take(x, points.rows), points.y) - points.log_q
+            weights = torch.softmax(ratio, 0)[..., None]
+            mean = (weights * points.y).sum(0)
+            off = points.y - mean
+            total += torch.einsum("mri,mrj->ij", weights * off, off)
+            filled[points.rows] = mean
+    return total
+
+
+def fit_incomplete(
+    make_flow: MakeFlow,
+    x: Any,
+    lower: Any,
+    upper: Any,
+    kinds: Sequence[str],
+    *,
+    rounds: int = 3,
+    samples: int = 256,
+    seed: int = 0,
+) -> ConditionalFlow:
+    """A flow trained on rows with bounds: what is not known is drawn by the model before, round by round.
+
+    The first draws are those of :func:`fit_gaussian`. Every round trains a new flow on rows that the last
+    one completed, each with a draw between its bounds given what is known of the row: stochastic expectation
+    and maximisation. Rows that are complete are as they were.
+
+    Args:
+        make_flow: ``make_flow(x, line)`` trains a flow of d real outputs on (n, p), or None, and (n, d) rows.
+        x: (n, p) features or None.
+        lower: (n, d) lower bounds.
+        upper: (n, d) upper bounds; see :func:`as_bounds`.
+        kinds: of the outputs.
+        rounds: trainings.
+        samples: points for the draw of a row: 16 times a power of 2.
+        seed: of the draws.
+
+    Returns:
+        The flow in the outputs' own units.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = None if x is None else as_tensor(x, "x")
+    dtype = torch.get_default_dtype() if x is None or not x.is_floating_point() else x.dtype
+    model = on_support(fit_gaussian(x, lower, upper, kinds=kinds), kinds)
+    for _ in range(as_whole(rounds, "rounds")):
+        y = draw_inside(model, x, lower, upper, kinds=kinds, samples=samples, generator=generator)
+        columns = zip(map(Kind.parse, kinds), y.unbind(-1), strict=True)
+        line = torch.stack([kind.to_line(kind.inside(column))[0] for kind, column in columns], -1)
+        model = on_support(make_flow(x, line.to(dtype)), kinds)
+    return model
+
+
+@outside_inference_mode
+def recalibrate_incomplete(
+    model: ConditionalFlow,
+    x: Any,
+    lower: Any,
+    upper: Any,
+    *,
+    kinds: Sequence[str] | None = None,
+    fit: Callable[[CalibrationSample], RadiusLaw] = StackedRadius.fit,
+    rounds: int = 10,
+    generator: torch.Generator | None = None,
+) -> ConditionalFlow:
+    r"""A flow recalibrated by rows with bounds: the law of the latent norm by expectation and maximisation.
+
+    A row with bounds contributes :math:`\int f_L(l)\, s(l)\, dl`, with s(l) the share of the latent sphere of
+    radius l that decodes into its box: such a set cuts spheres in part. Here it is 64 points of the box with
+    weights; every round gives them the weights that the last law says,
+
+    .. math:: w_m \propto \frac{f_Z(z_m)\, |\det \partial z / \partial y|_m}{q(y_m)}, \qquad \sum_m w_m = 1,
+
+    and fits the law to all norms by these weights. Complete rows have one norm of weight 1, rows that miss
+    all outputs have none. Assumes that censoring does not depend on y given x. Where more than half of the
+    rows are censored on one side, the tail there is what the reference says, not what the data say.
+
+    Args:
+        model: the flow.
+        x: (n, p) features or None, of rows that training did not see.
+        lower: (n, d) lower bounds.
+        upper: (n, d) upper bounds; see :func:`as_bounds`.
+        kinds: of the outputs; all real if None.
+        fit: called with a :class:`CalibrationSample` of norms and weights.
+        rounds: of fitting, at most; it ends where the weights settle.
+        generator: of the points; seeded with 0 if None.
+    """
+    x, lower, upper, parsed = check_bounds(model, x, lower, upper, kinds)
+    seen = ~(lower.isinf() & upper.isinf()).all(1)
+    complete = (lower == upper).all(1)
+    boxes = (seen & ~complete).nonzero().reshape(-1)
+    whole = complete.nonzero().reshape(-1)
+    norms, log_ratio, owner = [], [], []
+    source = torch.Generator().manual_seed(0) if generator is None else generator
+    with torch.no_grad(), evaluation_mode(model):
+        if len(whole):
+            norms.append(model(take(x, whole)).latent_norm(lower[whole]).cpu())
+            log_ratio.append(torch.zeros(len(whole), dtype=torch.float64))
+            owner.append(whole)
+        for points in points_in_boxes(model, x, lower, upper, boxes, parsed, _POINTS, source):
+            norm, log_abs_det = model(take(x, points.rows)).norm_and_log_abs_det(points.y)
+            inside = torch.isfinite(norm)
+            norms.append(norm[inside].cpu())
+            log_ratio.append((log_abs_det.cpu() - points.log_q)[inside])
+            owner.append(points.rows.expand(len(norm), -1)[inside])
+    radii, ratio, rows = torch.cat(norms), torch.cat(log_ratio), torch.cat(owner)
+    features = None if x is None else x[rows]
+    fingerprint = Fingerprint.of(x, torch.where(complete[:, None], lower, 0.0))
+    flow, before = model, torch.zeros_like(radii)
+    for _ in range(as_whole(rounds, "rounds") if len(boxes) else 1):
+        base = flow.base.given(features)
+        log_weight = base.log_prob_at_norm(radii) + ratio
+        log_weight = torch.where(complete[rows], 0.0, log_weight)
+        top = torch.full((len(lower),), -math.inf, dtype=torch.float64)
+        top = top.scatter_reduce(0, rows, log_weight, "amax")
+        weight = torch.exp(log_weight - top[rows])
+        total = torch.zeros(len(lower), dtype=torch.float64).index_add(0, rows, weight)
+        weight = (weight / total[rows]).nan_to_num(0.0)
+        if float((weight - before).abs().sum()) < _MOVED * float(weight.sum()):
+            break
+        flow, before = recalibrate_norms(model, radii, features, fingerprint, fit=fit, weights=weight), weight
+    return flow

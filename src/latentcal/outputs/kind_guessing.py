@@ -1,0 +1,232 @@
+"""Which kind each output is: declared by the user, or guessed from the data and said in a line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._internal.names import suggest
+from .._internal.numerics import as_tensor
+from .._internal.validate import as_rows
+from ..flows.linear_gaussian import LinearGaussianFlow
+from ..flows.output_kinds import Kind
+from ..recalibration.discrete import OutputAtoms, atoms
+from .grid import dequantize
+
+_SPAN = 10.0  # largest over smallest value from which on positive numbers are worth a log
+_CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows at its last one
+_LINK_ROWS = 40  # and twice as many as features, to choose a map by
+_ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
+
+
+def guess_kinds(y: Any) -> list[str]:
+    """The kind of each output (n, d), as text that :class:`Kind` reads; NaN are left out.
+
+    * On a grid: ``count`` for whole numbers from 0 on; ``ordered(a, b)`` where these, or any whole numbers,
+      have at most 11 values and at least 5 % of the rows at the largest, as scales and answers have;
+      ``rounded`` otherwise, with a lower end at 0 where no value is negative and the values span a factor of
+      ten or reach 0.
+    * ``unit`` for values inside (0, 1) that come close to both ends; ``positive`` for others above 0 that
+      span a factor of ten. (Numbers near 1,000 are positive, too, but a log would change nothing.)
+    * An atom for a single value of at least 5 % of the rows, and at least ten; those at an end of what is
+      left, such as zeros beside positive numbers.
+
+    A guess is a guess: say what you know with ``outputs=``.
+
+    Examples:
+        >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
+        >>> guess_kinds(torch.stack([counts, torch.linspace(0.01, 0.98, 200) ** 2], 1))
+        ['count', 'unit']
+    """
+    return [str(_guess(column)) for column in _columns(y)]
+
+
+def resolve_kinds(
+    outputs: Mapping[str, str] | Sequence[str] | None, y: Any, names: Sequence[str] | None = None
+) -> list[str]:
+    """One complete kind an output: those that are declared, with what they leave open read from y (n, d).
+
+    ``rounded`` gets the step of the data, ``ordered`` their range, ``positive(softplus)`` and its like the
+    median as scale. Outputs that are not named are guessed. Maps are chosen by :func:`choose_links`.
+
+    Args:
+        outputs: kinds by the names of the outputs, or one for each, ``"auto"`` among them; None guesses all.
+        y: (n, d) outputs of the training rows; NaN are left out.
+        names: of the outputs; "0", "1", ... if None.
+
+    Raises:
+        ValueError: where a name is unknown, or the data do not have the declared kind.
+
+    Examples:
+        >>> y = torch.tensor([[1.0, 0.25], [4.0, 0.5], [2.0, 0.25], [1.0, 1.0]]).repeat(2, 1)
+        >>> resolve_kinds({"stars": "ordered", "load": "rounded"}, y, ["stars", "load"])
+        ['ordered(1, 4)', 'rounded(0.25)']
+    """
+    columns = _columns(y)
+    names = [str(j) for j in range(len(columns))] if names is None else list(names)
+    if outputs is None or isinstance(outputs, Mapping):
+        given = {} if outputs is None else dict(outputs)
+        if unknown := [name for name in given if name not in names]:
+            raise ValueError(f"No output is named {unknown[0]!r}; {suggest(str(unknown[0]), names)}")
+        texts = [given.get(name, "auto") for name in names]
+    else:
+        texts = list(outputs)
+    if isinstance(outputs, str) or len(texts) != len(columns) or len(names) != len(columns):
+        raise ValueError(f"y has {len(columns)} outputs; got kinds {outputs!r} for the names {names}.")
+    return [
+        str(_complete(text, column, name)) for text, column, name in zip(texts, columns, names, strict=True)
+    ]
+
+
+def describe_kinds(kinds: Sequence[str], names: Sequence[str] | None = None) -> str:
+    """The kinds in one line, with the names of the outputs.
+
+    Examples:
+        >>> describe_kinds(["positive + 0", "count"], ["price", "visits"])
+        'Outputs: price: positive, atom at 0; visits: count.'
+    """
+    names = [f"output {j}" for j in range(len(kinds))] if names is None else names
+    parts = []
+    for name, kind in zip(names, map(Kind.parse, kinds), strict=True):
+        text, *values = str(kind).split(" + ")
+        parts.append(
+            f"{name}: {text}" + (f", atom{'s' * (len(values) > 1)} at {', '.join(values)}" if values else "")
+        )
+    return f"Outputs: {'; '.join(parts)}."
+
+
+def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list[str]:
+    """The kinds, with the maps to the line that linear regression likes best on rows held out.
+
+    ``log``, ``softplus`` and ``exponential``, with the median as their scale, are tried for ``positive``,
+    ``count`` and ``rounded(h, a)``, ``logit`` and ``probit`` for intervals, where no map is named. A quarter
+    of the rows is held out; densities are compared in the outputs' own units, beside atoms.
+
+    Args:
+        x: (n, p) features or None.
+        y: (n, d) outputs; NaN are left out.
+        kinds: one an output.
+        seed: of the rows held out and of the noise within cells.
+    """
+    y = as_tensor(y, "y").to(torch.float64)
+    x = None if x is None else as_tensor(x, "x").to(torch.float64)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    chosen = []
+    for j, text in enumerate(kinds):
+        kind = Kind.parse(text)
+        bare = len(kind.links) > 1 and not any(link in text for link in kind.links)
+        atoms_of = torch.tensor(kind.atoms, dtype=torch.float64)
+        rows = order[(~torch.isnan(y[order, j])) & ~torch.isin(y[order, j], atoms_of)]
+        width = 0 if x is None else x.shape[1]
+        if not bare or len(rows) < _LINK_ROWS + 2 * width:
+            chosen.append(str(kind))
+            continue
+        column, features = y[rows, j, None], None if x is None else x[rows]
+        above = float(f"{float((column - kind.lower).median()):.4g}")
+        options = [
+            replace(kind, link=link, scale=above if link in ("softplus", "exponential") else 1.0)
+            for link in kind.links
+        ]
+        chosen.append(str(min(options, key=lambda option: _held_out_loss(option, features, column, seed))))
+    return chosen
+
+
+def _held_out_loss(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> float:
+    """Mean loss of a linear Gaussian flow on the last quarter of rows (n, p), (n, 1), in units of y."""
+    noisy = dequantize(y, [str(replace(kind, atoms=()))], torch.Generator().manual_seed(seed))
+    line, log_slope = kind.to_line(kind.inside(noisy))
+    cut = len(y) - len(y) // 4
+    try:
+        flow = LinearGaussianFlow.fit(None if x is None else x[:cut], line[:cut])
+    except ValueError:  # an output without spread on this line
+        return math.inf
+    density = flow(None if x is None else x[cut:]).log_prob(line[cut:]) + log_slope[cut:, 0]
+    return -float(density.mean())
+
+
+def _columns(y: Any) -> list[Tensor]:
+    """Float64 values of each output, those that are there."""
+    y = torch.as_tensor(y).detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+    present = ~torch.isnan(y) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
+    filled = as_rows(None, torch.where(present, y, torch.zeros_like(y)))[1].to(torch.float64)
+    if empty := [j for j in range(filled.shape[1]) if not bool(present[:, j].any())]:
+        raise ValueError(f"Output {empty[0]} has no value in any row.")
+    return [column[there] for column, there in zip(filled.T, present.T, strict=True)]
+
+
+def _guess(column: Tensor) -> Kind:
+    found = atoms(column[:, None], _ATOM).outputs[0]
+    if found.step is not None and found.distinct > 1:
+        return Kind.parse(_guess_grid(column, found))
+    values = _lone_atoms(column, found)
+    beside = column[~torch.isin(column, torch.tensor(values, dtype=torch.float64))]
+    low, high = float(beside.min()), float(beside.max())
+    if 0 < low < 0.25 and 0.75 < high < 1:
+        name = "unit"
+    else:
+        name = "positive" if low > 0 and high >= _SPAN * low else "real"
+    return Kind.parse(" + ".join([name, *(f"{value:.17g}" for value in values)]))
+
+
+def _guess_grid(column: Tensor, found: OutputAtoms) -> str:
+    step, low, high = float(found.step or 0.0), float(column.min()), float(column.max())
+    whole = abs(step - round(step)) < 1e-9 and low.is_integer()
+    if whole and step < 1.5:
+        last = float((column == high).to(torch.float64).mean())
+        if high - low < _CATEGORIES and last >= _LAST:
+            return f"ordered({low:.17g}, {high:.17g})"
+        if low >= 0 and (low < 1 or high >= _SPAN * low):
+            return "count"
+    # The step as it was meant: 0.01, not 0.009999999776.
+    step = float(f"{step:.7g}")
+    off = abs(low / step - round(low / step))
+    if off > 1e-3:
+        return f"rounded({step:.17g}, {low:.17g})"
+    wide = low >= 0 and (low < step / 2 or high >= _SPAN * low)
+    return f"rounded({step:.17g}, 0)" if wide else f"rounded({step:.17g})"
+
+
+def _lone_atoms(column: Tensor, found: OutputAtoms) -> list[float]:
+    """Values of so many rows that they are no accident; never all there are."""
+    least = max(_ATOM, (_ATOM_ROWS - 0.5) / len(column))
+    values = [value for value, share in zip(found.values, found.shares, strict=True) if share >= least]
+    return values if len(values) < found.distinct - 1 else []
+
+
+def _complete(text: str, column: Tensor, name: str) -> Kind:
+    """A declared kind with what it leaves open, checked against the data."""
+    plain = text.strip().lower() if isinstance(text, str) else text
+    if plain in ("auto", None):
+        return _guess(column)
+    if plain == "rounded":
+        step = atoms(column[:, None]).outputs[0].step
+        if step is None:
+            gaps = torch.unique(column).diff()
+            raise ValueError(
+                f"Output {name!r} is declared as rounded, but its values are no grid that can be told from "
+                f"the data (smallest gap {float(gaps.min()) if len(gaps) else 0:g}). Say its step: "
+                "'rounded(0.5)'."
+            )
+        plain = _guess_grid(column, OutputAtoms((), (), step, 2))
+        plain = {"count": "rounded(1, 0)"}.get(plain, plain).replace("ordered(", "rounded(1, ")
+    elif plain == "ordered":
+        plain = f"ordered({float(column.min()):.17g}, {float(column.max()):.17g})"
+    elif plain in ("positive(softplus)", "positive(exponential)", "count(softplus)", "count(exponential)"):
+        end = Kind.parse(plain).lower
+        plain = plain.replace(")", f", {float((column[column > end] - end).median()):.4g})")
+    kind = Kind.parse(plain)
+    beside = column[~torch.isin(column, torch.tensor(kind.atoms, dtype=torch.float64))]
+    wrong = ~kind.contains(beside)
+    if kind.step:
+        wrong |= (kind.round(beside) - beside).abs() > 1e-3 * kind.step + 1e-6 * beside.abs()
+    if bool(wrong.any()):
+        raise ValueError(
+            f"Output {name!r} is declared as {kind}, but {int(wrong.sum())} of {len(column)} values are not, "
+            f"such as {float(beside[wrong][0]):g}. The data look like {_guess(column)}."
+        )
+    return kind
