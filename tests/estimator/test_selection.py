@@ -1,5 +1,6 @@
 """``flow="auto"``: what is tried, what is chosen, and what is done with rows that are few."""
 
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from latentcal.estimator.candidates import SIMPLE, Candidate, CandidateFitter, l
 from latentcal.estimator.harm import HeldOutChange
 from latentcal.estimator.selection import Budget, Part, select, split_in_folds
 from latentcal.files import ModelFileError
-from latentcal.flows import AveragedFlow, LinearGaussianFlow, LocationScale
+from latentcal.flows import AveragedFlow, LinearGaussianFlow, LocationScale, TrainingLog
 
 AT_ONCE = 1e-9  # seconds: the first candidate, ridge regression, alone
 LINEAR, ADDITIVE = (str(candidate) for candidate in SIMPLE[:2])
@@ -42,12 +43,16 @@ class FakeFitter:
     shifts: ClassVar[dict] = {}
     fits: ClassVar[list] = []
 
+    fails: ClassVar[dict] = {}
+
     def __init__(self, x, y, *_, **__):
-        self.dim = y.shape[1]
+        self.dim, self.log = y.shape[1], TrainingLog()
 
     def fit(self, candidate):
         type(self).fits.append(candidate)
         name = str(candidate)
+        if name in self.fails:
+            raise self.fails[name]
         shift = torch.full((self.dim,), float(self.shifts.get(name, 0.35))).double()
         return LinearGaussianFlow(None, shift, torch.eye(self.dim).double())
 
@@ -57,7 +62,7 @@ def race(monkeypatch):
     """Selects among fake fits of normal rows, by five parts."""
     monkeypatch.setattr(selection_module, "CandidateFitter", FakeFitter)
     monkeypatch.setattr(selection_module, "recalibrated_log_prob", lambda log_prob, *_: log_prob)
-    FakeFitter.fits = []
+    monkeypatch.setattr(FakeFitter, "fits", [])
 
     def run(shifts, n=500, members=2):
         FakeFitter.shifts = shifts
@@ -105,6 +110,40 @@ def test_one_flow_tells_whether_a_mean_of_several_is_worth_its_time(race):
     fits = [(str(replace(each, members=1)), each.members) for each in FakeFitter.fits if each.members]
     tries = [[members for own, members in fits if own == name] for name in flows]
     assert tries == [[1], [1] + 5 * [2], [1] + 5 * [2], [1]]
+
+
+def test_what_cannot_be_fitted_is_left_out_and_an_error_where_nothing_can(race, monkeypatch):
+    monkeypatch.setattr(FakeFitter, "fails", {LINEAR: ValueError("no scale"), "flow": ArithmeticError()})
+    choice = race({})
+    assert LINEAR not in [each.name for each in choice.selection.tried]
+    every = (*SIMPLE, *list_flows("ridge", 2), *list_flows("ridge", 1))
+    monkeypatch.setattr(FakeFitter, "fails", {str(each): ValueError("no scale") for each in every})
+    with pytest.raises(ValueError, match="None of the models could be fitted: no scale"):
+        race({})
+
+
+def test_a_row_without_density_counts_against_a_model(race):
+    assert str(race({LINEAR: 0.0, ADDITIVE: math.nan, "Gaussian process": math.nan}).candidate) == LINEAR
+
+
+def test_an_output_that_is_hardly_ever_another_one_is_no_error():
+    X, Y = lines(100)
+    Y[:, 1] = 0.0
+    Y[:3, 1] = [1.0, 2.0, 3.0]
+    model = FlowRegressor(budget="fast", recalibration=None, max_epochs=1, random_state=0).fit(X, Y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_an_interrupt_ends_the_search_with_the_best_so_far(race, monkeypatch):
+    def stop(self, candidate, fit=FakeFitter.fit):
+        if candidate.members:
+            self.log = TrainingLog(stopped="interrupted in epoch 1")
+        return fit(self, candidate)
+
+    monkeypatch.setattr(FakeFitter, "fit", stop)
+    choice = race({LINEAR: 0.0})
+    assert str(choice.candidate) == LINEAR
+    assert "Not all were tried: interrupted." in str(choice.selection)
 
 
 def test_a_budget_of_seconds_ends_the_search():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from .candidates import SIMPLE, Candidate, CandidateFitter, list_flows
 from .harm import draw_energy
 
 _FAR = 10.0  # nats: beyond, one row's difference tells no more
+_IMPOSSIBLE = 1e6  # nats, instead of infinity, where a row has no density
 _WORTH = 0.01  # nats: a smaller difference is none
 _TIED = 1 / 3  # of a standard error
 _FEWEST_TO_DROP, _OUT_OF_REACH = 50, 3.0  # rows that must have judged, and standard errors behind
@@ -161,7 +162,8 @@ class _Trial:
     def judge(self, flow: ConditionalFlow, x: Tensor, y: Tensor, held_out: Tensor) -> None:
         with torch.no_grad():
             z, log_abs_det = flow.encode(y[held_out], x[held_out])
-            self.log_prob[held_out] = (flow.base.log_prob(z) + log_abs_det).double()
+            log_prob = (flow.base.log_prob(z) + log_abs_det).double()
+            self.log_prob[held_out] = log_prob.nan_to_num(nan=-_IMPOSSIBLE, neginf=-_IMPOSSIBLE)
             self.norms[held_out] = flow.base.norm_of(z).double()
 
 
@@ -195,6 +197,7 @@ class _Race:
         self.weights = torch.ones(len(y), dtype=torch.float64) if weights is None else weights
         self.contiguous, self.seconds, self.stopped = contiguous, seconds, ""
         self.trials: list[_Trial] = []
+        self.failures: list[Exception] = []
         self._started = time.process_time()
         self._n = min(int(part.seen.sum()) for part in parts)
         self._part = torch.full((len(y),), -1)
@@ -210,44 +213,57 @@ class _Race:
         """Try candidates, the simplest first."""
         for candidate in candidates:
             if self._may_try(candidate):
-                self.trials.append(self._judge_whole(_Trial(candidate, len(self.y))))
+                self._enter(self._judge_whole, _Trial(candidate, len(self.y)))
 
     def run_finals(self, candidates: Iterable[Candidate]) -> None:
         """Try those two of several means of flows of which one flow predicts the first part best."""
         leader = self.trials[self.best].log_prob if self.trials else None
-        previews = [
-            self._preview(_Trial(candidate, len(self.y)))
-            for candidate in candidates
-            if self._may_try(candidate)
-        ]
+        previews = [_Trial(candidate, len(self.y)) for candidate in candidates if self._may_try(candidate)]
+        previews = [trial for trial in previews if self._enter(self._preview, trial)]
         known = self.parts[0].held_out
         order = sorted(previews, key=lambda trial: -float(trial.log_prob[known].clamp(min=-_LOWEST).mean()))
         for trial in previews:
             hopeless = leader is not None and self._is_hopeless(trial, leader)
-            is_final = trial in order[:_FINALISTS] and not hopeless
-            self.trials.append(self._judge_whole(trial) if is_final else trial)
+            if trial in order[:_FINALISTS] and not hopeless and not self._is_interrupted:
+                self._enter(self._judge_whole, trial)
 
     def _may_try(self, candidate: Candidate) -> bool:
         if self.trials and time.process_time() - self._started > self.seconds:
             self.stopped = f"the budget of {self.seconds:g} s was spent"
-            return False
-        return candidate.is_possible(self._n)
+        return not self.stopped and not self._is_interrupted and candidate.is_possible(self._n)
 
-    def _preview(self, trial: _Trial) -> _Trial:
+    @property
+    def _is_interrupted(self) -> bool:
+        return any(fitter.log.stopped.startswith("interrupted") for fitter in self.fitters)
+
+    def _enter(self, action: Callable[[_Trial], None], trial: _Trial) -> bool:
+        """Whether a candidate could be fitted; one that could not is none."""
+        try:
+            action(trial)
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # such as an output that is rarely not 0
+            self.failures.append(error)
+            self.trials = [each for each in self.trials if each is not trial]
+            return False
+        if trial not in self.trials:
+            self.trials.append(trial)
+        return True
+
+    def _preview(self, trial: _Trial) -> None:
         started = time.process_time()
         flow = self.fitters[0].fit(replace(trial.candidate, members=1))
         trial.judge(flow, self.x, self.y, self.parts[0].held_out)
         trial.seconds += time.process_time() - started
-        return trial
 
-    def _judge_whole(self, trial: _Trial) -> _Trial:
+    def _judge_whole(self, trial: _Trial) -> None:
         leader = self.trials[self.best].log_prob if self.trials else None
         started = time.process_time()
         for fitter, part in zip(self.fitters, self.parts, strict=True):
             trial.flows.append(fitter.fit(trial.candidate))
             trial.judge(trial.flows[-1], self.x, self.y, part.held_out)
             self.bar.update()
-            if leader is not None and len(trial.flows) < len(self.parts) and self._is_hopeless(trial, leader):
+            if self._is_whole(trial) or leader is None:
+                continue
+            if self._is_interrupted or self._is_hopeless(trial, leader):
                 break
         else:
             after = recalibrated_log_prob(
@@ -256,7 +272,6 @@ class _Race:
             gain = self._mean(after - trial.log_prob)[0]
             trial.after = after if gain > 0 else trial.log_prob
         trial.seconds += time.process_time() - started
-        return trial
 
     def _is_hopeless(self, trial: _Trial, leader: Tensor) -> bool:
         behind, error = self._mean(leader - trial.log_prob)
@@ -265,7 +280,9 @@ class _Race:
     @property
     def best(self) -> int:
         """Number of the candidate that is ahead of all others, one against one."""
-        best = next(i for i, trial in enumerate(self.trials) if self._is_whole(trial))
+        best = next((i for i, trial in enumerate(self.trials) if self._is_whole(trial)), None)
+        if best is None:
+            raise ValueError(f"None of the models could be fitted: {self.failures[0]}") from self.failures[0]
         for i in range(best + 1, len(self.trials)):
             best = i if self.lead(i, best)[0] > 0 else best
         return best
@@ -310,8 +327,8 @@ class _Race:
             )
             for i, trial in enumerate(self.trials)
         )
-        trial = self.trials[chosen]
-        return Choice(trial.candidate, Selection(tuple(tried), chosen, self.stopped), trial.flows, self._part)
+        trial, stopped = self.trials[chosen], "interrupted" if self._is_interrupted else self.stopped
+        return Choice(trial.candidate, Selection(tuple(tried), chosen, stopped), trial.flows, self._part)
 
     def _energy(self, trial: _Trial) -> Tensor:
         """Energy scores of the same held-out rows for every candidate, before recalibration."""
@@ -339,8 +356,8 @@ def recalibrated_log_prob(
 
     .. math:: \log f'(y) = \log f(y) - \log f_R(r) + \log \hat f_{R, -k}(r), \qquad k \text{ the fold of } y
     """
-    base, after = flow.base.radius, torch.full_like(log_prob, math.nan)
-    known = ~torch.isnan(norms)
+    base, after = flow.base.radius, log_prob.clone()
+    known = torch.isfinite(norms)
     for number in fold[known].unique():
         own, others = known & (fold == number), known & (fold != number)
         if int(others.sum()) < 20:
