@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor, to_tensor
 from .._internal.validate import as_number, as_whole, check_finite, check_numbers
-from ..flow import ConditionalFlow
+from ..flow import ConditionalFlow, read_features
 from .integration import Estimate, box_quadrature, by_quasi_monte_carlo, by_sampling, model_dim, share_error
 
 _SETTLED = 1e-3  # error of a grid that is better than Sobol points
@@ -186,7 +186,7 @@ def probability(
         (0.4661, 'quadrature')
     """
     event = as_membership(event)
-    x, shape = flat_rows(x)
+    x, shape = flat_rows(model, x)
     dim = model_dim(model, x)
     samples = as_whole(samples, "samples", 2)
     if x is not None and len(x) == 0:
@@ -226,8 +226,9 @@ def default_method(model: Any, event: Any, dim: int) -> str:
     return "qmc"
 
 
-def flat_rows(x: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
+def flat_rows(model: Any, x: Any) -> tuple[Tensor | None, tuple[int, ...]]:
     """x as (n, p) and the shape that results have."""
+    x = read_features(model, x)
     if x is None:
         return None, ()
     x = to_tensor(x, "x")

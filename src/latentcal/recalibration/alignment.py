@@ -94,15 +94,25 @@ class Aligned(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(y, x)
-        mapped, change = self.map(z, x)
+        mapped, change = self.map(z, self.flow.summarize(x))
         return mapped, log_abs_det.to(torch.float64) + change
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return self.map(self.flow.latent(y, x), x)[0]
+        return self.map(self.flow.latent(y, x), self.flow.summarize(x))[0]
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         own, _ = tensor_options(self.flow)
-        return self.flow.decode(self.map.inverse(z, x).to(z.dtype if own is None else own), x)
+        z, before = self.map.inverse(z, self.flow.summarize(x)), z
+        return self.flow.decode(z.to(before.dtype if own is None else own), x)
+
+    def read_features(self, x: Any) -> Any:
+        return self.flow.read_features(x)
+
+    def summarize(self, x: Tensor | None) -> Tensor | None:  # type: ignore[override]
+        return self.flow.summarize(x)
+
+    def name_summary(self) -> list[str] | None:
+        return self.flow.name_summary()
 
 
 @dataclass(frozen=True)

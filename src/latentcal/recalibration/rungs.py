@@ -131,7 +131,14 @@ LADDER = (
 """All that is known about the rungs, from the simplest up; a new one is a line here."""
 
 
-def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, groups: Groups) -> list[Rung]:
+def find_rungs(
+    wanted: str | Sequence[str],
+    rows: LatentRows,
+    base: RadialBase,
+    groups: Groups,
+    *,
+    from_affine: bool = False,
+) -> list[Rung]:
     """The rungs that are asked for and possible, from the simplest up.
 
     Args:
@@ -139,6 +146,8 @@ def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, 
         rows: the calibration rows.
         base: law that the flow assumes.
         groups: labels of the rows, for laws by group.
+        from_affine: whether the first rung above "unchanged" is the affine map, where there are rows enough
+            for it: for models of which directions are known to be wrong.
     """
     known = [rung.name for rung in LADDER]
     if isinstance(wanted, str):
@@ -151,7 +160,11 @@ def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, 
         if unknown := [name for name in wanted if name not in known]:
             raise ValueError(f"There is no rung {unknown[0]!r}; {suggest(str(unknown[0]), known)}")
         chosen = [rung for rung in LADDER if rung.name in ("unchanged", "radial", *wanted)]
-    return [rung for rung in chosen if rung.is_possible(rows, base, groups)]
+    possible = [rung for rung in chosen if rung.is_possible(rows, base, groups)]
+    aligned = [rung for rung in possible if rung.maps]
+    if from_affine and base.dim > 1 and aligned and aligned[0].maps == ("affine",):
+        return [possible[0], *aligned]
+    return possible
 
 
 class WideTail(NamedTuple):
