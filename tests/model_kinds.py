@@ -224,6 +224,13 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "recalibrated": lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit),
         "autocalibrated": lc.autocalibrate(flow, *_rows(60), folds=2),
         "quantiles": _quantiles(),
+        "samples": lc.autocalibrate(
+            lc.adapters.SampleFlow(0.1, 1.2, ones / 100, base=lc.base.student_t(2, 6.0)),
+            _members(60),
+            _rows(60)[1],
+            folds=2,
+            rungs=["aligned, radial by x"],
+        ),
     }
 
 
@@ -236,6 +243,12 @@ def _quantiles() -> lc.ConditionalFlow:
         shapes=(0.2, 0.0),
     )
     return lc.autocalibrate(flow, _forecasts(60, 5), _rows(60)[1], folds=2, rungs=["aligned, radial by x"])
+
+
+def _members(n: int) -> Tensor:
+    """Ensembles (n, 5, 2)."""
+    steps = torch.arange(n * 10, dtype=torch.float64).reshape(n, 5, 2)
+    return torch.sin(1.7 * steps) + 0.5 * torch.cos(0.3 * steps.flip(1))
 
 
 def _forecasts(n: int, width: int) -> Tensor:
@@ -319,6 +332,8 @@ def answer_of_flow(flow: lc.ConditionalFlow) -> Answer:
     x = torch.zeros(3, 1) if isinstance(flow, lc.flows.TarFlow) else X
     if isinstance(part := getattr(flow, "flow", flow), lc.adapters.QuantileFlow):
         x = _forecasts(3, len(part.levels))
+    if isinstance(part, lc.adapters.SampleFlow):
+        x = part.read_features(_members(3))
     x, y = (values.to(tensor_options(flow)[0]) for values in (x, Y[:, : flow.base.dim]))
     answer = _numbers(log_prob=flow(x).log_prob(y), decoded=flow.decode(y, x))
     if flow.recalibration is not None:

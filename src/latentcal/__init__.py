@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         from_normflows as from_normflows,
         from_pyro as from_pyro,
         from_quantiles as from_quantiles,
+        from_sampler as from_sampler,
+        from_samples as from_samples,
         from_sbi as from_sbi,
         from_torch as from_torch,
         from_velocity as from_velocity,
@@ -96,8 +98,16 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "adapters": [
-            *("from_functions", "from_nflows", "from_normflows", "from_pyro", "from_quantiles", "from_sbi"),
-            *("from_torch", "from_velocity", "from_zuko", "to_sbi"),
+            *("from_functions", "from_nflows", "from_normflows", "from_pyro", "from_quantiles"),
+            *(
+                "from_sampler",
+                "from_samples",
+                "from_sbi",
+                "from_torch",
+                "from_velocity",
+                "from_zuko",
+                "to_sbi",
+            ),
         ],
         "base": ["RadialBase"],
         "checks": ["check_flow"],

@@ -41,7 +41,7 @@ _OTHERS = (
         "flows.trees:TreeEnsemble",
     ),
     *("flows.gaussian_process:KernelRegression", "flows.gaussian_process:KernelSpread"),
-    "adapters.quantiles:QuantileFlow",
+    *("adapters.quantiles:QuantileFlow", "adapters.ensembles:SampleFlow"),
     *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),

@@ -6,6 +6,11 @@ from .._internal.lazy import attach
 
 if TYPE_CHECKING:
     from .bases import AffineBase as AffineBase, BaseKind as BaseKind, read_base as read_base
+    from .ensembles import (
+        SampleFlow as SampleFlow,
+        from_sampler as from_sampler,
+        from_samples as from_samples,
+    )
     from .forecast_tables import (
         QuantileForecasts as QuantileForecasts,
         read_gluonts as read_gluonts,
@@ -34,6 +39,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "bases": ["AffineBase", "BaseKind", "read_base"],
+        "ensembles": ["SampleFlow", "from_sampler", "from_samples"],
         "forecast_tables": ["QuantileForecasts", "read_gluonts", "read_nixtla", "read_tabpfn"],
         "frame": ["AdaptedFlow"],
         "functions": ["from_functions", "from_velocity"],

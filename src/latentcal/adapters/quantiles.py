@@ -43,6 +43,8 @@ class QuantileFlow(ConditionalFlow):
     """
 
     levels: Tensor
+    _number: Tensor
+    _place: Tensor
 
     def __init__(
         self,
@@ -258,7 +260,7 @@ def from_quantiles(
 
     Examples:
         >>> flow = from_quantiles([0.1, 0.5, 0.9], outputs=1)
-        >>> forecast = torch.tensor([[-1.2816, 0.0, 1.2816]])  # of N(0, 1)
+        >>> forecast = torch.special.ndtri(torch.tensor([[0.1, 0.5, 0.9]]))  # of N(0, 1)
         >>> flow(forecast).log_prob(torch.zeros(1, 1))  # -log(2 pi) / 2
         tensor([-0.9189])
     """

@@ -105,6 +105,13 @@ class Aligned(ConditionalFlow):
         z, before = self.map.inverse(z, self.flow.summarize(x)), z
         return self.flow.decode(z.to(before.dtype if own is None else own), x)
 
+    def adjust(self, ensemble: Any, model: ConditionalFlow | None = None) -> Tensor:
+        """Members of ensembles moved to the recalibrated law, of a flow made by ``from_samples``."""
+        if (move := getattr(self.flow, "adjust", None)) is None:
+            raise TypeError(f"{type(self.flow).__name__} has no members to move; see from_samples.")
+        moved: Tensor = move(ensemble, self if model is None else model)
+        return moved
+
     def read_features(self, x: Any) -> Any:
         return self.flow.read_features(x)
 
