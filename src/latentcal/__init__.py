@@ -32,8 +32,11 @@ if TYPE_CHECKING:
         transport as transport,
     )
     from .adapters import (
+        fit_chain as fit_chain,
+        from_chain as from_chain,
         from_functions as from_functions,
         from_nflows as from_nflows,
+        from_ngboost as from_ngboost,
         from_normflows as from_normflows,
         from_pyro as from_pyro,
         from_quantiles as from_quantiles,
@@ -98,16 +101,9 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "adapters": [
-            *("from_functions", "from_nflows", "from_normflows", "from_pyro", "from_quantiles"),
-            *(
-                "from_sampler",
-                "from_samples",
-                "from_sbi",
-                "from_torch",
-                "from_velocity",
-                "from_zuko",
-                "to_sbi",
-            ),
+            *("fit_chain", "from_chain", "from_functions", "from_nflows", "from_ngboost", "from_normflows"),
+            *("from_pyro", "from_quantiles", "from_sampler", "from_samples", "from_sbi", "from_torch"),
+            *("from_velocity", "from_zuko", "to_sbi"),
         ],
         "base": ["RadialBase"],
         "checks": ["check_flow"],

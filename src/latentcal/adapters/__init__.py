@@ -6,6 +6,7 @@ from .._internal.lazy import attach
 
 if TYPE_CHECKING:
     from .bases import AffineBase as AffineBase, BaseKind as BaseKind, read_base as read_base
+    from .chains import fit_chain as fit_chain, from_chain as from_chain, from_ngboost as from_ngboost
     from .ensembles import (
         SampleFlow as SampleFlow,
         from_sampler as from_sampler,
@@ -39,6 +40,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "bases": ["AffineBase", "BaseKind", "read_base"],
+        "chains": ["fit_chain", "from_chain", "from_ngboost"],
         "ensembles": ["SampleFlow", "from_sampler", "from_samples"],
         "forecast_tables": ["QuantileForecasts", "read_gluonts", "read_nixtla", "read_tabpfn"],
         "frame": ["AdaptedFlow"],

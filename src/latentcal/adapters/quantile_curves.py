@@ -14,6 +14,7 @@ from torch import Tensor
 from .._internal.numerics import with_own_slope
 
 TIED = 1e-3  # least rise between two quantiles, in units of the spread that the outer ones tell
+LEAST = 0.1  # width of a tail, in units of the spread that the outer quantiles tell
 _SMALLEST = 1e-6  # spread of a forecast whose quantiles are all the same, relative to its size
 _FEWEST = 20  # rows to choose tails by
 _FOLDS = 5
@@ -60,10 +61,16 @@ class QuantileCurves:
         scores: (d, k) normal scores of their levels, ascending.
         counts: (d,) how many of the k quantiles each output has; the rest are ignored.
         tails: below and above.
+        least: width of the tails, in units of the spread that the outer quantiles tell.
     """
 
     def __init__(
-        self, quantiles: Tensor, scores: Tensor, counts: Tensor, tails: Sequence[Tail] = (NORMAL, NORMAL)
+        self,
+        quantiles: Tensor,
+        scores: Tensor,
+        counts: Tensor,
+        tails: Sequence[Tail] = (NORMAL, NORMAL),
+        least: float = LEAST,
     ) -> None:
         place = torch.arange(scores.shape[1], device=scores.device) - counts[:, None]
         absent = place >= 0
@@ -74,9 +81,14 @@ class QuantileCurves:
         # The harmonic mean keeps the map increasing; beyond the last quantile the bins are only placeholders.
         inverse = torch.where(absent[:, 1:], inverse.gather(-1, _last(counts, inverse) - 1), inverse)
         inner = (inverse[..., 1:] + inverse[..., :-1]) / 2
-        self.slopes = 1 / torch.cat([inverse[..., :1], inner, inverse[..., -1:]], -1)
-        self.tails = tuple(tails)
+        slopes = 1 / torch.cat([inverse[..., :1], inner, inverse[..., -1:]], -1)
         top = _last(counts, self.y)
+        ends = [part.expand(self.y.shape).gather(-1, top) - part[..., :1] for part in (self.v, self.y)]
+        # Two outer quantiles that nearly meet are noise of the forecast, no reason for a tail of no width.
+        steepest = ends[0] / (least * ends[1])
+        outer = (place == -1) | (torch.arange(self.v.shape[1], device=place.device) == 0)
+        self.slopes = torch.where(outer | absent, torch.minimum(slopes, steepest), slopes)
+        self.tails = tuple(tails)
         parts = (self.y, self.v.expand(self.y.shape), self.slopes)
         self.ends = tuple(
             _End(*(part.gather(-1, at)[..., 0] for part in parts)) for at in (torch.zeros_like(top), top)
