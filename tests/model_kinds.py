@@ -267,6 +267,10 @@ def _predictors() -> dict[str, Any]:
         ),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
+        **{
+            f"prerank_{name}": lc.recalibrate_prerank(flow, x, y, prerank=name, **options)
+            for name in ("mean", "variance", "dependence")
+        },
     }
 
 

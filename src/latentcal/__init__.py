@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         norms as norms,
         pit as pit,
         plots as plots,
+        preranks as preranks,
         radius as radius,
         recalibration as recalibration,
         splits as splits,
@@ -127,8 +128,8 @@ __getattr__, __dir__, __all__ = attach(
     },
     [
         *("adapters", "base", "checks", "conformal", "diagnostics", "estimator", "events", "files", "flows"),
-        *("metrics", "norms", "pit", "plots", "radius", "recalibration", "splits", "tables", "toy"),
-        "transport",
+        *("metrics", "norms", "pit", "plots", "preranks", "radius", "recalibration", "splits", "tables"),
+        *("toy", "transport"),
     ],
 )
 __all__ += ["__version__"]

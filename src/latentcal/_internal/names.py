@@ -70,7 +70,10 @@ CLASSES: Mapping[str, str] = {
 A file holds the name of a class, not its place: modules may move. A class that is renamed keeps its old name.
 """
 
-FUNCTIONS: Mapping[str, str] = {"negative_log_density": "pit:negative_log_density"}
+FUNCTIONS: Mapping[str, str] = {
+    "negative_log_density": "pit:negative_log_density",
+    **{name: f"preranks:{name}" for name in ("mean", "variance", "dependence")},
+}
 """Functions that the file of a model may name."""
 
 

@@ -119,7 +119,8 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) ->
     if not isinstance(model, ConditionalFlow):
         raise TypeError(
             f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y). "
-            "A model of another library is wrapped first, by an adapter; a FlowRegressor has diagnose(X, y)."
+            "A model of another library is wrapped first, by an adapter (from_sampler if it only gives "
+            "draws), or tested by diagnostics.prerank_report; a FlowRegressor has diagnose(X, y)."
         )
     x = as_numbers(model.read_features(x), "x")
     x, y = as_rows(x, as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
