@@ -152,6 +152,16 @@ def test_shrinkage_is_chosen_by_rows():
     assert lc.from_samples(many, many_y).shrinkage <= 0.1
 
 
+def test_a_bias_is_taken_out_where_there_is_one():
+    members, y, _ = toy(300, 20, 2, shift=0.7)
+    flow = lc.from_samples(members, y)
+    torch.testing.assert_close(flow.bias, torch.full((2,), -0.7, dtype=torch.float64), atol=0.2, rtol=0)
+    members, y, _ = toy(300, 20, 2)
+    assert float(lc.from_samples(members, y).bias.abs().max()) < 0.2
+    moved = flow.adjust(members)
+    torch.testing.assert_close(moved.mean(1), members.mean(1) + flow.bias, atol=0.5, rtol=0)
+
+
 def test_autocalibrate_repairs_a_narrow_and_shifted_ensemble():
     members, y, _ = toy(500, 40, 3, narrow=0.6, shift=0.5)
     new, new_y, truth = toy(1000, 40, 3, narrow=0.6, shift=0.5, seed=1)

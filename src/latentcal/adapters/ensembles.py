@@ -30,28 +30,31 @@ _ROWS = 1000  # that a sampler is asked for at a time
 class SampleFlow(ConditionalFlow):
     r"""Outputs whitened by mean and shrunk covariance of an ensemble; see :func:`from_samples`.
 
-    .. math:: z = \frac1c\, \tilde R^{-1/2} D^{-1} (y - \bar y), \qquad
+    .. math:: z = \frac1c\, \tilde R^{-1/2} D^{-1} (y - \bar y - b), \qquad
               \tilde R = (1 - a) R + a I
 
-    with the standard deviations D and correlations R of the members. Unshrunk, with m > d members,
-    :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. x holds the mean of each
-    ensemble, the lower triangle of its covariance, the number of members, then further features.
+    with the standard deviations D and correlations R of the members and a bias b. Unshrunk, with m > d
+    members, :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. x holds the mean of
+    each ensemble, the lower triangle of its covariance, the number of members, then further features.
 
     Args:
         shrinkage: a, from 0 to 1.
         scale: s.
         floor: (d,) smallest standard deviations.
+        bias: (d,) b; 0 if None.
         extra: number of further features.
         base: law of z; N(0, I) if None.
     """
 
     floor: Tensor
+    bias: Tensor
 
     def __init__(
         self,
         shrinkage: float,
         scale: float,
         floor: Tensor,
+        bias: Tensor | None = None,
         extra: int = 0,
         base: RadialBase | None = None,
     ) -> None:
@@ -61,7 +64,11 @@ class SampleFlow(ConditionalFlow):
         if floor.dim() != 1 or not bool((floor > 0).all()):
             raise ValueError("floor must be (d,) and positive.")
         self.shrinkage, self.scale, self.extra = float(shrinkage), float(scale), as_whole(extra, "extra", 0)
+        bias = torch.zeros_like(floor) if bias is None else bias
+        if bias.shape != floor.shape:
+            raise ValueError(f"bias must be (d,) like floor, got {tuple(bias.shape)}.")
         self.register_buffer("floor", floor)
+        self.register_buffer("bias", bias)
 
     @property
     def hint(self) -> str:  # type: ignore[override]
@@ -75,12 +82,12 @@ class SampleFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, inverse, _, log_abs_det = self._whitening(x)
-        z = (inverse @ (y - mean)[..., None])[..., 0]
+        z = (inverse @ (y - mean - self.bias)[..., None])[..., 0]
         return z, log_abs_det.expand(z.shape[:-1])
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         mean, _, root, _ = self._whitening(x)
-        return (root @ z[..., None])[..., 0] + mean
+        return (root @ z[..., None])[..., 0] + mean + self.bias
 
     def read_features(self, x: Any) -> Tensor:
         """Mean, covariance and size of each ensemble, and further features, as one tensor (n, p).
@@ -135,7 +142,7 @@ class SampleFlow(ConditionalFlow):
         members = to_tensor(_order_dims(ensemble[0] if isinstance(ensemble, tuple) else ensemble), "x")
         y = members.movedim(-2, 0).to(self.floor)
         missing = torch.isnan(y).any(-1)
-        z = self.latent(torch.where(missing[..., None], 0.0, y), pred.context)
+        z = self.latent(torch.where(missing[..., None], 0.0, y + self.bias), pred.context)
         norms = self.base.norm_of(z)
         ranks = norms.masked_fill(missing, np.inf).argsort(0).argsort(0)
         levels = ((ranks + 0.5) / (~missing).sum(0)).clamp(max=1 - 1e-9)
@@ -227,7 +234,8 @@ def from_samples(
               c^2 = \frac{m^2 - 1}{m (m - d)},
 
     and the base is the multivariate t law with m - d degrees of freedom. Shrunk, or with m <= d, no exact law
-    is known: a t law with a scale is fitted to rows. The order of members does not matter. Laws and maps that
+    is known: a t law with a scale is fitted to rows. With y, a constant bias of the members is taken out
+    where that raises the held-out likelihood. The order of members does not matter. Laws and maps that
     depend on x see the mean and the log standard deviation of each output, of more than four outputs the
     means of both, and the further features. Constant members have a thousandth of the usual spread.
 
@@ -235,7 +243,7 @@ def from_samples(
 
     Args:
         x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`; they tell sizes and usual spread.
-        y: (n, d) what came, by which shrinkage and law are chosen.
+        y: (n, d) what came, by which bias, shrinkage and law are chosen.
         features: number of further features that are given beside the ensemble, x = (ensemble, features).
         shrinkage: of the correlations towards 0. ``"auto"`` chooses by held-out likelihood of y; without y
             it is 0 where m > d + 2, and d / (m - 1 + d) else.
@@ -265,9 +273,9 @@ def from_samples(
     floor = _SMALLEST * usual
     chosen = shrinkage if shrinkage != "auto" else 0.0 if size > dim + 2 else dim / (size - 1 + dim)
     if chosen == 0 and size > dim:
-        flow = SampleFlow(0.0, 1.0, floor, features, student_t(dim, size - dim))
+        flow = SampleFlow(0.0, 1.0, floor, None, features, student_t(dim, size - dim))
     else:
-        flow = SampleFlow(chosen, 1.0, floor, features, student_t(dim, size - 1))
+        flow = SampleFlow(chosen, 1.0, floor, None, features, student_t(dim, size - 1))
     return flow if y is None else _fit_law(flow, x, y, size, fixed=shrinkage != "auto")
 
 
@@ -279,24 +287,35 @@ def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> Sam
     if len(y) < _FEWEST:
         return flow
     fold = torch.arange(len(y)) % _FOLDS
-    tried: list[tuple[float, Tensor, Tensor]] = []
-    for shrinkage in (flow.shrinkage,) if fixed else _SHRINKAGES:
-        if shrinkage == 0 and size <= dim:
-            continue
-        z, log_abs_det = SampleFlow(shrinkage, 1.0, flow.floor, flow.extra).encode(y, x)
+    centred = y - x[:, :dim]
+    outside = torch.stack([centred[fold != number].mean(0) for number in range(_FOLDS)])[fold]
+
+    def hold_out(shrinkage: float, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-likelihood of rows (n,), by a t law from the other folds, and squared latent norms."""
+        z, log_abs_det = SampleFlow(shrinkage, 1.0, flow.floor, extra=flow.extra).encode(y - bias, x)
         square, held_out = (z**2).sum(-1), log_abs_det.clone()
         for number in range(_FOLDS):
             law = _fit_student(square[fold != number], dim)
             held_out[fold == number] += _student_log_density(square[fold == number], dim, *law)
-        tried.append((shrinkage, square, held_out))
-    best = max(tried, key=lambda each: float(each[2].mean()))
-    gain = mean_and_error(best[2] - tried[0][2], torch.ones(len(y)).double(), contiguous=False, folds=_FOLDS)
-    if best[0] > 0 and tried[0][0] == 0 and gain[0] <= gain[1]:
-        best = tried[0]
-    if best[0] == 0:
-        return SampleFlow(0.0, 1.0, flow.floor, flow.extra, student_t(dim, size - dim))
-    scale, freedom = _fit_student(best[1], dim)
-    return SampleFlow(best[0], scale, flow.floor, flow.extra, student_t(dim, freedom))
+        return held_out, square
+
+    def is_ahead(one: Tensor, other: Tensor) -> bool:
+        weights = torch.ones(len(y), dtype=torch.float64)
+        gain, error = mean_and_error(one - other, weights, contiguous=False, folds=_FOLDS)
+        return gain > error
+
+    first, none = flow.shrinkage, torch.zeros_like(y)
+    biased = is_ahead(hold_out(first, outside)[0], hold_out(first, none)[0])
+    bias, removed = (centred.mean(0), outside) if biased else (none[0], none)
+    shrinkages = [a for a in _SHRINKAGES if a > 0 or size > dim]
+    tried = {a: hold_out(a, removed) for a in ([first] if fixed else shrinkages)}
+    best = max(tried, key=lambda a: float(tried[a][0].mean()))
+    if 0 in tried and not is_ahead(tried[best][0], tried[0.0][0]):
+        best = 0.0
+    if best == 0:
+        return SampleFlow(0.0, 1.0, flow.floor, bias, flow.extra, student_t(dim, size - dim))
+    scale, freedom = _fit_student(hold_out(best, removed)[1], dim)
+    return SampleFlow(best, scale, flow.floor, bias, flow.extra, student_t(dim, freedom))
 
 
 def _fit_student(square: Tensor, dim: int) -> tuple[float, float]:

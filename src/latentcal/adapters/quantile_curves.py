@@ -15,9 +15,10 @@ from .._internal.numerics import with_own_slope
 
 TIED = 1e-3  # least rise between two quantiles, in units of the spread that the outer ones tell
 LEAST = 0.1  # width of a tail, in units of the spread that the outer quantiles tell
+_FARTHEST = 4.0  # normal score up to which a heavy tail is followed
 _SMALLEST = 1e-6  # spread of a forecast whose quantiles are all the same, relative to its size
 _FEWEST = 20  # rows to choose tails by
-_FOLDS = 5
+_FOLDS, _FREEDOMS = 5, (3.0, 5.0, 10.0, 30.0, 1000.0)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -54,7 +55,8 @@ class QuantileCurves:
 
     .. math:: P(Y > y) = P(Y > q)\, (1 + \xi (y - q) / \sigma)^{-1 / \xi},
 
-    exponential for :math:`\xi = 0`, with the :math:`\sigma` that makes the density continuous.
+    exponential for :math:`\xi = 0`, with the :math:`\sigma` that makes the density continuous. Beyond the
+    normal score 4, of one draw in 30,000, z goes on straight.
 
     Args:
         quantiles: (..., d, k), in any order; equal ones are drawn apart.
@@ -185,18 +187,46 @@ def _encode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> tuple[Tens
     """Normal scores and log slopes of outputs so far beyond an end."""
     if tail.kind == "normal":
         return end.v + sign * beyond * end.slope, torch.log(end.slope).expand(beyond.shape)
-    excess = beyond / end.scale(sign)
-    growth = excess if tail.shape == 0 else torch.log1p(tail.shape * excess) / tail.shape
-    score = _normal_quantile(end.log_mass(sign) - growth)  # of the probability beyond: far below 0
-    log_density = torch.log(end.slope) - 0.5 * end.v**2 - growth - tail.shape * growth
-    return -sign * score, log_density + 0.5 * score**2
+    reach, at_reach, last_slope = _reach(end, sign, tail)
+    score, log_slope = _score_tail(torch.minimum(beyond, reach), end, sign, tail)
+    farther = beyond > reach
+    score = torch.where(farther, at_reach + (beyond - reach) * last_slope, score)
+    return sign * score, torch.where(farther, torch.log(last_slope), log_slope)
 
 
 def _decode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> Tensor:
     """How far beyond an end outputs are whose normal scores are so far beyond."""
     if tail.kind == "normal":
         return beyond / end.slope
-    growth = end.log_mass(sign) - torch.special.log_ndtr(-(sign * end.v + beyond))
+    reach, at_reach, last_slope = _reach(end, sign, tail)
+    score = sign * end.v + beyond
+    near = _unscore_tail(torch.minimum(score, at_reach), end, sign, tail)
+    return torch.where(score > at_reach, reach + (score - at_reach) / last_slope, near)
+
+
+def _reach(end: _End, sign: int, tail: Tail) -> tuple[Tensor, Tensor, Tensor]:
+    """How far out a heavy tail is followed, the normal score there, and the slope with which z goes on.
+
+    Recalibration may stretch scores far beyond what a forecast expects; a Pareto law would send them beyond
+    all measure.
+    """
+    score = torch.maximum(torch.full_like(end.v, _FARTHEST), sign * end.v)
+    reach = _unscore_tail(score, end, sign, tail)
+    return reach, score, _score_tail(reach, end, sign, tail)[1].exp()
+
+
+def _score_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> tuple[Tensor, Tensor]:
+    """Sizes of the normal scores in a heavy tail, and log slopes."""
+    excess = beyond / end.scale(sign)
+    growth = excess if tail.shape == 0 else torch.log1p(tail.shape * excess) / tail.shape
+    score = -_normal_quantile(end.log_mass(sign) - growth)
+    log_density = torch.log(end.slope) - 0.5 * end.v**2 - growth - tail.shape * growth
+    return score, log_density + 0.5 * score**2
+
+
+def _unscore_tail(score: Tensor, end: _End, sign: int, tail: Tail) -> Tensor:
+    """How far beyond an end outputs in a heavy tail are that have these sizes of normal scores."""
+    growth = end.log_mass(sign) - torch.special.log_ndtr(-score)
     excess = growth if tail.shape == 0 else torch.expm1(tail.shape * growth) / tail.shape
     return excess * end.scale(sign)
 
@@ -212,9 +242,9 @@ def _normal_quantile(log_p: Tensor) -> Tensor:
 def choose_tails(curves: QuantileCurves, y: Tensor) -> tuple[Tail, Tail]:
     """Tails, below and above, that observations y (n, d) like best.
 
-    They are compared by held-out log-likelihood over 5 folds of rows, each output's normal scores with a mean
-    and a scale of their own: forecasts that are too narrow are no reason for heavy tails. A tail that is not
-    normal must be ahead by more than one standard error of the difference.
+    They are compared by held-out log-likelihood over 5 folds of rows, the normal scores with mean, covariance
+    and common tails of their own: forecasts that are too narrow are no reason for heavy tails. A tail that is
+    not normal must be ahead by more than one standard error of the difference.
     """
     fold = torch.arange(len(y), device=y.device) % _FOLDS
     chosen = [NORMAL, NORMAL]
@@ -234,13 +264,43 @@ def choose_tails(curves: QuantileCurves, y: Tensor) -> tuple[Tail, Tail]:
 
 
 def _held_out(curves: QuantileCurves, y: Tensor, fold: Tensor) -> Tensor:
-    """(n,) log-likelihood of rows, with mean and scale of the normal scores from the other folds."""
+    """(n,) log-likelihood of rows under what the other folds say of the normal scores.
+
+    Of one output that is a normal law. Of several it is a multivariate t law: tails that they have in common
+    are not those of each.
+    """
     z, log_slope = curves.encode(y[None])
-    z, log_slope = z[0], log_slope[0]
-    total = log_slope.sum(-1)
+    z, total = z[0], log_slope[0].sum(-1)
+    dim = z.shape[1]
     for number in range(_FOLDS):
         seen, rows = z[fold != number], fold == number
-        scale = seen.std(0).clamp(min=1e-6)
-        standard = (z[rows] - seen.mean(0)) / scale
-        total[rows] -= (0.5 * standard**2 + torch.log(scale)).sum(-1)
+        mean = seen.mean(0)
+        covariance = (seen - mean).T @ (seen - mean) / len(seen)
+        size = covariance.diagonal().clamp(min=1e-12)
+        factor = torch.linalg.cholesky(0.98 * covariance + 0.02 * torch.diag(size))
+        squares = [
+            torch.linalg.solve_triangular(factor, (part - mean).T, upper=False).square().sum(0)
+            for part in (seen, z[rows])
+        ]
+        total[rows] -= torch.log(factor.diagonal()).sum()
+        if dim == 1:
+            total[rows] -= 0.5 * squares[1]
+            continue
+        laws = [_student(squares[0], dim, freedom) for freedom in _FREEDOMS]
+        best = max(range(len(laws)), key=lambda i: float(laws[i][1].mean()))
+        total[rows] += _student_log_density(squares[1], dim, _FREEDOMS[best], laws[best][0])
     return total
+
+
+def _student(square: Tensor, dim: int, freedom: float) -> tuple[Tensor, Tensor]:
+    """Squared scale of a t law of vectors with these squared norms (n,), and their log densities."""
+    scale = square.mean() / dim
+    for _ in range(10):  # of the EM algorithm
+        scale = ((freedom + dim) / (freedom + square / scale) * square).mean() / dim
+    return scale, _student_log_density(square, dim, freedom, scale)
+
+
+def _student_log_density(square: Tensor, dim: int, freedom: float, scale: Tensor) -> Tensor:
+    constant = math.lgamma((freedom + dim) / 2) - math.lgamma(freedom / 2) - 0.5 * dim * math.log(freedom / 2)
+    growth = torch.log1p(square / (freedom * scale))
+    return constant - 0.5 * dim * torch.log(scale) - 0.5 * (freedom + dim) * growth

@@ -17,7 +17,15 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.coverage import guarantee
 from ..radius.reference import Chi
-from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
+from .maps import (
+    FOLDS,
+    Chain,
+    CrossFit,
+    LatentMap,
+    cross_fit_affine,
+    cross_fit_copula,
+    cross_fit_features,
+)
 from .marginals import cross_fit_marginals
 from .mixing_maps import (
     MOST_CORRELATED,
@@ -29,7 +37,7 @@ from .mixing_maps import (
 from .record import Recalibration, record_recalibration
 from .rows import LatentRows, check_order, gather
 
-MapName = Literal["affine", "features", "correlation", "rotation", "marginals", "layers"]
+MapName = Literal["affine", "copula", "features", "correlation", "rotation", "marginals", "layers"]
 FEWEST = 20  # rows
 
 
@@ -151,10 +159,11 @@ def align(
 ) -> Aligned:
     r"""A flow whose latent cloud is shifted and turned round, so that a radial law fits it.
 
-    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"features"`` a shift and scale
-    of each coordinate that depend on x; ``"correlation"`` a covariance that depends on x; ``"rotation"``
-    turns the latent to its least normal directions, for ``"marginals"``, which maps each coordinate to normal
-    scores; ``"layers"`` does both several times.
+    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"copula"`` a matrix that changes
+    correlations only; ``"features"`` a shift and scale of each coordinate that depend on x;
+    ``"correlation"`` a covariance that depends on x; ``"rotation"`` turns the latent to its least normal
+    directions, for ``"marginals"``, which maps each coordinate to normal scores; ``"layers"`` does both
+    several times.
     Each is drawn towards the identity as far as held-out likelihood asks for. The law of the radius stays:
     ``recalibrate`` the answer on *other* rows, or let ``autocalibrate`` choose and fit both by cross-fitting.
 
@@ -242,6 +251,7 @@ def _miss_normal_base(rows: LatentRows, base: RadialBase) -> str:
 
 MAPS: dict[str, MapKind] = {
     "affine": MapKind(cross_fit_affine),
+    "copula": MapKind(cross_fit_copula),
     "features": MapKind(cross_fit_features, _miss_features),
     "correlation": MapKind(cross_fit_correlation, _miss_correlations),
     "rotation": MapKind(cross_fit_rotation, _miss_normal_base),

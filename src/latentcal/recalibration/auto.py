@@ -99,7 +99,7 @@ def autocalibrate(
     rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged
     model, or more of them far outside the range of the outputs. ``print(model.recalibration)`` shows the
     ladder, what was refused and why. For a model with a ``hint``, whose dependence between outputs is only
-    assumed, the ladder starts at the affine map.
+    assumed, the ladder starts at an affine map: one that changes correlations only.
 
     In *time order* every block of rows is judged by what earlier ones taught, with a gap as long as the
     latent PIT is autocorrelated. A rung beyond the plain law must be ahead by one standard error more, and in
