@@ -20,7 +20,8 @@ SECTIONS = {
     ),
     "How to": (
         "how_to",
-        "own_table command_line how_many_points diagnose when_the_report_says autocalibrate time_order",
+        "own_table quantile_forecasts ensembles univariate_models command_line how_many_points diagnose "
+        "when_the_report_says autocalibrate time_order",
     ),
     "Tutorials": ("tutorials", "regression decisions correct_an_sbi_posterior images"),
     "Extending": ("extending", "law norm flow adapter"),

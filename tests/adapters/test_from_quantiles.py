@@ -184,7 +184,7 @@ def test_autocalibrate_learns_dependence_and_spread():
     flow = lc.from_quantiles(LEVELS, q, y)
     model = lc.autocalibrate(flow, q, y)
     ladder = model.recalibration.ladder
-    assert ladder.names[:3] == ["unchanged", "correlated, radial", "aligned, radial"]
+    assert ladder.names[:4] == ["unchanged", "correlated", "correlated, radial", "aligned, radial"]
     best = float(truth.log_prob(new_y).mean())
     before, after = (float(m(new_q).log_prob(new_y).mean()) for m in (flow, model))
     assert best - after < 0.1  # nats; the error of some 20 parameters from 800 rows is about 0.02

@@ -159,7 +159,11 @@ def test_a_bias_is_taken_out_where_there_is_one():
     members, y, _ = toy(300, 20, 2)
     assert float(lc.from_samples(members, y).bias.abs().max()) < 0.2
     moved = flow.adjust(members)
-    torch.testing.assert_close(moved.mean(1), members.mean(1) + flow.bias, atol=0.5, rtol=0)
+    expected = flow.slope * members.mean(1) + flow.bias
+    torch.testing.assert_close(moved.mean(1), expected, atol=0.5, rtol=0)
+    stretched = members + members.mean(1, keepdim=True)
+    slope = lc.from_samples(stretched, y).slope
+    torch.testing.assert_close(slope, torch.full((2,), 0.5, dtype=torch.float64), atol=0.1, rtol=0)
 
 
 def test_autocalibrate_repairs_a_narrow_and_shifted_ensemble():
@@ -168,7 +172,8 @@ def test_autocalibrate_repairs_a_narrow_and_shifted_ensemble():
     flow = lc.from_samples(members, y)
     model = lc.autocalibrate(flow, members, y)
     best = float(truth.log_prob(new_y).mean())
-    before, after = (float(each(new).log_prob(new_y).mean()) for each in (flow, model))
+    raw = lc.from_samples(members)
+    before, after = (float(each(new).log_prob(new_y).mean()) for each in (raw, model))
     assert best - before > 0.5
     assert best - after < 0.3  # what 40 members do not tell is 0.15 of it
     with pytest.warns(DependenceWarning, match="covariance of the members"):

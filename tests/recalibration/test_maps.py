@@ -15,12 +15,17 @@ from latentcal.recalibration.maps import (
     CoordinateMap,
     FeatureAffineMap,
     cross_fit_affine,
+    cross_fit_copula,
     cross_fit_features,
     winsorize,
 )
 from latentcal.recalibration.marginals import _bend, _fit_bent, cross_fit_marginals
 
-FITS = {"affine": cross_fit_affine, "features": cross_fit_features, "marginals": cross_fit_marginals}
+FITS = {
+    "affine": cross_fit_affine,
+    "features": cross_fit_features,
+    "marginals": cross_fit_marginals,
+}
 each_fit = pytest.mark.parametrize("fit", FITS.values(), ids=FITS.keys())
 
 

@@ -92,6 +92,7 @@ def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups)
 LADDER = (
     Rung("unchanged"),
     Rung("radial", (), "stacked", 4),
+    Rung("correlated", ("copula",), None, 30, assumed=True),
     Rung("correlated, radial", ("copula",), "stacked", 30, assumed=True),
     Rung("aligned, radial", ("affine",), "stacked", 30),
     Rung("radial by group", (), "groups", 30, _by_group),
