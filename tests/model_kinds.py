@@ -225,9 +225,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "autocalibrated": lc.autocalibrate(flow, *_rows(60), folds=2),
         "quantiles": _quantiles(),
         "samples": lc.autocalibrate(
-            lc.adapters.SampleFlow(
-                0.1, 1.2, ones / 100, ones / 10, 0.9 * ones, base=lc.base.student_t(2, 6.0)
-            ),
+            lc.adapters.SampleFlow(0.1, 1.2, ones / 100, ones / 10, base=lc.base.student_t(2, 6.0)),
             _members(60),
             _rows(60)[1],
             folds=2,

@@ -30,26 +30,24 @@ _ROWS = 1000  # that a sampler is asked for at a time
 class SampleFlow(ConditionalFlow):
     r"""Outputs whitened by mean and shrunk covariance of an ensemble; see :func:`from_samples`.
 
-    .. math:: z = \frac1c\, \tilde R^{-1/2} D^{-1} (y - g \bar y - b), \qquad
+    .. math:: z = \frac1c\, \tilde R^{-1/2} D^{-1} (y - \bar y - b), \qquad
               \tilde R = (1 - a) R + a I
 
-    with the standard deviations D and correlations R of the members, a slope g and a bias b. Unshrunk, with
-    m > d members, :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. x holds the mean
-    of each ensemble, the lower triangle of its covariance, the number of members, then further features.
+    with the standard deviations D and correlations R of the members and a bias b. Unshrunk, with m > d
+    members, :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. x holds the mean of
+    each ensemble, the lower triangle of its covariance, the number of members, then further features.
 
     Args:
         shrinkage: a, from 0 to 1.
         scale: s.
         floor: (d,) smallest standard deviations.
         bias: (d,) b; 0 if None.
-        slope: (d,) g; 1 if None.
         extra: number of further features.
         base: law of z; N(0, I) if None.
     """
 
     floor: Tensor
     bias: Tensor
-    slope: Tensor
 
     def __init__(
         self,
@@ -57,7 +55,6 @@ class SampleFlow(ConditionalFlow):
         scale: float,
         floor: Tensor,
         bias: Tensor | None = None,
-        slope: Tensor | None = None,
         extra: int = 0,
         base: RadialBase | None = None,
     ) -> None:
@@ -68,14 +65,10 @@ class SampleFlow(ConditionalFlow):
             raise ValueError("floor must be (d,) and positive.")
         self.shrinkage, self.scale, self.extra = float(shrinkage), float(scale), as_whole(extra, "extra", 0)
         bias = torch.zeros_like(floor) if bias is None else bias
-        slope = torch.ones_like(floor) if slope is None else slope
-        if not bias.shape == slope.shape == floor.shape:
-            raise ValueError(
-                f"bias and slope must be (d,) like floor, got {tuple(bias.shape)}, {tuple(slope.shape)}."
-            )
+        if bias.shape != floor.shape:
+            raise ValueError(f"bias must be (d,) like floor, got {tuple(bias.shape)}.")
         self.register_buffer("floor", floor)
         self.register_buffer("bias", bias)
-        self.register_buffer("slope", slope)
 
     @property
     def hint(self) -> str:  # type: ignore[override]
@@ -89,12 +82,12 @@ class SampleFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, inverse, _, log_abs_det = self._whitening(x)
-        z = (inverse @ (y - self.slope * mean - self.bias)[..., None])[..., 0]
+        z = (inverse @ (y - mean - self.bias)[..., None])[..., 0]
         return z, log_abs_det.expand(z.shape[:-1])
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         mean, _, root, _ = self._whitening(x)
-        return (root @ z[..., None])[..., 0] + self.slope * mean + self.bias
+        return (root @ z[..., None])[..., 0] + mean + self.bias
 
     def read_features(self, x: Any) -> Tensor:
         """Mean, covariance and size of each ensemble, and further features, as one tensor (n, p).
@@ -149,8 +142,7 @@ class SampleFlow(ConditionalFlow):
         members = to_tensor(_order_dims(ensemble[0] if isinstance(ensemble, tuple) else ensemble), "x")
         y = members.movedim(-2, 0).to(self.floor)
         missing = torch.isnan(y).any(-1)
-        shift = self.bias + (self.slope - 1) * self._parts(pred.context)[0]
-        z = self.latent(torch.where(missing[..., None], 0.0, y + shift), pred.context)
+        z = self.latent(torch.where(missing[..., None], 0.0, y + self.bias), pred.context)
         norms = self.base.norm_of(z)
         ranks = norms.masked_fill(missing, np.inf).argsort(0).argsort(0)
         levels = ((ranks + 0.5) / (~missing).sum(0)).clamp(max=1 - 1e-9)
@@ -242,17 +234,16 @@ def from_samples(
               c^2 = \frac{m^2 - 1}{m (m - d)},
 
     and the base is the multivariate t law with m - d degrees of freedom. Shrunk, or with m <= d, no exact law
-    is known: a t law with a scale is fitted to rows. With y, the mean of the members is replaced by its
-    regression line, output by output, where that raises the held-out likelihood. The order of members does
-    not matter. Laws and maps that depend on x see the mean and the log standard deviation of each output, of
-    more than four outputs the means of both, and the further features. Constant members have a thousandth of
-    the usual spread.
+    is known: a t law with a scale is fitted to rows. With y, a constant bias of the members is taken out
+    where that raises the held-out likelihood. The order of members does not matter. Laws and maps that
+    depend on x see the mean and the log standard deviation of each output, of more than four outputs the
+    means of both, and the further features. Constant members have a thousandth of the usual spread.
 
     ``flow.adjust(ensemble)``, also of a recalibrated one, moves the members themselves.
 
     Args:
         x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`; they tell sizes and usual spread.
-        y: (n, d) what came, by which line, shrinkage and law are chosen.
+        y: (n, d) what came, by which bias, shrinkage and law are chosen.
         features: number of further features that are given beside the ensemble, x = (ensemble, features).
         shrinkage: of the correlations towards 0. ``"auto"`` chooses by held-out likelihood of y; without y
             it is 0 where m > d + 2, and d / (m - 1 + d) else.
@@ -282,9 +273,9 @@ def from_samples(
     floor = _SMALLEST * usual
     chosen = shrinkage if shrinkage != "auto" else 0.0 if size > dim + 2 else dim / (size - 1 + dim)
     if chosen == 0 and size > dim:
-        flow = SampleFlow(0.0, 1.0, floor, extra=features, base=student_t(dim, size - dim))
+        flow = SampleFlow(0.0, 1.0, floor, None, features, student_t(dim, size - dim))
     else:
-        flow = SampleFlow(chosen, 1.0, floor, extra=features, base=student_t(dim, size - 1))
+        flow = SampleFlow(chosen, 1.0, floor, None, features, student_t(dim, size - 1))
     return flow if y is None else _fit_law(flow, x, y, size, fixed=shrinkage != "auto")
 
 
@@ -296,13 +287,12 @@ def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> Sam
     if len(y) < _FEWEST:
         return flow
     fold = torch.arange(len(y)) % _FOLDS
-    mean = x[:, :dim]
-    lines = [_regress(mean[fold != number], y[fold != number]) for number in range(_FOLDS)]
-    outside = torch.stack([bias + (slope - 1) * mean for bias, slope in lines])[fold, torch.arange(len(y))]
+    centred = y - x[:, :dim]
+    outside = torch.stack([centred[fold != number].mean(0) for number in range(_FOLDS)])[fold]
 
-    def hold_out(shrinkage: float, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def hold_out(shrinkage: float, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Log-likelihood of rows (n,), by a t law from the other folds, and squared latent norms."""
-        z, log_abs_det = SampleFlow(shrinkage, 1.0, flow.floor, extra=flow.extra).encode(y - shift, x)
+        z, log_abs_det = SampleFlow(shrinkage, 1.0, flow.floor, extra=flow.extra).encode(y - bias, x)
         square, held_out = (z**2).sum(-1), log_abs_det.clone()
         for number in range(_FOLDS):
             law = _fit_student(square[fold != number], dim)
@@ -316,25 +306,16 @@ def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> Sam
 
     first, none = flow.shrinkage, torch.zeros_like(y)
     biased = is_ahead(hold_out(first, outside)[0], hold_out(first, none)[0])
-    removed = outside if biased else none
-    line = _regress(mean, y) if biased else (torch.zeros(dim).to(y), torch.ones(dim).to(y))
+    bias, removed = (centred.mean(0), outside) if biased else (none[0], none)
     shrinkages = [a for a in _SHRINKAGES if a > 0 or size > dim]
     tried = {a: hold_out(a, removed) for a in ([first] if fixed else shrinkages)}
     best = max(tried, key=lambda a: float(tried[a][0].mean()))
     if 0 in tried and not is_ahead(tried[best][0], tried[0.0][0]):
         best = 0.0
     if best == 0:
-        return SampleFlow(0.0, 1.0, flow.floor, *line, flow.extra, student_t(dim, size - dim))
+        return SampleFlow(0.0, 1.0, flow.floor, bias, flow.extra, student_t(dim, size - dim))
     scale, freedom = _fit_student(hold_out(best, removed)[1], dim)
-    return SampleFlow(best, scale, flow.floor, *line, flow.extra, student_t(dim, freedom))
-
-
-def _regress(mean: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Bias and slope (d,) of the outputs (n, d) over the means (n, d) of their ensembles, one by one."""
-    centred = mean - mean.mean(0)
-    slope = (centred * y).sum(0) / (centred**2).sum(0).clamp(min=1e-300)
-    slope = torch.where((centred**2).sum(0) > 0, slope, 1.0)
-    return y.mean(0) - slope * mean.mean(0), slope
+    return SampleFlow(best, scale, flow.floor, bias, flow.extra, student_t(dim, freedom))
 
 
 def _fit_student(square: Tensor, dim: int) -> tuple[float, float]:
