@@ -20,8 +20,8 @@ SECTIONS = {
     ),
     "How to": (
         "how_to",
-        "own_table output_kinds command_line how_many_points diagnose when_the_report_says autocalibrate "
-        "time_order",
+        "which_model own_table output_kinds quantile_forecasts ensembles univariate_models command_line "
+        "how_many_points diagnose when_the_report_says autocalibrate time_order",
     ),
     "Tutorials": ("tutorials", "regression decisions correct_an_sbi_posterior images"),
     "Extending": ("extending", "law norm flow adapter"),

@@ -224,7 +224,38 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "correlated": _correlated(),
         "recalibrated": lc.recalibrate(flow, x, y, fit=lc.ScaledRadius.fit),
         "autocalibrated": lc.autocalibrate(flow, *_rows(60), folds=2),
+        "quantiles": _quantiles(),
+        "samples": lc.autocalibrate(
+            lc.adapters.SampleFlow(0.1, 1.2, ones / 100, ones / 10, base=lc.base.student_t(2, 6.0)),
+            _members(60),
+            _rows(60)[1],
+            folds=2,
+            rungs=["aligned, radial by x"],
+        ),
     }
+
+
+def _quantiles() -> lc.ConditionalFlow:
+    """A flow of quantile forecasts with all kinds of tails but one, whose dependence was learnt."""
+    flow = lc.adapters.QuantileFlow(
+        torch.tensor([0.1, 0.5, 0.9, 0.2, 0.7], dtype=torch.float64),
+        [3, 2],
+        tails=("pareto", "exponential"),
+        shapes=(0.2, 0.0),
+    )
+    return lc.autocalibrate(flow, _forecasts(60, 5), _rows(60)[1], folds=2, rungs=["aligned, radial by x"])
+
+
+def _members(n: int) -> Tensor:
+    """Ensembles (n, 5, 2)."""
+    steps = torch.arange(n * 10, dtype=torch.float64).reshape(n, 5, 2)
+    return torch.sin(1.7 * steps) + 0.5 * torch.cos(0.3 * steps.flip(1))
+
+
+def _forecasts(n: int, width: int) -> Tensor:
+    """Quantiles (n, width), which ascend."""
+    start = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None]
+    return start + (1.5 + start**2) * torch.linspace(-1, 1, width, dtype=torch.float64)
 
 
 def _predictors() -> dict[str, Any]:
@@ -241,6 +272,10 @@ def _predictors() -> dict[str, Any]:
         "chain": _chain(),
         "prerank": lc.recalibrate_prerank(flow, x, y, method="resampling", **options),
         "prerank_importance": lc.recalibrate_prerank(flow, x, y, **options),
+        **{
+            f"prerank_{name}": lc.recalibrate_prerank(flow, x, y, prerank=name, **options)
+            for name in ("mean", "variance", "dependence")
+        },
     }
 
 
@@ -320,6 +355,10 @@ def answer_of_law(law: lc.RadiusLaw) -> Answer:
 def answer_of_flow(flow: lc.ConditionalFlow) -> Answer:
     """Log densities, a decoded point, and the latent law before recalibration."""
     x = torch.zeros(3, 1) if isinstance(flow, lc.flows.TarFlow) else X
+    if isinstance(part := getattr(flow, "flow", flow), lc.adapters.QuantileFlow):
+        x = _forecasts(3, len(part.levels))
+    if isinstance(part, lc.adapters.SampleFlow):
+        x = part.read_features(_members(3))
     x, y = (values.to(tensor_options(flow)[0]) for values in (x, Y[:, : flow.base.dim]))
     answer = _numbers(log_prob=flow(x).log_prob(y), decoded=flow.decode(y, x))
     if flow.recalibration is not None:

@@ -36,7 +36,7 @@ LAYERS = [
     {"base"},
     {"transport"},
     {"fingerprint", "flow"},
-    {"pit", "checks", "flows", "adapters"},
+    {"preranks", "pit", "checks", "flows", "adapters"},
     {"events", "recalibration", "conformal", "outputs"},
     {"model_classes", "model_schema", "files", "preprocessing", "tables", "splits"},
     {"diagnostics", "estimator"},

@@ -20,6 +20,7 @@ from latentcal.plots import (  # noqa: E402
     group_errors,
     mean_direction,
     p_value_bars,
+    paths,
     pit_by_feature,
     pit_histogram,
     region_outlines,
@@ -224,3 +225,15 @@ def test_a_row_of_axes_has_as_many_as_asked_for(count):
     axes = row_of_axes(count)
     assert len(axes) == count
     assert len({ax.figure for ax in axes}) == 1
+
+
+def test_paths_have_bands_draws_and_what_came(generator):
+    samples = torch.randn(200, 6, generator=generator)
+    ax = paths(samples, samples[0], levels=(0.5, 0.9), shown=3)
+    gids = [artist.get_gid() for artist in ax.get_children()]
+    assert [gids.count(name) for name in ("band", "path", "observed")] == [2, 3, 1]
+    widest = next(artist for artist in ax.collections if artist.get_gid() == "band")
+    corners = widest.get_paths()[0].vertices[:, 1]
+    assert corners.max() == pytest.approx(float(samples.double().quantile(0.95, 0).max()), abs=1e-6)
+    with pytest.raises(ValueError, match=r"\(s, d\)"):
+        paths(samples[None])

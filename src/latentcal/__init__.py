@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         outputs as outputs,
         pit as pit,
         plots as plots,
+        preranks as preranks,
         radius as radius,
         recalibration as recalibration,
         splits as splits,
@@ -33,10 +34,16 @@ if TYPE_CHECKING:
         transport as transport,
     )
     from .adapters import (
+        fit_chain as fit_chain,
+        from_chain as from_chain,
         from_functions as from_functions,
         from_nflows as from_nflows,
+        from_ngboost as from_ngboost,
         from_normflows as from_normflows,
         from_pyro as from_pyro,
+        from_quantiles as from_quantiles,
+        from_sampler as from_sampler,
+        from_samples as from_samples,
         from_sbi as from_sbi,
         from_torch as from_torch,
         from_velocity as from_velocity,
@@ -96,7 +103,8 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "adapters": [
-            *("from_functions", "from_nflows", "from_normflows", "from_pyro", "from_sbi", "from_torch"),
+            *("fit_chain", "from_chain", "from_functions", "from_nflows", "from_ngboost", "from_normflows"),
+            *("from_pyro", "from_quantiles", "from_sampler", "from_samples", "from_sbi", "from_torch"),
             *("from_velocity", "from_zuko", "to_sbi"),
         ],
         "base": ["RadialBase"],
@@ -121,8 +129,8 @@ __getattr__, __dir__, __all__ = attach(
     },
     [
         *("adapters", "base", "checks", "conformal", "diagnostics", "estimator", "events", "files", "flows"),
-        *("metrics", "norms", "outputs", "pit", "plots", "radius", "recalibration", "splits", "tables"),
-        *("toy", "transport"),
+        *("metrics", "norms", "outputs", "pit", "plots", "preranks", "radius", "recalibration", "splits"),
+        *("tables", "toy", "transport"),
     ],
 )
 __all__ += ["__version__"]

@@ -39,6 +39,8 @@ class ConditionalFlow(nn.Module):
     base: RadialBase
     recalibration: Any = None
     """Record of the recalibration that made this flow; None for a flow as it was trained."""
+    hint: str = ""
+    """What a law of the radius alone cannot repair in such a model, in a sentence; empty for most."""
 
     def __init__(self, base: RadialBase) -> None:
         super().__init__()
@@ -64,6 +66,31 @@ class ConditionalFlow(nn.Module):
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         """Latent z alone, (..., d), (..., p) -> (..., d); override where the determinant is what costs."""
         return self.encode(y, x)[0]
+
+    def read_features(self, x: Any) -> Any:
+        """Features as the maps take them, (..., p), from any form that users have them in.
+
+        What has that form already is returned as it is. Flows whose x is a whole forecast take it in its own
+        shape here.
+        """
+        return x
+
+    @overload
+    def summarize(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def summarize(self, x: None) -> None: ...
+
+    def summarize(self, x: Tensor | None) -> Tensor | None:
+        """What laws of the radius and maps that depend on x are given, (..., p) -> (..., q).
+
+        It is x itself, unless that is a whole forecast, of which a few numbers are enough.
+        """
+        return x
+
+    def name_summary(self) -> list[str] | None:
+        """Names of the columns of the summary; None where it is x itself."""
+        return None
 
     def forward(self, x: Tensor | None = None) -> FlowDistribution:
         """Predictive distribution at features x, (..., p)."""
@@ -101,6 +128,7 @@ class ConditionalFlow(nn.Module):
                 f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. Get a "
                 "flow that learns from a stream: recalibrate(flow, x, y, fit=StreamingRadius.fit)."
             )
+        x = self.read_features(x)
         x, y = None if x is None else as_tensor(x, "x"), as_tensor(y, "y")
         if x is not None and x.shape[:-1] != y.shape[:-1]:
             raise ValueError(
@@ -131,6 +159,7 @@ class FlowDistribution(Distribution):
         self, flow: ConditionalFlow, x: Tensor | None = None, batch_shape: tuple[int, ...] = ()
     ) -> None:
         self.flow = flow
+        x = flow.read_features(x)
         self.x = None if x is None else to_tensor(x, "x")
         if self.x is not None:
             if self.x.dim() == 0:
@@ -140,7 +169,7 @@ class FlowDistribution(Distribution):
         self.context = as_context(flow, self.x)
         if self.context is not None and self.context.is_floating_point():
             check_finite(self.context, f"x in the flow's {self.context.dtype}")
-        self.base = flow.base.given(self.context)
+        self.base = flow.base.given(flow.summarize(self.context))
         # The checks below are our own: torch's depend on a global that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
 
@@ -361,6 +390,11 @@ def full_precision(flow: nn.Module) -> Iterator[None]:
     device = tensor_options(flow)[1]
     with torch.autocast("cpu" if device is None else device.type, enabled=False):
         yield
+
+
+def read_features(model: Any, x: Any) -> Any:
+    """Features as a model takes them: a flow may accept other forms than (..., p)."""
+    return model.read_features(x) if isinstance(model, ConditionalFlow) else x
 
 
 @overload

@@ -15,6 +15,7 @@ from ._internal.numerics import to_tensor
 from ._internal.validate import as_floating, as_whole, check_finite
 from .fingerprint import warn_of_reuse
 from .flow import FlowDistribution
+from .preranks import find_prerank, is_pooled
 from .toy import draw_from
 
 __all__ = ["hdr_pit", "latent_pit", "marginal_pit", "negative_log_density", "prerank_pit"]
@@ -89,7 +90,7 @@ def hdr_pit(
 def prerank_pit(
     pred: Distribution,
     y: Tensor,
-    prerank: Prerank,
+    prerank: str | Prerank,
     *,
     x: Tensor | None = None,
     samples: int = 100,
@@ -107,7 +108,9 @@ def prerank_pit(
     Args:
         pred: distribution with batch shape (...) and event shape (d,).
         y: (..., d) observations.
-        prerank: ``prerank(pred, y, x)``, y (s, ..., d) or (..., d) -> (s, ...) or (...).
+        prerank: ``prerank(pred, y, x)``, y (s, ..., d) or (..., d) -> (s, ...) or (...); or the name of one
+            in :mod:`latentcal.preranks`: ``"multivariate_rank"``, ``"average_rank"``, ``"band_depth"``,
+            ``"mean"``, ``"variance"``, ``"energy"``, ``"dependence"``.
         x: features, handed on to the pre-rank.
         samples: draws s of each prediction.
         generator: source of randomness.
@@ -116,7 +119,9 @@ def prerank_pit(
     Returns:
         (...) float64.
     """
-    y = _observations(pred, y)
+    y, prerank = _observations(pred, y), find_prerank(prerank)
+    if is_pooled(prerank):
+        return _pooled_pit(pred, y, prerank, x, samples, generator, randomize)
     with torch.no_grad():
         value = prerank_values(prerank, pred, y, x, pred.batch_shape)
         below = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
@@ -128,9 +133,34 @@ def prerank_pit(
     return randomize_ranks(below, equal, samples, generator) if randomize else (below + equal) / samples
 
 
+def _pooled_pit(
+    pred: Distribution,
+    y: Tensor,
+    prerank: Prerank,
+    x: Tensor | None,
+    samples: int,
+    generator: torch.Generator | None,
+    randomize: bool,
+) -> Tensor:
+    """The same for a pre-rank that looks at the observation and all draws at once."""
+    with torch.no_grad():
+        pool = torch.cat([y[None], *(draws.to(y) for draws in _draws(pred, samples, generator))])
+        values = prerank_values(prerank, pred, pool, x, (len(pool), *pred.batch_shape))
+        below = (values[1:] < values[0]).sum(0).to(torch.float64)
+        equal = (values[1:] == values[0]).sum(0).to(torch.float64)
+    return randomize_ranks(below, equal, samples, generator) if randomize else (below + equal) / samples
+
+
 def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
     """The pre-rank of regions of highest density: -log f(y | x), (..., d) -> (...)."""
-    return -pred.log_prob(y)
+    try:
+        return -pred.log_prob(y)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{type(pred).__name__} can be sampled but has no density (log_prob), which this pre-rank needs. "
+            "Take one that needs none, such as prerank_pit(pred, y, 'energy'), or make a flow of the draws: "
+            "from_sampler."
+        ) from error
 
 
 def marginal_pit(

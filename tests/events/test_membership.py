@@ -3,7 +3,7 @@ import torch
 
 import same
 from latentcal.conformal import conformal_region
-from latentcal.events import Box, HalfSpace, Membership, probability
+from latentcal.events import Box, HalfSpace, Maximum, Membership, Sum, probability
 from latentcal.flows import LinearGaussianFlow
 
 Y = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, -1.0], [-1.0, 0.5]])
@@ -64,3 +64,26 @@ def test_a_conformal_region_combines_with_others_and_several_levels_are_refused(
     assert same.decided((right & region).contains(Y), inside)
     with pytest.raises(ValueError, match=r"several levels is several events: take one, region\.at\(0\.9\)"):
         probability(flow, None, region.at([0.5, 0.8]))
+
+
+def test_path_events_are_those_of_sums_and_maxima():
+    y = torch.tensor([[1.0, 2.0, 3.0], [4.0, -5.0, 0.0]])
+    assert Sum(above=0).contains(y).tolist() == [True, False]
+    assert Sum(above=-2, below=6).contains(y).tolist() == [False, True]
+    assert Sum(below=0, weights=[0.0, 1.0, 0.0]).contains(y).tolist() == [False, True]
+    assert Maximum(above=3.5).contains(y).tolist() == [False, True]
+    assert (Maximum(below=3.5) & Sum(above=0)).contains(y).tolist() == [True, False]
+    for wrong in ({}, {"above": 1.0, "below": 0.0}, {"above": float("nan")}):
+        with pytest.raises(ValueError, match=r"limit|NaN"):
+            Maximum(**wrong)
+    with pytest.raises(ValueError, match="weights for 3 outputs"):
+        Sum(above=0, weights=[1.0]).contains(y)
+
+
+def test_probabilities_of_path_events_are_those_of_the_normal_law():
+    flow = LinearGaussianFlow(None, torch.zeros(3).double(), torch.eye(3).double())
+    normal = torch.distributions.Normal(0.0, 1.0)
+    total = probability(flow, None, Sum(above=1.0))
+    assert float(total.value) == pytest.approx(1 - float(normal.cdf(torch.tensor(1 / 3**0.5))), abs=0.005)
+    largest = probability(flow, None, Maximum(below=1.0))
+    assert float(largest.value) == pytest.approx(float(normal.cdf(torch.tensor(1.0))) ** 3, abs=0.005)

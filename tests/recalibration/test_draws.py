@@ -45,7 +45,7 @@ def long_latents(n=28):
 
 def comparison(flow, y, **more) -> DrawComparison:
     rows = LatentRows(
-        flow.latent(y), None, torch.ones(len(y)).double(), Fingerprint.of(None, y), Outputs.of(y, flow)
+        flow.latent(y), None, torch.ones(len(y)).double(), Fingerprint.of(None, y), Outputs.of(y, None, flow)
     )
     return DrawComparison(rows, flow.base, torch.arange(len(y)) % FOLDS, contiguous=False, **more)
 
@@ -138,8 +138,8 @@ def test_the_number_of_draws_is_bounded_and_rows_are_chosen_whatever_their_order
 
 def test_latents_of_several_flows_are_decoded_by_their_own():
     flows = (scaled_gaussian(1, 1.0), scaled_gaussian(1, 5.0))
-    outputs = Outputs(torch.zeros(3, 1), flows, torch.tensor([0, 1, 0]))
-    y = outputs.decode(torch.ones(2, 3, 1, dtype=torch.float64), None)
+    outputs = Outputs(torch.zeros(3, 1), None, flows, torch.tensor([0, 1, 0]))
+    y = outputs.decode(torch.ones(2, 3, 1, dtype=torch.float64))
     torch.testing.assert_close(y[..., 0], torch.tensor([[1.0, 5.0, 1.0]], dtype=torch.float64).expand(2, 3))
 
 

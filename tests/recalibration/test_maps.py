@@ -15,12 +15,17 @@ from latentcal.recalibration.maps import (
     CoordinateMap,
     FeatureAffineMap,
     cross_fit_affine,
+    cross_fit_copula,
     cross_fit_features,
     winsorize,
 )
 from latentcal.recalibration.marginals import _bend, _fit_bent, cross_fit_marginals
 
-FITS = {"affine": cross_fit_affine, "features": cross_fit_features, "marginals": cross_fit_marginals}
+FITS = {
+    "affine": cross_fit_affine,
+    "features": cross_fit_features,
+    "marginals": cross_fit_marginals,
+}
 each_fit = pytest.mark.parametrize("fit", FITS.values(), ids=FITS.keys())
 
 
@@ -362,3 +367,21 @@ def test_held_out_scales_are_limited_as_those_of_the_map_are(monkeypatch):
     x = torch.linspace(-1, 1, 400, dtype=torch.float64)[:, None]
     cross = fitted(cross_fit_features, noise(400, 2) * torch.exp(8.0 * (x > 0.5)), x)
     assert float(cross.log_abs_det.abs().max()) == pytest.approx(2 * 0.3, rel=1e-6)
+
+
+def test_a_copula_changes_correlations_and_nothing_else():
+    generator = torch.Generator().manual_seed(0)
+    n, scales = 2000, torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    factor = torch.linalg.cholesky(torch.full((3, 3), 0.7, dtype=torch.float64) + 0.3 * torch.eye(3))
+    z = 1.5 + scales * (torch.randn(n, 3, dtype=torch.float64, generator=generator) @ factor.T)
+    fold, weights = torch.arange(n) % 5, torch.ones(n, dtype=torch.float64)
+    fitted = cross_fit_copula(z, None, fold, weights)
+    inverse = torch.linalg.inv(fitted.map.matrix)
+    # Standard normal draws get these correlations, and keep location and spread.
+    torch.testing.assert_close(inverse @ inverse.T, factor @ factor.T, atol=0.06, rtol=0)
+    assert float(fitted.map.shift.abs().max()) == 0
+    moved = cross_fit_copula(3 * z - 7, None, fold, weights).map  # the same correlations
+    torch.testing.assert_close(moved.matrix, fitted.map.matrix, atol=0.02, rtol=0)
+    alone = torch.randn(n, 3, dtype=torch.float64, generator=generator)
+    nothing = cross_fit_copula(alone, None, fold, weights).map.matrix
+    torch.testing.assert_close(nothing, torch.eye(3, dtype=torch.float64), atol=0.06, rtol=0)

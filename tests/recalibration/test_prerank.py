@@ -519,7 +519,7 @@ def test_wrong_arguments_are_explained():
     ):
         with pytest.raises(ValueError, match=message):
             recalibrate_prerank(model, x, y, **wrong)
-    with pytest.raises(TypeError, match="prerank must be a function"):
+    with pytest.raises(ValueError, match="There is no pre-rank"):
         recalibrate_prerank(model, x, y, prerank="hdr")
     with pytest.raises(TypeError, match="model must be a function from x to a distribution, got float"):
         recalibrate_prerank(1.0, x, y)

@@ -45,6 +45,7 @@ _OTHERS = (
         "flows.trees:TreeEnsemble",
     ),
     *("flows.gaussian_process:KernelRegression", "flows.gaussian_process:KernelSpread"),
+    *("adapters.quantiles:QuantileFlow", "adapters.ensembles:SampleFlow"),
     *("recalibration:Aligned", "recalibration:FlowEnsemble", "recalibration:PrerankRecalibrated"),
     *("radius:BallRadius", "radius:Chi", "radius:GammaRadius", "radius:StudentRadius"),
     *("radius:EmpiricalRadius", "radius:TightenedRadius"),
@@ -74,7 +75,10 @@ CLASSES: Mapping[str, str] = {
 A file holds the name of a class, not its place: modules may move. A class that is renamed keeps its old name.
 """
 
-FUNCTIONS: Mapping[str, str] = {"negative_log_density": "pit:negative_log_density"}
+FUNCTIONS: Mapping[str, str] = {
+    "negative_log_density": "pit:negative_log_density",
+    **{name: f"preranks:{name}" for name in ("mean", "variance", "dependence")},
+}
 """Functions that the file of a model may name."""
 
 

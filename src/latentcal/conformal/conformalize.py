@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._internal.validate import as_rows
 from ..fingerprint import Fingerprint, warn_of_reuse
+from ..flow import read_features
 from ..radius import ConditionalRadius
 from ..recalibration import Aligned, Recalibration
 from .conformity_scores import DCPScore, DensityScore, DrawingScore, FunctionScore, HPDScore, PCPScore, Score
@@ -100,7 +101,7 @@ def _calibrate(
 ) -> Calibration:
     """Ascending scores of the calibration rows x (n, p), or None, and y (n, d), on the CPU."""
     made = as_score(score, generator)
-    x, y = as_rows(x, y)
+    x, y = as_rows(read_features(model, x), y)
     with inference(model):
         outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
     if tuple(outputs) != tuple(y.shape[1:]):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole, check_finite
-from ..flow import FlowDistribution, evaluation_mode
+from ..flow import FlowDistribution, evaluation_mode, read_features
 from ..pit import draw
 
 
@@ -31,7 +31,7 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     Returns:
         (...) on the device of y.
     """
-    x, y = as_points(x, "x"), as_points(y, "y")
+    x, y = as_points(read_features(model, x), "x"), as_points(y, "y")
     if y is None:
         raise ValueError("y is missing; it must be (..., d), with the outputs last.")
     batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")

@@ -17,6 +17,7 @@ from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole
 from ..fingerprint import Fingerprint
+from ..flow import read_features
 from ..radius.coverage import Guarantee
 from ..radius.empirical import EmpiricalRadius
 from .conformity_scores import Everything, Score
@@ -203,7 +204,7 @@ class Region:
         Returns:
             List of float64 polygons whose last point is their first; empty where the region is everything.
         """
-        region, rows, seed = self.at(coverage), _single_row(x), random_seed(generator)
+        region, rows, seed = self.at(coverage), _single_row(self.model, x), random_seed(generator)
         resolution = as_whole(resolution, "resolution", 3)
         with inference(self.model):
             if (dim := outputs_of(self.model, rows)) != 2:
@@ -237,7 +238,7 @@ class Region:
         Returns:
             The axes.
         """
-        region, rows = self.at(coverage), _single_row(x)
+        region, rows = self.at(coverage), _single_row(self.model, x)
         outlines = region.boundary(rows, resolution=resolution, generator=generator)
         outlines = outlines if isinstance(region.coverage, tuple) else [outlines]
         if density:
@@ -287,7 +288,8 @@ class Region:
         dim: int = 0,
     ) -> list[Tensor]:
         """The answer about the sets of all levels, some rows at a time; these are along ``dim`` of it."""
-        x, region, seed = as_points(x, "x"), self.at(coverage), random_seed(generator)
+        x = as_points(read_features(self.model, x), "x")
+        region, seed = self.at(coverage), random_seed(generator)
         leading = () if x is None else tuple(x.shape[:-1])
         rows = None if x is None else x.reshape(-1, x.shape[-1])
         levels = []
@@ -305,8 +307,8 @@ class Region:
         return levels[0]
 
 
-def _single_row(x: Any) -> Tensor | None:
-    x = as_points(x, "x")
+def _single_row(model: Any, x: Any) -> Tensor | None:
+    x = as_points(read_features(model, x), "x")
     if x is not None and x.numel() != x.shape[-1]:
         raise ValueError(f"A boundary belongs to a single x, (p,) or (1, p); got {tuple(x.shape)}.")
     return None if x is None else x.reshape(1, -1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         group_calibration as group_calibration,
     )
     from .measures import Measure as Measure, Measured as Measured
+    from .ranks_report import PrerankReport as PrerankReport, prerank_report as prerank_report
     from .report import CalibrationReport as CalibrationReport
 
 __getattr__, __dir__, __all__ = attach(
@@ -29,6 +30,7 @@ __getattr__, __dir__, __all__ = attach(
         "findings": ["Finding", "holm"],
         "limits": ["CalibrationPoints", "GroupCalibration", "group_calibration"],
         "measures": ["Measure", "Measured"],
+        "ranks_report": ["PrerankReport", "prerank_report"],
         "report": ["CalibrationReport"],
     },
 )

@@ -115,11 +115,11 @@ def conditional_calibration(
     case = Case(
         model,
         rows,
-        name_features(x, feature_names, 0 if rows.x is None else rows.x.shape[1]),
+        name_features(model, x, feature_names, rows.x),
         permutations,
         torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    x, y = as_numbers(x, "x"), as_numbers(y, "y")
+    x, y = as_numbers(model.read_features(x), "x"), as_numbers(y, "y")
     return examine(
         case,
         Situation(record=last_recalibration(model, x, y).record),

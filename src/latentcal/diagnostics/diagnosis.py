@@ -139,9 +139,9 @@ def diagnose(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     rows = encode_rows(model, x, y)
     n, d = rows.z.shape
-    features = name_features(x, feature_names, 0 if rows.x is None else rows.x.shape[1])
+    features = name_features(model, x, feature_names, rows.x)
     outputs = name_outputs(y, output_names, d)
-    x, y = as_numbers(x, "x"), as_numbers(y, "y")
+    x, y = as_numbers(model.read_features(x), "x"), as_numbers(y, "y")
     past, earlier = last_recalibration(model, x, y), find_model_before(model)
     record = past.record
     in_time = order == "time" or looks_like_time(rows.u)

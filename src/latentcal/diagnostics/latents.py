@@ -78,7 +78,7 @@ class Latents(NamedTuple):
     """What a model makes of n rows, on the CPU."""
 
     x: Tensor | None
-    """(n, p) features."""
+    """(n, p) features, or what laws and maps see of them."""
     z: Tensor
     """(n, d) float64 latents."""
     norms: Tensor
@@ -119,9 +119,11 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) ->
     if not isinstance(model, ConditionalFlow):
         raise TypeError(
             f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y). "
-            "A model of another library is wrapped first, by an adapter; a FlowRegressor has diagnose(X, y)."
+            "A model of another library is wrapped first, by an adapter (from_sampler if it only gives "
+            "draws), or tested by diagnostics.prerank_report; a FlowRegressor has diagnose(X, y)."
         )
-    x, y = as_rows(as_numbers(x, "x"), as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
+    x = as_numbers(model.read_features(x), "x")
+    x, y = as_rows(x, as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
     parts = []
     with torch.no_grad(), evaluation_mode(model):
         inside = randomize_cells(model, x, y)
@@ -139,7 +141,8 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) ->
         )
     if warn:
         warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
-    return Latents(None if x is None else x.cpu().to(torch.float64), z, norms, u, logit, inside)
+    seen = None if x is None else model.summarize(as_context(model, x)).cpu().to(torch.float64)
+    return Latents(seen, z, norms, u, logit, inside)
 
 
 class Batch(NamedTuple):
@@ -156,9 +159,12 @@ def batches(x: Tensor | None, y: Tensor, samples: int = 1) -> Iterator[Batch]:
         yield Batch(None if x is None else x[i : i + size], y[i : i + size])
 
 
-def name_features(x: Any, given: Sequence[str] | None, count: int) -> list[str]:
-    """Names of p features: those given, the columns of a table, or ``x[0]``, ``x[1]``, ..."""
-    return _name_columns(x, given, count, "x", "feature")
+def name_features(
+    model: ConditionalFlow, x: Any, given: Sequence[str] | None, seen: Tensor | None
+) -> list[str]:
+    """Names of features (n, p): those given, the model's own, the columns of a table, or ``x[0]``, ..."""
+    given = given or model.name_summary()
+    return _name_columns(x, given, 0 if seen is None else seen.shape[1], "x", "feature")
 
 
 def name_outputs(y: Any, given: Sequence[str] | None, count: int) -> list[str]:

@@ -11,13 +11,20 @@ if TYPE_CHECKING:
         expected_utility as expected_utility,
     )
     from .integration import Estimate as Estimate, InfiniteVarianceWarning as InfiniteVarianceWarning
-    from .sets import Box as Box, HalfSpace as HalfSpace, Membership as Membership, probability as probability
+    from .sets import (
+        Box as Box,
+        HalfSpace as HalfSpace,
+        Maximum as Maximum,
+        Membership as Membership,
+        Sum as Sum,
+        probability as probability,
+    )
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "decisions": ["Payoff", "best_action", "expected_utility"],
         "integration": ["Estimate", "InfiniteVarianceWarning"],
-        "sets": ["Box", "HalfSpace", "Membership", "probability"],
+        "sets": ["Box", "HalfSpace", "Maximum", "Membership", "Sum", "probability"],
     },
 )

@@ -84,7 +84,7 @@ def expected_utility(
     if not utilities:
         raise ValueError("expected_utility needs at least one action: {name: utility}.")
     samples = as_whole(samples, "samples", 2)
-    flat, shape = flat_rows(x)
+    flat, shape = flat_rows(model, x)
     if flat is not None and len(flat) == 0:
         nothing = torch.empty(*shape, len(utilities), dtype=torch.float64)
         return Estimate(nothing, nothing.clone(), method or "qmc")

@@ -120,7 +120,7 @@ def by_quasi_monte_carlo(
             'Use method="sampling".'
         )
     source, points = _product_points(pred.base.norm, pred.base.dim, each, generator)
-    common = pred.flow.base.given(pred.x) is pred.flow.base
+    common = pred.base is pred.flow.base
     if common:
         points = radial_transport(source, pred.base)(points)
     columns = []

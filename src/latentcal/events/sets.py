@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .._internal.numerics import as_tensor, to_tensor
 from .._internal.validate import as_number, as_whole, check_finite, check_numbers
-from ..flow import ConditionalFlow
+from ..flow import ConditionalFlow, read_features
 from .integration import Estimate, box_quadrature, by_quasi_monte_carlo, by_sampling, model_dim, share_error
 
 _SETTLED = 1e-3  # error of a grid that is better than Sobol points
@@ -117,6 +118,74 @@ class HalfSpace(Membership):
         return f"HalfSpace({self.normal.tolist()}, {self.offset})"
 
 
+class _PathEvent(Membership):
+    """Outputs, such as those of a path, of which one number lies within limits."""
+
+    def __init__(self, above: float | None, below: float | None) -> None:
+        self.above = -math.inf if above is None else as_number(above, "above")
+        self.below = math.inf if below is None else as_number(below, "below")
+        if (above is None and below is None) or not self.above < self.below:
+            raise ValueError(f"Give a limit above or below which it lies; got above={above}, below={below}.")
+
+    def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
+        value = self.value(_outputs(y))
+        return (value > self.above) & (value < self.below)
+
+    def value(self, y: Tensor) -> Tensor:
+        """The number of each path, (..., d) -> (...)."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(above={self.above}, below={self.below})"
+
+
+class Sum(_PathEvent):
+    r"""The outputs with :math:`a < \sum_j w_j y_j < b`: the demand of a week, the rain of a day.
+
+    Args:
+        above: a; none if None.
+        below: b; none if None.
+        weights: (d,) w; 1 for each output if None.
+
+    Examples:
+        >>> Sum(above=2.0).contains(torch.tensor([[1.0, 1.5], [3.0, -2.0]]))
+        tensor([ True, False])
+    """
+
+    def __init__(self, above: float | None = None, below: float | None = None, weights: Any = None) -> None:
+        super().__init__(above, below)
+        self.weights = None if weights is None else check_finite(_sides(weights, "weights"), "weights")
+
+    def value(self, y: Tensor) -> Tensor:
+        if self.weights is None:
+            return y.to(torch.float64).sum(-1)
+        if self.weights.shape != y.shape[-1:]:
+            raise ValueError(f"There are {tuple(self.weights.shape)} weights for {y.shape[-1]} outputs.")
+        return y.to(torch.float64) @ self.weights.to(y.device)
+
+
+class Maximum(_PathEvent):
+    r"""The outputs whose largest lies between two limits, :math:`a < \max_j y_j < b`.
+
+    ``Maximum(above=a)`` is the event that a threshold is crossed at any time, ``Maximum(below=b)`` that it
+    never is.
+
+    Args:
+        above: a; none if None.
+        below: b; none if None.
+
+    Examples:
+        >>> Maximum(above=2.0).contains(torch.tensor([[1.0, 1.5], [3.0, -2.0]]))
+        tensor([False,  True])
+    """
+
+    def __init__(self, above: float | None = None, below: float | None = None) -> None:
+        super().__init__(above, below)
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.amax(-1)
+
+
 def _sides(values: Any, name: str) -> Tensor:
     return check_numbers(as_tensor(values, name).to(torch.float64), name)
 
@@ -166,8 +235,8 @@ def probability(
     Args:
         model: predictor, ``model(x)`` a distribution.
         x: (..., p) features, or None.
-        event: a :class:`Box`, a :class:`HalfSpace`, a conformal region, combinations of them, or a function
-            ``rule(y, x)`` that says True or False.
+        event: a :class:`Box`, a :class:`HalfSpace`, a :class:`Sum` or :class:`Maximum` of outputs, a
+            conformal region, combinations of them, or a function ``rule(y, x)`` that says True or False.
         method: by default a grid for a finite box of one or two outputs of a flow, and Sobol points for the
             rows on which it does not settle; else Sobol points for a flow, draws for another model.
         samples: points or draws for each x.
@@ -186,7 +255,7 @@ def probability(
         (0.4661, 'quadrature')
     """
     event = as_membership(event)
-    x, shape = flat_rows(x)
+    x, shape = flat_rows(model, x)
     dim = model_dim(model, x)
     samples = as_whole(samples, "samples", 2)
     if x is not None and len(x) == 0:
@@ -226,8 +295,9 @@ def default_method(model: Any, event: Any, dim: int) -> str:
     return "qmc"
 
 
-def flat_rows(x: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
+def flat_rows(model: Any, x: Any) -> tuple[Tensor | None, tuple[int, ...]]:
     """x as (n, p) and the shape that results have."""
+    x = read_features(model, x)
     if x is None:
         return None, ()
     x = to_tensor(x, "x")

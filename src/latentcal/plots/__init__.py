@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         p_value_bars as p_value_bars,
         pit_by_feature as pit_by_feature,
     )
-    from .outputs import density_map as density_map, region_outlines as region_outlines
+    from .outputs import density_map as density_map, paths as paths, region_outlines as region_outlines
     from .style import COLOURS as COLOURS, row_of_axes as row_of_axes
 
 __getattr__, __dir__, __all__ = attach(
@@ -32,7 +32,7 @@ __getattr__, __dir__, __all__ = attach(
             "p_value_bars",
             "pit_by_feature",
         ],
-        "outputs": ["density_map", "region_outlines"],
+        "outputs": ["density_map", "paths", "region_outlines"],
         "style": ["COLOURS", "row_of_axes"],
     },
 )

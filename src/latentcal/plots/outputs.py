@@ -1,10 +1,11 @@
-"""Maps of two outputs: densities and prediction regions."""
+"""Pictures of outputs: maps of two of them, regions, and paths of many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from .style import COLOURS, has, legend, new_axes, tidy
@@ -100,6 +101,51 @@ def region_outlines(
     if points is not None:
         ax.plot(*points.T.cpu().numpy(), ".", color=COLOURS[-1], markersize=2.5, alpha=0.6, gid="points")
     ax.autoscale_view()
+    tidy(ax)
+    legend(ax)
+    return ax
+
+
+def paths(
+    samples: Tensor,
+    y: Tensor | None = None,
+    *,
+    levels: Sequence[float] = (0.5, 0.9),
+    shown: int = 5,
+    label: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Paths of many outputs, such as the steps of a forecast: bands of each output, and a few whole paths.
+
+    Bands hold each output by itself with the given probability; what the outputs have in common is seen in
+    the paths.
+
+    Args:
+        samples: (s, d) draws of one prediction.
+        y: (d,) what came.
+        levels: probabilities of the bands.
+        shown: how many of the draws are drawn.
+        label: of the bands in the legend.
+        ax: where to draw; new axes by default.
+
+    Returns:
+        The axes.
+    """
+    if samples.dim() != 2 or len(samples) < 2:
+        raise ValueError(f"samples must be (s, d), draws of one prediction; got {tuple(samples.shape)}.")
+    ax = new_axes(ax)
+    draws = samples.detach().double().cpu()
+    steps = range(1, draws.shape[1] + 1)
+    for level in sorted(levels, reverse=True):
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = torch.quantile(draws, ends, dim=0)
+        text = f"{label} {100 * level:g} %".strip()
+        ax.fill_between(steps, low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=text, gid="band")
+    for path in draws[:shown]:
+        ax.plot(steps, path, color=COLOURS[1], linewidth=0.8, alpha=0.8, gid="path")
+    if y is not None:
+        ax.plot(steps, y.detach().cpu(), ".-", color=COLOURS[0], label="observed", gid="observed")
+    ax.set(xlabel="output")
     tidy(ax)
     legend(ax)
     return ax

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from .ladder import Ladder as Ladder
     from .latent import (
+        DependenceWarning as DependenceWarning,
         NLLTerms as NLLTerms,
         latent_norms as latent_norms,
         nll_decomposition as nll_decomposition,
@@ -55,6 +56,7 @@ __getattr__, __dir__, __all__ = attach(
         "discrete": ["Atoms", "Dequantizer", "OutputAtoms", "atoms"],
         "ladder": ["Ladder"],
         "latent": [
+            "DependenceWarning",
             "NLLTerms",
             "latent_norms",
             "nll_decomposition",

@@ -18,7 +18,15 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.coverage import guarantee
 from ..radius.reference import Chi
-from .maps import FOLDS, Chain, CrossFit, LatentMap, cross_fit_affine, cross_fit_features
+from .maps import (
+    FOLDS,
+    Chain,
+    CrossFit,
+    LatentMap,
+    cross_fit_affine,
+    cross_fit_copula,
+    cross_fit_features,
+)
 from .marginals import cross_fit_marginals
 from .mixing_maps import (
     MOST_CORRELATED,
@@ -30,7 +38,7 @@ from .mixing_maps import (
 from .record import Recalibration, record_recalibration
 from .rows import LatentRows, check_order, gather
 
-MapName = Literal["affine", "features", "correlation", "rotation", "marginals", "layers"]
+MapName = Literal["affine", "copula", "features", "correlation", "rotation", "marginals", "layers"]
 FEWEST = 20  # rows
 
 
@@ -100,11 +108,11 @@ class Aligned(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z, log_abs_det = self.flow.encode(y, x)
-        mapped, change = self._map(z, x)
+        mapped, change = self._map(z, self.flow.summarize(x))
         return mapped, log_abs_det.to(torch.float64) + change
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return self._map(self.flow.latent(y, x), x)[0]
+        return self._map(self.flow.latent(y, x), self.flow.summarize(x))[0]
 
     def _map(self, z: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         """The map; infinite latents, of points outside of the flow's support, stay infinite."""
@@ -117,7 +125,24 @@ class Aligned(ConditionalFlow):
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         own, _ = tensor_options(self.flow)
-        return self.flow.decode(self.map.inverse(z, x).to(z.dtype if own is None else own), x)
+        z, before = self.map.inverse(z, self.flow.summarize(x)), z
+        return self.flow.decode(z.to(before.dtype if own is None else own), x)
+
+    def adjust(self, ensemble: Any, model: ConditionalFlow | None = None) -> Tensor:
+        """Members of ensembles moved to the recalibrated law, of a flow made by ``from_samples``."""
+        if (move := getattr(self.flow, "adjust", None)) is None:
+            raise TypeError(f"{type(self.flow).__name__} has no members to move; see from_samples.")
+        moved: Tensor = move(ensemble, self if model is None else model)
+        return moved
+
+    def read_features(self, x: Any) -> Any:
+        return self.flow.read_features(x)
+
+    def summarize(self, x: Tensor | None) -> Tensor | None:  # type: ignore[override]
+        return self.flow.summarize(x)
+
+    def name_summary(self) -> list[str] | None:
+        return self.flow.name_summary()
 
 
 @dataclass(frozen=True)
@@ -149,10 +174,11 @@ def align(
 ) -> Aligned:
     r"""A flow whose latent cloud is shifted and turned round, so that a radial law fits it.
 
-    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"features"`` a shift and scale
-    of each coordinate that depend on x; ``"correlation"`` a covariance that depends on x; ``"rotation"``
-    turns the latent to its least normal directions, for ``"marginals"``, which maps each coordinate to normal
-    scores; ``"layers"`` does both several times.
+    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"copula"`` a matrix that changes
+    correlations only; ``"features"`` a shift and scale of each coordinate that depend on x;
+    ``"correlation"`` a covariance that depends on x; ``"rotation"`` turns the latent to its least normal
+    directions, for ``"marginals"``, which maps each coordinate to normal scores; ``"layers"`` does both
+    several times.
     Each is drawn towards the identity as far as held-out likelihood asks for. The law of the radius stays:
     ``recalibrate`` the answer on *other* rows, or let ``autocalibrate`` choose and fit both by cross-fitting.
 
@@ -240,6 +266,7 @@ def _miss_normal_base(rows: LatentRows, base: RadialBase) -> str:
 
 MAPS: dict[str, MapKind] = {
     "affine": MapKind(cross_fit_affine),
+    "copula": MapKind(cross_fit_copula),
     "features": MapKind(cross_fit_features, _miss_features),
     "correlation": MapKind(cross_fit_correlation, _miss_correlations),
     "rotation": MapKind(cross_fit_rotation, _miss_normal_base),

@@ -32,7 +32,7 @@ from .latent import check_base
 from .maps import FOLDS
 from .record import Recalibration, effective_n_of, record_recalibration
 from .row_order import TimeOrder, warn_if_ordered
-from .rows import LatentRows, Outputs, check_order, gather
+from .rows import LatentRows, check_order, gather
 from .rungs import FittedRung, Groups, RungFitter
 
 _FEWEST_GUARANTEED = 10  # rows of each half
@@ -98,7 +98,8 @@ def autocalibrate(
     rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere. A
     rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged
     model, or more of them far outside the range of the outputs. ``print(model.recalibration)`` shows the
-    ladder, what was refused and why.
+    ladder, what was refused and why. For a model with a ``hint``, whose dependence between outputs is only
+    assumed, the ladder starts at an affine map: one that changes correlations only.
 
     In *time order* every block of rows is judged by what earlier ones taught, with a gap as long as the
     latent PIT is autocorrelated. A rung beyond the plain law must be ahead by one standard error more, and in
@@ -151,11 +152,10 @@ def autocalibrate(
         progress=progress,
         keep_y=flow.base.dim <= MOST_OUTPUTS,
     )
-    outputs = None if gathered.y is None else Outputs.of(gathered.y, flow)
     with care.one_warning():
         return calibrate_rows(
             flow,
-            LatentRows.of(gathered, weights, outputs),
+            LatentRows.of(gathered, weights, gathered.outputs),
             groups=groups,
             contiguous=order == "time",
             folds=folds,
@@ -197,7 +197,14 @@ def calibrate_rows(
     halves = rows.folds(2, contiguous=contiguous, seed=2)
     learn = rows if max_lambda is None else rows.take(halves == 0)
     rung, ladder, held_out_u, held_out_weights = climb(
-        learn, base, groups=groups, folds=folds, contiguous=contiguous, rungs=rungs, progress=progress
+        learn,
+        base,
+        groups=groups,
+        folds=folds,
+        contiguous=contiguous,
+        rungs=rungs,
+        from_affine=bool(flow.hint),
+        progress=progress,
     )
     judged = rows if max_lambda is None else rows.take(halves == 1)
     with silent_about_ties():

@@ -120,10 +120,11 @@ def climb(
     folds: int = FOLDS,
     contiguous: bool = False,
     rungs: str | Sequence[str] = "default",
+    from_affine: bool = False,
     progress: bool = False,
 ) -> Climb:
     """The rung that held-out likelihood asks for, and the account of how it was chosen."""
-    tried = find_rungs(rungs, rows, base, groups)
+    tried = find_rungs(rungs, rows, base, groups, from_affine=from_affine)
     if len(tried) == 1:
         only = Ladder([tried[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
         return Climb(tried[0], only, None, rows.weights)

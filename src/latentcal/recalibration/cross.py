@@ -240,7 +240,7 @@ def _calibrate(
         latents[fold == number] = part.to(latents)
     at = None if features is None else as_context(flows[0], features).cpu()
     gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
-    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), tuple(encoders), fold.cpu()))
+    rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), at, tuple(encoders), fold.cpu()))
     if fit is None:
         turned = sum(rotation is not None for rotation in rotations)
         model = calibrate_rows(
@@ -376,10 +376,11 @@ def rolling_pit(
         raise ValueError("rolling_pit takes rows in time order, (flow, x, y), not batches.")
     first, step = as_whole(first, "first"), as_whole(step, "step")
     window = None if window is None else as_whole(window, "window")
-    x, y = as_rows(x, y, outputs=flow.base.dim)
+    x, y = as_rows(flow.read_features(x), y, outputs=flow.base.dim)
     x = as_context(flow, x)
-    check_base(flow, x)
     radii = latent_norms(flow, x, y, batch_size=batch_size)
+    x = flow.summarize(x)
+    check_base(flow, x)
     n = len(radii)
     if not 1 <= first < n:
         raise ValueError(f"first must lie between 1 and n - 1 = {n - 1}, got {first}.")

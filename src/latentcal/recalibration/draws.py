@@ -143,7 +143,7 @@ class DrawComparison:
         assert self.rows.outputs is not None
         draws, y = (
             ((values.double() - self.low) / self.range)[..., self.varied]
-            for values in (self.rows.outputs.decode(z, self.rows.x), self.rows.outputs.y)
+            for values in (self.rows.outputs.decode(z), self.rows.outputs.y)
         )
         draws = draws.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         far = ((draws < -_FAR) | (draws > 1 + _FAR)).any(-1).double().mean(0)

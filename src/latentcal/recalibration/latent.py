@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,10 @@ from .discrete import AtomCare, Dequantizer, Discrete
 from .record import Recalibration, effective_n_of, record_recalibration
 from .row_order import FirstLatents, TimeOrder, warn_if_ordered
 from .rows import check_order, gather, visit_norms
+
+
+class DependenceWarning(UserWarning):
+    """A law of the radius alone is asked for where the dependence between outputs is only assumed."""
 
 
 def check_base(flow: ConditionalFlow, x: Tensor | None) -> None:
@@ -188,10 +193,14 @@ def recalibrate(
         AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
             20 rows in no declared order depend on their neighbours, p < 0.0001.
         DiscreteOutputWarning: where norms are tied, or an output has a heavy atom.
+        DependenceWarning: where the flow's dependence between outputs is only assumed, which no law of the
+            radius repairs; :func:`autocalibrate` does.
     """
     if isinstance(fit, type):
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
     check_order(order)
+    if flow_hint := getattr(flow, "hint", ""):
+        warnings.warn(flow_hint, DependenceWarning, stacklevel=3)
     care, latents = AtomCare.of(y, discrete), FirstLatents()
     radii, features, fingerprint, _ = gather(
         flow,

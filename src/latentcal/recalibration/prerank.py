@@ -17,6 +17,7 @@ from .._internal.progress_bar import ProgressBar
 from .._internal.validate import MOST_DRAWS, as_seed, as_whole
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..pit import Prerank, draw, negative_log_density
+from ..preranks import find_prerank, is_pooled
 from ..radius.pit_mixtures import BetaMixture, ProbitMixture
 from .prerank_distribution import PrerankDistribution
 from .prerank_draws import blocks_of, evaluate_model, predict, preranks_of, reach_of, seeds_of, spread_of
@@ -209,7 +210,7 @@ def recalibrate_prerank(
     x: Any,
     y: Any = None,
     *,
-    prerank: Prerank = negative_log_density,
+    prerank: str | Prerank = negative_log_density,
     samples: int = 100,
     method: Literal["importance", "resampling"] = "importance",
     bins: int = 20,
@@ -237,7 +238,8 @@ def recalibrate_prerank(
         x: (n, p) features or None for an unconditional model; or, without ``y``, an iterable such as a
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
-        prerank: ``prerank(pred, y, x)``, y (s, n, d) or (n, d) -> (s, n) or (n,).
+        prerank: ``prerank(pred, y, x)``, y (s, n, d) or (n, d) -> (s, n) or (n,); or ``"mean"``,
+            ``"variance"`` or ``"dependence"``.
         samples: draws K by which every calibration point is ranked; for resampling also the candidates of
             every prediction.
         method: "importance" for a normalised density and draws from it; "resampling" for the published
@@ -273,8 +275,12 @@ def recalibrate_prerank(
         >>> samples.shape, (samples.std() - 2).abs() < 0.1
         (torch.Size([100, 500, 2]), tensor(True))
     """
-    if not callable(prerank):
-        raise TypeError(f"prerank must be a function of (pred, y, x), got {type(prerank).__name__}.")
+    prerank = find_prerank(prerank)
+    if is_pooled(prerank):
+        raise ValueError(
+            f"{getattr(prerank, '__name__', 'This pre-rank')} ranks a point among draws and is no function "
+            "of y, by which a density could be tilted. Use preranks.mean, variance, dependence, or your own."
+        )
     if not callable(model):
         raise TypeError(f"model must be a function from x to a distribution, got {type(model).__name__}.")
     if method not in ("importance", "resampling"):

@@ -176,9 +176,10 @@ def explain_missing_density(pred: Distribution) -> Iterator[None]:
     except NotImplementedError as error:
         raise TypeError(
             f"Expected predictions with a density (log_prob) and draws; {type(pred).__name__} has draws but "
-            f"no density{f' ({error})' if str(error) else ''}. Use a model with a density. To correct draws "
-            "alone, recalibrate with method='resampling' and a pre-rank that needs no density, such as "
-            "prerank=lambda pred, y, x: y.norm(dim=-1); the result can be sampled, but has no log_prob."
+            f"no density{f' ({error})' if str(error) else ''}. Make a flow of the draws, which has one: "
+            "from_sampler, then autocalibrate. To correct draws alone, recalibrate with method='resampling' "
+            "and a pre-rank that needs no density, such as preranks.mean; the result can be sampled, not "
+            "beyond the model's own draws, and has no log_prob."
         ) from error
 
 

@@ -39,7 +39,7 @@ def visit_norms(
             "The arguments are (flow, x, y); a model of another library is wrapped first, by an adapter."
         )
     batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
-    batches, total = row_batches(x, y)
+    batches, total = row_batches(x if y is None else flow.read_features(x), y)
     row = 0
     with (
         torch.no_grad(),
@@ -47,7 +47,7 @@ def visit_norms(
         ProgressBar(total=total, desc="latent norms", unit=" points", progress=progress) as bar,
     ):
         for batch_x, batch_y in batches:
-            batch_x, batch_y = as_rows(batch_x, batch_y, outputs=flow.base.dim, fewest=0)
+            batch_x, batch_y = as_rows(flow.read_features(batch_x), batch_y, outputs=flow.base.dim, fewest=0)
             size = batch_size or max(len(batch_y), 1)
             for start in range(0, len(batch_y), size):
                 part_x = None if batch_x is None else batch_x[start : start + size]
@@ -67,10 +67,10 @@ class Gathered(NamedTuple):
     values: Tensor
     """(n,) or (n, k), on the CPU."""
     x: Tensor | None
-    """(n, p)."""
+    """(n, q) what laws and maps see of the features."""
     fingerprint: Fingerprint
-    y: Tensor | None = None
-    """(n, d), on the CPU; None where it was not asked for."""
+    outputs: Outputs | None = None
+    """None where they were not asked for."""
 
 
 def gather(
@@ -88,6 +88,7 @@ def gather(
     values: list[Tensor] = []
     outputs: list[Tensor] = []
     features: list[Tensor] = []
+    summaries: list[Tensor] = []
     fingerprint = Fingerprint()
     previous = getattr(flow, "recalibration", None)
     seen: set[int] = set()
@@ -98,7 +99,10 @@ def gather(
         if keep_y:
             outputs.append(batch_y.cpu())
         if batch_x is not None:
-            features.append(as_context(flow, batch_x).cpu())  # as the law will see it when it predicts
+            context = as_context(flow, batch_x)
+            summaries.append(flow.summarize(context).cpu())  # as the law will see it when it predicts
+            if keep_y:
+                features.append(context.cpu())
         fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
         if previous is not None:
             seen.update(previous.fingerprint.matches(batch_x, batch_y))
@@ -112,9 +116,9 @@ def gather(
         )
     return Gathered(
         torch.cat(values),
-        torch.cat(features) if features else None,
+        torch.cat(summaries) if summaries else None,
         fingerprint,
-        torch.cat(outputs) if outputs else None,
+        Outputs.of(torch.cat(outputs), torch.cat(features) if features else None, flow) if outputs else None,
     )
 
 
@@ -124,31 +128,35 @@ class Outputs:
 
     Args:
         y: (n, d).
+        x: (n, p) features as the flows take them, or None.
         flows: those that encoded the rows.
         encoder: (n,) number of the flow that encoded each row.
     """
 
     y: Tensor
+    x: Tensor | None
     flows: tuple[ConditionalFlow, ...]
     encoder: Tensor
 
     @classmethod
-    def of(cls, y: Tensor, flow: ConditionalFlow) -> Outputs:
+    def of(cls, y: Tensor, x: Tensor | None, flow: ConditionalFlow) -> Outputs:
         """Outputs that one flow encoded."""
-        return cls(y, (flow,), torch.zeros(len(y), dtype=torch.long))
+        return cls(y, x, (flow,), torch.zeros(len(y), dtype=torch.long))
 
     def take(self, rows: Tensor) -> Outputs:
         """Some of the rows, by a mask (n,) or by their numbers."""
-        return Outputs(self.y[rows], self.flows, self.encoder[rows])
+        x = None if self.x is None else self.x[rows]
+        return Outputs(self.y[rows], x, self.flows, self.encoder[rows])
 
-    def decode(self, z: Tensor, x: Tensor | None) -> Tensor:
-        """The y of latents (s, n, d) at the features (n, p) of the rows, (s, n, d) float64."""
+    def decode(self, z: Tensor) -> Tensor:
+        """The y of latents (s, n, d) at the features of the rows, (s, n, d) float64."""
         y = torch.empty_like(z)
         for number, flow in enumerate(self.flows):
             rows = self.encoder == number
             if bool(rows.any()):
                 with evaluation_mode(flow):
-                    y[:, rows] = flow(None if x is None else x[rows]).decode(z[:, rows]).to(y)
+                    x = None if self.x is None else self.x[rows]
+                    y[:, rows] = flow(x).decode(z[:, rows]).to(y)
         return y
 
 
@@ -159,7 +167,7 @@ class LatentRows:
     z: Tensor
     """(n, d) float64 latents."""
     x: Tensor | None
-    """(n, p) features as the flow was given them."""
+    """(n, q) what laws and maps see of the features."""
     weights: Tensor
     """(n,) of mean 1."""
     fingerprint: Fingerprint

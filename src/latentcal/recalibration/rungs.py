@@ -43,6 +43,8 @@ class Rung:
         fewest: rows that it is tried for.
         condition: of rows, base and groups, under which it is tried; its maps have conditions of their own.
         extra: whether it is tried only where all rungs are asked for.
+        assumed: whether it is tried only for models whose dependence between outputs is assumed, unless it is
+            asked for by name.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Rung:
     fewest: int = 0
     condition: Condition = lambda rows, base, groups: True
     extra: bool = False
+    assumed: bool = False
 
     @property
     def depends_on_more_than_norms(self) -> bool:
@@ -89,6 +92,8 @@ def _by_x_of_few_coordinates(rows: LatentRows, base: RadialBase, groups: Groups)
 LADDER = (
     Rung("unchanged"),
     Rung("radial", (), "stacked", 4),
+    Rung("correlated", ("copula",), None, 30, assumed=True),
+    Rung("correlated, radial", ("copula",), "stacked", 30, assumed=True),
     Rung("aligned, radial", ("affine",), "stacked", 30),
     Rung("radial by group", (), "groups", 30, _by_group),
     Rung("radial by x", (), "smooth", 50, _by_x),
@@ -131,7 +136,14 @@ LADDER = (
 """All that is known about the rungs, from the simplest up; a new one is a line here."""
 
 
-def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, groups: Groups) -> list[Rung]:
+def find_rungs(
+    wanted: str | Sequence[str],
+    rows: LatentRows,
+    base: RadialBase,
+    groups: Groups,
+    *,
+    from_affine: bool = False,
+) -> list[Rung]:
     """The rungs that are asked for and possible, from the simplest up.
 
     Args:
@@ -139,6 +151,8 @@ def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, 
         rows: the calibration rows.
         base: law that the flow assumes.
         groups: labels of the rows, for laws by group.
+        from_affine: whether the first rung above "unchanged" is an affine map, where there are rows enough
+            for it: for models whose dependence between outputs is only assumed.
     """
     known = [rung.name for rung in LADDER]
     if isinstance(wanted, str):
@@ -147,11 +161,16 @@ def find_rungs(wanted: str | Sequence[str], rows: LatentRows, base: RadialBase, 
                 f"rungs must be 'default', 'all' or a list of names, got {wanted!r}; {suggest(wanted, known)}"
             )
         chosen = [rung for rung in LADDER if wanted == "all" or not rung.extra]
+        chosen = [rung for rung in chosen if from_affine or not rung.assumed]
     else:
         if unknown := [name for name in wanted if name not in known]:
             raise ValueError(f"There is no rung {unknown[0]!r}; {suggest(str(unknown[0]), known)}")
         chosen = [rung for rung in LADDER if rung.name in ("unchanged", "radial", *wanted)]
-    return [rung for rung in chosen if rung.is_possible(rows, base, groups)]
+    possible = [rung for rung in chosen if rung.is_possible(rows, base, groups)]
+    aligned = [rung for rung in possible if rung.maps]
+    if from_affine and base.dim > 1 and aligned:
+        return [possible[0], *aligned]
+    return possible
 
 
 class WideTail(NamedTuple):

