@@ -96,7 +96,7 @@ def _is_selection(value: Any) -> bool:
     tried = value["tried"]
     return (
         isinstance(tried, list)
-        and all(isinstance(each, list) and len(each) == len(Tried._fields) for each in tried)
+        and all(isinstance(each, list) and len(each) == len(Tried.__annotations__) for each in tried)
         and all(type(each[0]) is str and _is_number(each[1]) for each in tried)
         and all(item is None or _is_number(item) for each in tried for item in each[2:])
         and type(value["chosen"]) is int

@@ -70,19 +70,19 @@ class LocationScale(ConditionalFlow):
         return self.stage.features
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        inner_x, location, scale = self._below(x)
+        inner_x, location, scale = self.below(x)
         z, log_abs_det = self.flow.encode(self._cast((y - location) / scale), inner_x)
         return z, log_abs_det.to(self.feature_scale.dtype) - torch.log(scale).sum(-1)
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        inner_x, location, scale = self._below(x)
+        inner_x, location, scale = self.below(x)
         return self.flow.latent(self._cast((y - location) / scale), inner_x)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        inner_x, location, scale = self._below(x)
+        inner_x, location, scale = self.below(x)
         return self.flow.decode(self._cast(z), inner_x) * scale + location
 
-    def _below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Features (..., p + 2 d) as the inner flow sees them, and what y is shifted and divided by."""
         x = check_features(x, self.stage.features)
         location, scale = (part.to(self.feature_mean.dtype) for part in self.stage(x))

@@ -252,9 +252,9 @@ def _peel(
             log_slope = log_slope - torch.log(flow.y_scale).to(torch.float64)
             y, context = flow.inner_y(y), flow.inner_x(context)
         elif isinstance(flow, LocationScale) and context is not None:
-            location, scale = flow.stage(context)
+            context, location, scale = flow.below(context)
             log_slope = log_slope - torch.log(scale).to(torch.float64)
-            y, context = ((y - location) / scale).to(y), flow.inner_x(context, location, scale)
+            y = ((y - location) / scale).to(y)
         else:
             return flow, y, context, log_slope
         flow = flow.flow
