@@ -194,7 +194,17 @@ def test_float32_flows_above_float64_means_keep_the_digits(generator):
     torch.testing.assert_close(flow.decode(flow.latent(y)), y)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "unit + 0 + 1", "interval(0.1, 0.30000000000000004)"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *KINDS,
+        "unit + 0 + 1",
+        "interval(0.1, 0.30000000000000004)",
+        "positive + 1000000",
+        "real + -1e-9 + 2.5e+20",
+        "interval(0, 1e+07) + 0",
+    ],
+)
 def test_a_kind_reads_what_it_writes(kind):
     parsed = Kind.parse(kind)
     assert Kind.parse(str(parsed)) == parsed
@@ -216,6 +226,7 @@ def test_a_kind_reads_what_it_writes(kind):
         ("positive(logit)", "other numbers"),
         ("ordered(0.5, 2)", "other numbers"),
         ("rounded(0)", "other numbers"),
+        ("rounded(0.5, 0, 1.2)", "other numbers"),
         ("interval(a, b)", "a number that is none"),
         ("count + 0", "drop the atoms"),
         ("real + nan", "a number that is none"),

@@ -58,6 +58,20 @@ def test_one_output_adds_up_whichever_way_the_latent_goes(kind, sign):
     assert bool(((share - found.value.exp()).abs() < 6 * 0.5 / math.sqrt(20_000)).all())
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_open_intervals_are_on_their_side_where_the_latent_saturates(sign):
+    """The latent is a distribution function around 100, and 0 or 1 at all other outputs."""
+    flow = lc.from_functions(
+        lambda y: (torch.special.ndtr(sign * (y - 100)), (-((y - 100) ** 2) / 2).sum(-1)),
+        lambda z: 100 + sign * torch.special.ndtri(z),
+        dim=1,
+        base=lc.base.uniform_interval(),
+    )
+    edges = torch.tensor([[-INF], [101.0], [INF]]).double()
+    found = interval_likelihood(flow, None, edges[:-1], edges[1:]).value.exp()
+    torch.testing.assert_close(found, torch.tensor([norm.cdf(1), norm.sf(1)]).double())
+
+
 def test_several_outputs_agree_with_normal_probabilities_within_their_errors():
     lower = [[0.5, -0.5, -0.5], [1.0, 1.0, -INF], [0.3, 0.0, -INF], [0.2, -INF, -INF], [3.0, 3.0, 3.0]]
     upper = [[1.5, 0.5, 0.5], [INF, INF, INF], [0.3, INF, 0.0], [0.2, INF, INF], [INF, INF, INF]]
@@ -131,6 +145,8 @@ def test_bounds_that_are_none_are_refused():
         interval_likelihood(flow, None, [[math.nan, 0.0]], [[1.0, 0.0]])
     with pytest.raises(ValueError, match=r"Bounds must be \(n, 2\)"):
         interval_likelihood(flow, None, [[0.0]], [[1.0]])
+    with pytest.raises(ValueError, match=r"Bounds must be \(n, 2\)"):
+        interval_likelihood(flow, None, 0.0, 1.0)
     with pytest.raises(ValueError, match="16 times a power of 2, got 48"):
         interval_likelihood(flow, None, [[0.0, 0.0]], [[1.0, 1.0]], samples=48)
     with pytest.raises(TypeError, match="must be a ConditionalFlow"):

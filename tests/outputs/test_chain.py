@@ -172,6 +172,13 @@ def test_leading_dims_and_predictors_go_together(generator):
     assert bool(torch.isfinite(lc.metrics.energy_score(model(x).sample((10,), generator), y)).all())
 
 
+def test_whole_numbers_as_features_do_not_round_the_outputs(generator):
+    x = torch.randint(5, (200, 1), generator=generator)
+    y = torch.randn(200, 2, generator=generator, dtype=torch.float64).cumsum(1) + x
+    whole, real = (fit_chain(_linear, features, y, ["real", "real"]) for features in (x, x.float()))
+    torch.testing.assert_close(whole(x).log_prob(y), real(x.float()).log_prob(y))
+
+
 def test_what_does_not_fit_is_refused(generator):
     x, y, _ = _hurdle(generator, 100)
     with pytest.raises(ValueError, match="y has 2 outputs, got 1 kinds"):

@@ -86,6 +86,15 @@ def test_layers_on_single_outputs_do_not_matter():
     assert bool(flow.support.check(draws).all())
 
 
+def test_known_outputs_outside_of_the_support_are_refused():
+    flow = Supported(_normal(), ["positive", "real", "unit"])
+    y = torch.tensor([[1.0, NAN, NAN], [-3.0, NAN, NAN]]).double()
+    for model in (flow, ConditionalOnly(flow)):
+        with pytest.raises(ValueError, match=r"1 of 2 rows have density 0 \(first row 1: \[-3.0"):
+            condition(model, None, y)
+    assert bool(torch.isfinite(condition(flow, None, y[:1]).log_marginal).all())
+
+
 def test_triangular_flows_are_exact_where_the_known_outputs_come_first():
     pytest.importorskip("zuko")
     torch.manual_seed(1)

@@ -128,6 +128,7 @@ def test_recalibration_takes_rows_with_missing_outputs_and_leaves_empty_ones_out
     assert float((lc.latent_pit(repaired(x_test), y_test) < 0.9).double().mean()) == pytest.approx(
         0.9, abs=0.04
     )
+    assert repaired.recalibration.n == repaired.recalibration.effective_n == 400 - 14  # rows, not points
     whole = recalibrate_incomplete(flow, x_test, y_test, y_test, fit=lc.ScaledRadius.fit)
     expected = lc.recalibrate(flow, x_test, y_test, fit=lc.ScaledRadius.fit)
     torch.testing.assert_close(whole(x).log_prob(x @ WEIGHT.T), expected(x).log_prob(x @ WEIGHT.T))
@@ -174,3 +175,22 @@ def test_what_cannot_be_fitted_is_refused(generator):
     empty[:, 1] = math.nan
     with pytest.raises(ValueError, match="Output 1 has no value or finite bound in any row"):
         fit_gaussian(x, *as_bounds(empty))
+    with pytest.raises(ValueError, match="y has 2 outputs, got 1 kinds"):
+        as_bounds(y, kinds=["count"])
+
+
+def test_rows_outside_of_the_support_are_refused(generator):
+    x, y = _rows(generator, 30)
+    kinds = ["positive", "real"]
+    positive = y.abs()
+    for below in ([-2.0, -2.0], [-3.0, -1.0]):  # a value, and bounds
+        lower, upper = positive.clone(), positive.clone()
+        lower[4, 0], upper[4, 0] = below
+        with pytest.raises(ValueError, match=r"1 of 30 rows lie outside .* first output 0 of row 4"):
+            fit_gaussian(x, lower, upper, kinds=kinds)
+    flow = on_support(LinearGaussianFlow(WEIGHT, torch.zeros(2).double(), SCALE), kinds)
+    with pytest.raises(ValueError, match=r"1 rows have bounds outside of the flow's support \(first row 4\)"):
+        recalibrate_incomplete(flow, x, lower, upper, kinds=kinds)
+    nothing = torch.full_like(y, math.inf)
+    with pytest.raises(ValueError, match="nothing to recalibrate with"):
+        recalibrate_incomplete(flow, x, -nothing, nothing, kinds=kinds)

@@ -90,7 +90,9 @@ class Kind:
     @functools.cache
     def parse(cls, text: str) -> Kind:
         """The kind that a text means, or an error that shows the texts there are."""
-        match = _PATTERN.fullmatch(text.lower()) if isinstance(text, str) else None
+        # Only a + between values starts an atom, not that of an exponent, as in 1e+06.
+        plain = re.sub(r"(?<=[\d.])e\+(?=\d)", "e", text.lower()) if isinstance(text, str) else ""
+        match = _PATTERN.fullmatch(plain)
         if match is None:
             raise ValueError(f"{text!r} is no kind of output. Kinds are written {_EXAMPLES}.")
         name, inside, tail = match.groups()
@@ -139,8 +141,10 @@ class Kind:
             case "rounded", [step, first] if step > 0:
                 return cls(name, first - step / 2, step=step, origin=first, link="exponential")
             case "rounded", [step, first, last] if step > 0:
-                upper = first + step * (round((last - first) / step) + 0.5)
-                return cls(name, first - step / 2, upper, step, first, "probit")
+                cells = round((last - first) / step)
+                if abs(first + step * cells - last) > 1e-3 * step:
+                    return None
+                return cls(name, first - step / 2, first + step * (cells + 0.5), step, first, "probit")
         return None
 
     def __str__(self) -> str:

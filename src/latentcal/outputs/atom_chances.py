@@ -68,10 +68,11 @@ class AtomChance(Float64Module):
     def fit(cls, x: Tensor | None, hit: Tensor, *, boosted: bool | None = None, seed: int = 0) -> AtomChance:
         """The probability of ``hit`` (n,) given x (n, p), by five-fold cross-fitted log loss.
 
-        Constant, logistic with the best of three penalties, and boosted trees (with scikit-learn, at least
-        200 rows and 20 of either answer) are tried. Out-of-fold log odds are recalibrated by a slope and an
-        offset; the best is fitted to all rows. A simpler one is preferred unless its loss is higher by more
-        than two standard errors.
+        A constant, logistic regression with three penalties from the weakest on, and boosted trees (with
+        scikit-learn, at least 200 rows and 20 of either answer) are tried in this order. Out-of-fold log odds
+        are recalibrated by a slope and an offset. Each replaces the one before where its loss is lower by
+        more than two standard errors; the last one chosen is fitted to all rows. With fewer than ten rows of
+        either answer the probability is constant.
 
         Args:
             x: (n, p) features or None.

@@ -118,7 +118,7 @@ def check_bounds(
     dim = model.base.dim
     x = None if x is None else as_tensor(x, "x")
     lower, upper = (as_tensor(v, name).to(torch.float64) for v, name in ((lower, "lower"), (upper, "upper")))
-    rows = len(lower) if x is None or not lower.dim() else len(x)
+    rows = (lower if x is None else x).shape[:1].numel()
     if lower.shape != (rows, dim) or upper.shape != (rows, dim) or (x is not None and x.dim() != 2):
         raise ValueError(
             f"Bounds must be (n, {dim}) and x (n, p) or None; got lower {tuple(lower.shape)}, upper "
@@ -163,12 +163,8 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
     edges = torch.stack(
         [torch.where(open_low | empty, anywhere, lower), torch.where(open_high | empty, anywhere, upper)]
     )
-    # Whether z rises with y: on the line a point above each edge.
-    line, _ = kind.to_line(kind.inside(edges))
-    above = kind.from_line(line + 0.1 * (1 + line.abs()))
-    z, z_above = pred.latent(torch.stack([edges, above])[..., None])[..., 0].cpu()
-    rises = (z_above > z)[0]
-    end = torch.where(rises, math.inf, -math.inf)
+    z = pred.latent(edges[..., None])[..., 0].cpu()
+    end = torch.where(_latent_rises(pred, len(lower)), math.inf, -math.inf)
     first = torch.where(open_low, -end, z[0])
     second = torch.where(open_high, end, z[1])
     low, high = torch.minimum(first, second), torch.maximum(first, second)
@@ -186,6 +182,16 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
         by_nodes = torch.logsumexp(density + log_weight, 0) + torch.log(step)
         value, error = torch.where(narrow, by_nodes, value), error.masked_fill(narrow, eps)
     return value.masked_fill(empty, -math.inf), error.masked_fill(empty, 0.0)
+
+
+def _latent_rises(pred: FlowDistribution, n: int) -> Tensor:
+    """Whether the latent of the one output increases with it, (n,) bool."""
+    # Two latents in the bulk: those of given outputs may both round to an end of a bounded latent space.
+    top = min(pred.base.radius.upper, 2.0)
+    first, second = (0.25, 0.75) if isinstance(pred.base.norm, FirstCoordinate) else (-0.5, 0.5)
+    z = top * torch.tensor([first, second], dtype=torch.float64)[:, None, None].expand(2, n, 1)
+    low, high = pred.decode(z)[..., 0].cpu()
+    return high > low
 
 
 def _log_difference(pred: FlowDistribution, low: Tensor, high: Tensor) -> Tensor:

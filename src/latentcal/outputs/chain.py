@@ -150,7 +150,7 @@ class ChainModel(nn.Module):
 
         Each of these as its number on the line, standardised and 0 at an atom, and a 1 for the atom it is at.
         """
-        columns = [] if x is None or not self.features else [x]
+        columns = [] if x is None or not self.features else [as_floating(x)]
         for j in range(y.shape[1]):
             columns.append(see_output(y[:, j], Kind.parse(self.kinds[j]), self.means[j], self.scales[j]))
         if not columns:
@@ -293,7 +293,9 @@ def fit_chain(
         seen = ChainModel(laws, means[:j], scales[:j], width) if laws else None
 
         def look(x: Tensor | None, y: Tensor, seen: ChainModel | None = seen, j: int = j) -> Tensor | None:
-            return x if seen is None else seen.features_after(x, y[:, :j])
+            if seen is None:
+                return None if x is None else as_floating(x)
+            return seen.features_after(x, y[:, :j])
 
         features, column = look(x, y), y[:, j]
         chances, left = [], torch.ones(len(y), dtype=torch.bool)

@@ -60,6 +60,9 @@ def condition(
         samples: points of importance sampling for a row: 16 times a power of 2.
         generator: of these points; seeded with 0 if None.
 
+    Raises:
+        ValueError: where known outputs have density 0, as outside of the support.
+
     Examples:
         >>> flow = LinearGaussianFlow(None, torch.zeros(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
         >>> rest = condition(flow, None, [[2.0, float("nan")]])
@@ -139,6 +142,14 @@ class ConditionedDistribution(Distribution):
                     spread = (means.exp() * SCRAMBLINGS).std(0) / math.sqrt(SCRAMBLINGS)
                     self.error[points.rows] = spread.nan_to_num(math.inf)
                     self._parts.append((points.rows, functools.partial(_draw_points, points.y, ratio)))
+        impossible = self.missing.any(1) & ~(self.log_marginal > -math.inf)
+        if bool(impossible.any()):
+            row = int(impossible.nonzero()[0])
+            known = torch.where(self.missing, math.nan, self.known)[row].tolist()
+            raise ValueError(
+                f"The known outputs of {int(impossible.sum())} of {n} rows have density 0 (first row {row}: "
+                f"{known}), so the others have no law given them. Do they lie outside of the support?"
+            )
         self.method = " and ".join(sorted(methods)) or "exact"
 
     @property
@@ -242,12 +253,12 @@ def _peel(
     y = flow(x).accept(y)
     while True:
         if isinstance(flow, Supported):
-            pairs = [
-                Kind.parse(kind).to_line(Kind.parse(kind).inside(column))
-                for kind, column in zip(flow.kinds, y.unbind(-1), strict=True)
+            columns = [
+                (*kind.to_line(kind.inside(column)), kind.contains(column))
+                for kind, column in zip(map(Kind.parse, flow.kinds), y.unbind(-1), strict=True)
             ]
-            y, slope = (torch.stack(values, -1) for values in zip(*pairs, strict=True))
-            log_slope = log_slope + slope.to(torch.float64)
+            y, slope, inside = (torch.stack(values, -1) for values in zip(*columns, strict=True))
+            log_slope = log_slope + slope.to(torch.float64).masked_fill(~inside, -math.inf)
         elif isinstance(flow, Standardized):
             log_slope = log_slope - torch.log(flow.y_scale).to(torch.float64)
             y, context = flow.inner_y(y), flow.inner_x(context)

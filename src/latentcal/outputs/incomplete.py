@@ -48,6 +48,8 @@ def as_bounds(
     if y.dim() != 2 or bool(torch.isinf(y).any()):
         raise ValueError(f"y must be (n, d), finite or NaN where missing; got shape {tuple(y.shape)}.")
     steps = [0.0] * y.shape[1] if kinds is None else [Kind.parse(kind).step for kind in kinds]
+    if len(steps) != y.shape[1]:
+        raise ValueError(f"y has {y.shape[1]} outputs, got {len(steps)} kinds.")
     half = torch.tensor(steps, dtype=torch.float64) / 2
     lower, upper = y - half, y + half
     for mask, bound, end in ((right, upper, math.inf), (left, lower, -math.inf)):
@@ -118,6 +120,13 @@ def fit_gaussian(x: Any, lower: Any, upper: Any, *, kinds: Sequence[str] | None 
         torch.stack([end_on_line(kind, column) for kind, column in zip(parsed, bound.T, strict=True)], 1)
         for bound in (lower, upper)
     )
+    outside = torch.isinf(low) & (low == high)
+    if bool(outside.any()):
+        row, j = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"{int(outside.any(1).sum())} of {len(low)} rows lie outside of the support, first output {j} of "
+            f"row {row}: {lower[row, j]:g} to {upper[row, j]:g} is not {parsed[j]}. Declare another kind."
+        )
     n, features = len(low), 0 if x is None else x.shape[1]
     if n < features + dim + 1:
         raise ValueError(f"{n} rows are too few for {features} features and {dim} outputs.")
@@ -288,7 +297,16 @@ def recalibrate_incomplete(
             norms.append(norm[inside].cpu())
             log_ratio.append((log_abs_det.cpu() - points.log_q)[inside])
             owner.append(points.rows.expand(len(norm), -1)[inside])
+    if not norms:
+        raise ValueError("No row has a known output or a finite bound; there is nothing to recalibrate with.")
     radii, ratio, rows = torch.cat(norms), torch.cat(log_ratio), torch.cat(owner)
+    empty = seen.clone()
+    empty[rows] = False
+    if bool(empty.any()):
+        raise ValueError(
+            f"{int(empty.sum())} rows have bounds outside of the flow's support (first row "
+            f"{int(empty.nonzero()[0])}). Drop those rows, or look at the kinds of the outputs."
+        )
     features = None if x is None else x[rows]
     fingerprint = Fingerprint.of(x, torch.where(complete[:, None], lower, 0.0))
     flow, before = model, torch.zeros_like(radii)
@@ -303,5 +321,8 @@ def recalibrate_incomplete(
         weight = (weight / total[rows]).nan_to_num(0.0)
         if float((weight - before).abs().sum()) < _MOVED * float(weight.sum()):
             break
-        flow, before = recalibrate_norms(model, radii, features, fingerprint, fit=fit, weights=weight), weight
+        flow = recalibrate_norms(
+            model, radii, features, fingerprint, fit=fit, weights=weight, rows=int(seen.sum())
+        )
+        before = weight
     return flow

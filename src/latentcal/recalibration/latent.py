@@ -50,11 +50,13 @@ def recalibrate_norms(
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
     z: Tensor | None = None,
+    rows: int | None = None,
     **about: Any,
 ) -> ConditionalFlow:
     """The flow with the law that ``fit`` makes of radii (n,) at features (n, p).
 
     Latents z (m, k) of the first rows, where they are given, show whether rows in no declared order have one.
+    ``rows`` is their number where some have several radii, whose weights add up to 1: no more count.
     ``about`` are further fields of the record.
     """
     check_base(flow, x)
@@ -68,7 +70,10 @@ def recalibrate_norms(
     with torch.no_grad():
         u = None if at_x is law and order is None else at_x.cdf(radii)
     in_time = TimeOrder.of(u) if order == "time" and u is not None else None
-    effective_n = effective_n_of(weights, len(radii), in_time)
+    if rows is None:
+        effective_n = effective_n_of(weights, len(radii), in_time)
+    else:
+        about["n"], effective_n = rows, float(rows)
     if order is None and z is not None:
         warn_if_ordered(radii if u is None else u, z, stacklevel=4)
     followed = (law, radii) if at_x is law else (BallRadius(1), u)
