@@ -288,7 +288,7 @@ def _chain() -> lc.outputs.ChainModel:
 
     kinds = ["interval(-9, 9) + 0.2", "rounded(0.1)"]
     y[:, 1] = (10 * y[:, 1]).round() / 10
-    return lc.outputs.fit_chain(make_flow, x, y, kinds, calibration=(x, y), calibrate=_scale)
+    return lc.outputs.fit_mixed(make_flow, x, y, kinds, calibration=(x, y), calibrate=_scale)
 
 
 def _scale(flow: lc.ConditionalFlow, x: Any, y: Any) -> lc.ConditionalFlow:
@@ -385,7 +385,11 @@ def answer_of_region(region: lc.Region) -> Answer:
     }
 
 
-_LATER = {"order": None}  # parameters that files of before lack, with what they mean there
+_LATER = {
+    "order": None,
+    "budget": "balanced",
+    "ensemble": None,
+}  # parameters that files of before lack, with what they mean there
 
 
 def answer_of_regressor(estimator: lc.FlowRegressor) -> Answer:

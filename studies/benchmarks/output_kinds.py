@@ -181,7 +181,7 @@ def run_truth(name: str, model_name: str, seed: int) -> dict[str, object]:
     else:
         kinds = outputs.choose_links(fit, y_fit, truth.kinds)
         if model_name == "chain":
-            model = outputs.fit_chain(train, fit, y_fit, kinds, calibration=(held, y_held), copies=COPIES)
+            model = outputs.fit_mixed(train, fit, y_fit, kinds, calibration=(held, y_held), copies=COPIES)
         else:
             rows = torch.arange(len(fit)).repeat_interleave(COPIES if truth.step else 1)
             flow = outputs.on_support(train(fit[rows], outputs.to_line(y_fit[rows], kinds, generator)), kinds)

@@ -5,7 +5,7 @@ from torch.distributions import Normal, Poisson
 import latentcal as lc
 import same
 from latentcal.flows import LinearGaussianFlow, Supported
-from latentcal.outputs import AtomChance, ChainModel, OutputLaw, fit_chain
+from latentcal.outputs import AtomChance, ChainModel, OutputLaw, fit_mixed
 from uniformity import distance_to_uniform, uniform_limit
 
 KINDS = ["positive + 0", "real"]
@@ -41,7 +41,7 @@ def _chance(log_odds):
 def test_a_true_chain_comes_close_to_the_truth_and_its_pit_is_uniform(generator):
     x, y, _ = _hurdle(generator)
     x_test, y_test, truth = _hurdle(generator)
-    model = fit_chain(_linear, x, y, KINDS, boosted=False)
+    model = fit_mixed(_linear, x, y, KINDS, boosted=False)
     difference = truth - model(x_test).log_prob(y_test)
     # 13 parameters cost about 13 / 2n = 0.004 nats; 0.02 is beyond five standard errors of the paired mean.
     assert float(difference.mean()) < 0.02
@@ -50,7 +50,7 @@ def test_a_true_chain_comes_close_to_the_truth_and_its_pit_is_uniform(generator)
     limit = uniform_limit(len(u)) + 0.02  # the fitted law is not the true one
     assert all(distance_to_uniform(column) < limit for column in u.T)
     # Control: a probability of rain that does not look at x is told, by its likelihood and where x is high.
-    blind = fit_chain(_linear, x, y, KINDS, boosted=False)
+    blind = fit_mixed(_linear, x, y, KINDS, boosted=False)
     blind.laws[0].chances[0] = _constant(blind.laws[0].chances[0], float((y[:, 0] == 0).double().mean()))
     assert float((truth - blind(x_test).log_prob(y_test)).mean()) > 0.1
     high = x_test[:, 0] > 0.5
@@ -63,7 +63,7 @@ def _constant(chance, share):
 
 def test_draws_have_the_pattern_of_zeros_and_the_moments_of_the_data(generator):
     x, y, _ = _hurdle(generator)
-    model = fit_chain(_linear, x, y, KINDS, boosted=False)
+    model = fit_mixed(_linear, x, y, KINDS, boosted=False)
     draws = model(x).sample((20,), generator)
     assert draws.shape == (20, 1500, 2)
     assert bool((draws[..., 0] >= 0).all())
@@ -101,8 +101,8 @@ def test_counts_that_go_together_are_learned(generator):
     second = torch.poisson(0.5 + first, generator=generator)
     y = torch.stack([first, second], 1)
     truth = Poisson(4.0).log_prob(first) + Poisson(0.5 + first).log_prob(second)
-    joint = fit_chain(_linear, None, y, ["count", "count"])
-    alone = [fit_chain(_linear, None, y[:, [j]], ["count"]) for j in (0, 1)]
+    joint = fit_mixed(_linear, None, y, ["count", "count"])
+    alone = [fit_mixed(_linear, None, y[:, [j]], ["count"]) for j in (0, 1)]
     loss = float((truth - joint(None).log_prob(y)).mean())
     independent = float((truth - sum(m(None).log_prob(y[:, [j]]) for j, m in enumerate(alone))).mean())
     assert loss < 0.03
@@ -142,7 +142,7 @@ def test_flows_are_recalibrated_by_the_rows_beside_the_atoms(generator):
         "never": {},
         "radial": {"calibration": (x, y), "calibrate": lc.recalibrate},
     }.items():
-        model = fit_chain(narrow, x, y, KINDS, boosted=False, **options)
+        model = fit_mixed(narrow, x, y, KINDS, boosted=False, **options)
         loss[name] = float((truth - model(x_test).log_prob(y_test)).mean())
     assert model.laws[0].flow.recalibration.n == int((y[:, 0] > 0).sum())
     assert loss["radial"] < 0.05 < 0.5 < loss["never"]
@@ -151,7 +151,7 @@ def test_flows_are_recalibrated_by_the_rows_beside_the_atoms(generator):
 def test_a_chain_is_saved_and_loaded(tmp_path, generator):
     pytest.importorskip("sklearn")
     x, y, _ = _hurdle(generator, 400)
-    model = fit_chain(_linear, x, y, KINDS, boosted=True)
+    model = fit_mixed(_linear, x, y, KINDS, boosted=True)
     lc.save(model, tmp_path / "model")
     loaded = lc.load(tmp_path / "model")
     assert same.repeated(loaded(x).log_prob(y), model(x).log_prob(y))
@@ -161,7 +161,7 @@ def test_a_chain_is_saved_and_loaded(tmp_path, generator):
 
 def test_leading_dims_and_predictors_go_together(generator):
     x, y, _ = _hurdle(generator, 300)
-    model = fit_chain(_linear, x, y, KINDS, boosted=False)
+    model = fit_mixed(_linear, x, y, KINDS, boosted=False)
     draws = model(x[:6]).sample((4,), generator)
     together = model(x[:6]).log_prob(draws)
     assert together.shape == (4, 6)
@@ -175,18 +175,18 @@ def test_leading_dims_and_predictors_go_together(generator):
 def test_whole_numbers_as_features_do_not_round_the_outputs(generator):
     x = torch.randint(5, (200, 1), generator=generator)
     y = torch.randn(200, 2, generator=generator, dtype=torch.float64).cumsum(1) + x
-    whole, real = (fit_chain(_linear, features, y, ["real", "real"]) for features in (x, x.float()))
+    whole, real = (fit_mixed(_linear, features, y, ["real", "real"]) for features in (x, x.float()))
     torch.testing.assert_close(whole(x).log_prob(y), real(x.float()).log_prob(y))
 
 
 def test_what_does_not_fit_is_refused(generator):
     x, y, _ = _hurdle(generator, 100)
     with pytest.raises(ValueError, match="y has 2 outputs, got 1 kinds"):
-        fit_chain(_linear, x, y, ["real"])
+        fit_mixed(_linear, x, y, ["real"])
     with pytest.raises(ValueError, match="values are not positive, such as"):
-        fit_chain(_linear, x, y, ["positive", "real"])
+        fit_mixed(_linear, x, y, ["positive", "real"])
     with pytest.raises(ValueError, match="rows beside its atoms"):
-        fit_chain(_linear, x, torch.zeros(100, 1), ["positive + 0"])
+        fit_mixed(_linear, x, torch.zeros(100, 1), ["positive + 0"])
     with pytest.raises(ValueError, match="1 atoms and takes as many chances"):
         OutputLaw("positive + 0", [], _standard())
     with pytest.raises(ValueError, match="looks at 0 features"):

@@ -413,5 +413,5 @@ def test_the_core_ends_at_the_level_of_five_norms_of_one_percent_or_of_one_norm(
 
 
 def test_weights_of_parts_that_are_all_0_are_refused():
-    with pytest.raises(ValueError, match="not all 0"):
+    with pytest.raises(ValueError, match="not all zero"):
         StackedRadius([Chi(2), Chi(2)], torch.zeros(2), Chi(2), 0.1)

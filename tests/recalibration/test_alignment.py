@@ -253,7 +253,7 @@ def test_one_bad_weight_is_enough_to_be_refused(value):
     x, y = wrong_data(100)
     weights = torch.ones(100)
     weights[3] = value
-    with pytest.raises(ValueError, match="weights must be finite, not negative and not all 0"):
+    with pytest.raises(ValueError, match="weights must be finite, not negative and not all zero"):
         align(scaled_gaussian(2, 1.0), x, y, weights=weights)
 
 

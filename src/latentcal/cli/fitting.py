@@ -177,7 +177,7 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
 
 def _holds_out_in_turn(n: int, settings: Settings) -> bool:
     """Whether the estimator sets no rows aside, but holds out each in its turn."""
-    from ..estimator.regressor import FEWEST_TO_SPLIT
+    from ..estimator import FEWEST_TO_SPLIT
 
     chooses = settings.flow == AUTO and not settings.files and settings.order is None
     return chooses and n < FEWEST_TO_SPLIT

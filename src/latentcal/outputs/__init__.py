@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         ChainDistribution as ChainDistribution,
         ChainModel as ChainModel,
         OutputLaw as OutputLaw,
-        fit_chain as fit_chain,
+        fit_mixed as fit_mixed,
     )
     from .conditioning import (
         ConditionedDistribution as ConditionedDistribution,
@@ -43,7 +43,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "atom_chances": ["AtomChance"],
         "box_integrals": ["interval_likelihood"],
-        "chain": ["ChainDistribution", "ChainModel", "OutputLaw", "fit_chain"],
+        "chain": ["ChainDistribution", "ChainModel", "OutputLaw", "fit_mixed"],
         "conditioning": ["ConditionedDistribution", "condition"],
         "grid": ["GridDistribution", "GridModel", "dequantize", "on_support", "to_line"],
         "incomplete": [

@@ -118,7 +118,7 @@ class ChainModel(nn.Module):
     the mixed measure: counting measure at atoms and on grids, Lebesgue's elsewhere. It cannot be compared
     with a density of the same outputs. The order of the outputs is that of y.
 
-    Made by :func:`fit_chain`.
+    Made by :func:`fit_mixed`.
 
     Args:
         laws: one an output. The j-th looks at x and at what :meth:`features_after` makes of those before.
@@ -249,7 +249,7 @@ class ChainDistribution(Distribution):
         return y, x, tuple(leading)
 
 
-def fit_chain(
+def fit_mixed(
     make_flow: MakeFlow,
     x: Any,
     y: Any,
