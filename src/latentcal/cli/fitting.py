@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._internal.columns import find_stray
 from .._internal.hints import Argument, ArgumentError
-from .._internal.names import AUTO, spell, suggest
+from .._internal.names import spell, suggest
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
@@ -177,10 +177,7 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
 
 def _holds_out_in_turn(n: int, settings: Settings) -> bool:
     """Whether the estimator sets no rows aside, but holds out each in its turn."""
-    from ..estimator import FEWEST_TO_SPLIT
-
-    chooses = settings.flow == AUTO and not settings.files and settings.order is None
-    return chooses and n < FEWEST_TO_SPLIT
+    return not settings.files and _make_estimator(settings).holds_out_in_turn(n)
 
 
 def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
@@ -230,10 +227,10 @@ def _take(
     return Rows(found.x, found.y, found.weights), found.total
 
 
-def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) -> FlowRegressor:
+def _make_estimator(settings: Settings) -> FlowRegressor:
     from ..estimator import FlowRegressor
 
-    estimator = FlowRegressor(
+    return FlowRegressor(
         spell(settings.flow),
         flow_options=settings.flow_options or None,
         recalibration=spell(settings.recalibration) if settings.repairs else None,
@@ -242,12 +239,16 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
         verbose=sys.stderr.isatty(),
         **settings.training,
     )
+
+
+def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) -> FlowRegressor:
     frames = {
         name: (_as_frame(part.x, rules.feature_names), _as_frame(part.y, rules.targets), part.weights)
         for name, part in parts.items()
     }
     x, y, weights = frames["train"]
     calibration = frames.get("calibration")
+    estimator = _make_estimator(settings)
     estimator.fit(x, y, validation=frames.get("validation"), calibration=calibration, sample_weight=weights)
     return estimator.set_params(verbose=False)
 

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
         RecalibrationRefused as RecalibrationRefused,
         TablePredictor as TablePredictor,
     )
-    from .regressor import FEWEST_TO_SPLIT as FEWEST_TO_SPLIT, FlowRegressor as FlowRegressor
+    from .regressor import FlowRegressor as FlowRegressor
     from .summaries import PredictedRegion as PredictedRegion, check_levels as check_levels
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "predictor": ["FewCalibrationRowsWarning", "RecalibrationRefused", "TablePredictor"],
-        "regressor": ["FEWEST_TO_SPLIT", "FlowRegressor"],
+        "regressor": ["FlowRegressor"],
         "summaries": ["PredictedRegion", "check_levels"],
     },
 )

@@ -52,8 +52,7 @@ from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 _FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
-FEWEST_TO_SPLIT = 1000
-"""Rows below which ``"auto"`` holds each out in its turn, instead of setting some aside."""
+_FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn, instead of setting some aside
 
 
 class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
@@ -191,8 +190,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             shares["calibration"] = self.calibration_fraction
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         chooses = self._chooses(len(x))
-        crossed = chooses and len(x) < FEWEST_TO_SPLIT and self.order is None
-        crossed = crossed and validation is None and calibration is None
+        crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
         shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
         parts = _split_rows((x, y, as_weights(sample_weight, len(x))), shares, rng, self.order)
@@ -251,6 +249,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         else:
             self._calibrate(*parts["calibration"], repair, order=self.order)
         return self
+
+    def holds_out_in_turn(self, n: int) -> bool:
+        """Whether n rows are held out in turn to choose and calibrate, rather than some of them set aside."""
+        return self._chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
