@@ -36,6 +36,23 @@ def test_a_chain_of_true_laws_is_the_true_law():
     assert float(torch.corrcoef(draws.T)[0, 1]) == pytest.approx(0.8, abs=0.05)
 
 
+def test_the_first_model_is_asked_once_for_each_x():
+    asked = []
+
+    def counted(features):
+        asked.append(len(features))
+        return first(features)
+
+    x, y, truth = rows(10)
+    flow = lc.from_chain([counted, second], levels=np.array(LEVELS))
+    draws = y + torch.randn(50, 10, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(flow(x).log_prob(draws), truth.log_prob(draws))
+    assert asked == [10]
+    torch.testing.assert_close(flow(x).decode(flow(x).latent(draws)), draws)
+    with pytest.raises(ValueError, match="in 20 of 20 rows some are NaN"):
+        lc.from_chain([lambda features: stats.norm(np.nan * features[:, 0], 1)])(rows(20)[0]).sample()
+
+
 def test_another_order_is_the_same_law():
     x, y, truth = rows(30)
 

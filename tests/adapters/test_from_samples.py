@@ -88,6 +88,20 @@ def test_missing_members_are_left_out():
         flow(more)
 
 
+def test_ensembles_with_too_few_members_left_are_shrunk():
+    """4 of 20 members of 5 outputs: their covariance is singular, and unshrunk costs 140 nats."""
+    members, y, _ = toy(40, 20, 5)
+    fewer = members.clone()
+    fewer[:, 4:] = math.nan
+    expected = float(lc.from_samples(members[:, :4])(fewer).log_prob(y).mean())
+    for known in (members, fewer):
+        assert float(lc.from_samples(known)(fewer).log_prob(y).mean()) > expected - 2
+    with pytest.raises(ValueError, match="5 outputs by 4 members are singular"):
+        lc.from_samples(fewer, y, shrinkage=0.0)
+    with pytest.raises(ValueError, match="must be finite"):
+        lc.from_samples(members.masked_fill(members > 2, math.inf))
+
+
 def test_constant_members_have_a_density():
     members, y, _ = toy(10, 7, 2)
     members[3, :, 1] = 0.5
@@ -182,6 +196,7 @@ def test_members_are_moved_and_keep_their_places():
     new, new_y, _ = toy(500, 30, 2, narrow=0.5, shift=0.3, seed=1)
     moved = model.adjust(new)
     assert moved.shape == new.shape
+    assert model.adjust((10 * new).long()).is_floating_point()
     before, after = (lc.metrics.energy_score(each.movedim(1, 0), new_y).mean() for each in (new, moved))
     assert float(after) < 0.97 * float(before)
     centred, old = moved - moved.mean(1, keepdim=True), new - new.mean(1, keepdim=True)

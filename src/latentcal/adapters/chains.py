@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from .quantile_curves import LEAST, NORMAL, QuantileCurves, Tail
 
 _GRID = tuple(torch.special.ndtr(torch.linspace(-3, 3, 25, dtype=torch.float64)).tolist())  # of laws
 _LEVELS = (0.025, *(i / 20 for i in range(1, 20)), 0.975)  # of models that only give quantiles
+_ROWS = 1 << 15  # points at a time: each has a curve of its own
 _LEAST = 0.5  # width of the tails of such models
 
 Quantiles = Callable[[np.ndarray], np.ndarray]
@@ -56,42 +57,77 @@ class ChainFlow(ConditionalFlow):
         self.register_buffer("_like", torch.empty(0, dtype=torch.float64), persistent=False)
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        rows, features = flatten_rows(y, x)
-        z, total = torch.empty_like(rows), rows.new_zeros(len(rows))
-        for step, output in enumerate(self.order):
-            curves = self._curves(step, features, rows)
-            score, log_slope = curves.encode(rows[None, :, output, None])
-            z[:, output] = score[0, :, 0]
-            total = total + log_slope[0, :, 0]
-        leading = _leading(y, x)
+        leading, parts = _leading(y, x), []
+        for rows, features, first in self._parts(y, x):
+            z, total = torch.empty_like(rows), rows.new_zeros(len(rows))
+            for step, output in enumerate(self.order):
+                curves = self._curves(step, features, rows, first)
+                score, log_slope = curves.encode(rows[None, :, output, None])
+                z[:, output] = score[0, :, 0]
+                total = total + log_slope[0, :, 0]
+            parts.append((z, total))
+        z, total = (torch.cat(each) for each in zip(*parts, strict=True))
         return z.reshape(*leading, y.shape[-1]), total.reshape(leading)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        rows, features = flatten_rows(z, x)
-        y = torch.zeros_like(rows)
-        for step, output in enumerate(self.order):
-            curves = self._curves(step, features, y)
-            y[:, output] = curves.decode(rows[None, :, output, None])[0, :, 0]
-        return y.reshape(*_leading(z, x), z.shape[-1])
+        parts = []
+        for rows, features, first in self._parts(z, x):
+            y = torch.zeros_like(rows)
+            for step, output in enumerate(self.order):
+                curves = self._curves(step, features, y, first)
+                y[:, output] = curves.decode(rows[None, :, output, None])[0, :, 0]
+            parts.append(y)
+        return torch.cat(parts).reshape(*_leading(z, x), z.shape[-1])
 
-    def _curves(self, step: int, x: Tensor | None, y: Tensor) -> QuantileCurves:
-        """Laws of one output at rows x (n, p), given the outputs y (n, d) of the steps before."""
-        levels, quantiles, tail, least = self.steps[step]
-        before = y[:, self.order[:step]]
-        features = before if x is None else torch.cat([x.to(before), before], 1)
-        if not len(y):
-            found = np.empty((0, len(levels)))
-        else:
-            found = np.asarray(quantiles(features.detach().cpu().numpy()), dtype=np.float64)
-        if found.shape != (len(y), len(levels)) or not np.isfinite(found).all():
+    def _parts(
+        self, points: Tensor, x: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Some points (n, d) at a time, their features (n, p), and quantiles (n, k) of the first step.
+
+        Those do not depend on y: its model is asked once for each x, not for each of the points there.
+        """
+        rows, features = flatten_rows(points, x)
+        if x is None or features is None:
+            yield from ((part, None, None) for part in rows.split(_ROWS))
+            return
+        first = self._quantiles(0, x.to(rows).reshape(-1, x.shape[-1]))
+        which = torch.arange(len(first), device=rows.device).reshape(x.shape[:-1])
+        which = which.expand(_leading(points, x)).reshape(-1)
+        for start in range(0, max(len(rows), 1), _ROWS):
+            part = slice(start, start + _ROWS)
+            yield rows[part], features[part], first[which[part]]
+
+    def _quantiles(self, step: int, features: Tensor) -> Tensor:
+        """What the model of a step gives for features (n, p), (n, k)."""
+        levels, quantiles, _, _ = self.steps[step]
+        if not len(features):
+            return features.new_empty(0, len(levels))
+        found = np.asarray(quantiles(features.detach().cpu().numpy()), dtype=np.float64)
+        expected, output = (len(features), len(levels)), self.order[step]
+        if found.shape != expected:
             raise ValueError(
-                f"The model of output {self.order[step]} must give finite quantiles "
-                f"{(len(y), len(levels))}, one a row and level; got {found.shape}."
+                f"The model of output {output} must give finite quantiles {expected}, a row each; got "
+                f"{found.shape}."
             )
+        if not np.isfinite(found).all():
+            wrong = int((~np.isfinite(found)).any(1).sum())
+            raise ValueError(
+                f"The model of output {output} must give finite quantiles; in {wrong} of {len(found)} rows "
+                "some are NaN or infinite."
+            )
+        return torch.from_numpy(np.ascontiguousarray(found)).to(features)
+
+    def _curves(self, step: int, x: Tensor | None, y: Tensor, first: Tensor | None) -> QuantileCurves:
+        """Laws of one output at rows x (n, p), given the outputs y (n, d) of the steps before."""
+        levels, _, tail, least = self.steps[step]
+        if step == 0 and first is not None:
+            table = first
+        else:
+            before = y[:, self.order[:step]]
+            table = self._quantiles(step, before if x is None else torch.cat([x.to(before), before], 1))
         scores = torch.special.ndtri(torch.tensor([levels], dtype=torch.float64)).to(y)
-        table = torch.from_numpy(np.ascontiguousarray(found)).to(y)[:, None]
         count = torch.tensor([len(levels)], device=y.device)
-        return QuantileCurves(table, scores, count, (tail, tail), least)
+        return QuantileCurves(table[:, None], scores, count, (tail, tail), least)
 
 
 def _leading(points: Tensor, x: Tensor | None) -> torch.Size:
@@ -130,8 +166,7 @@ def from_chain(
     if isinstance(models, Mapping) or not isinstance(models, (list, tuple)) or not models:
         raise TypeError("models must be a list of models, one an output.")
     order = list(range(len(models))) if order is None else [int(output) for output in order]
-    if sorted(order) != list(range(len(models))):
-        raise ValueError(f"order must name each of {len(models)} outputs once, got {order}.")
+    _check_order(order, len(models))
     steps = [_read_model(model, levels) for model in models]
     if tails is not None:
         steps = [step._replace(tail=Tail.of(tails)) for step in steps]
@@ -162,6 +197,7 @@ def fit_chain(
     if x is None:
         raise ValueError("A chain is fitted to features x (n, p).")
     order = list(range(y.shape[1])) if order is None else list(order)
+    _check_order(order, y.shape[1])
     needed = [
         each
         for each in inspect.signature(make_model).parameters.values()
@@ -186,7 +222,7 @@ def _read_model(model: Any, levels: Sequence[float] | None) -> Step:
         found = sorted(regressors)
         _check_levels(found)
         return _noisy(found, lambda x: np.stack([regressors[level].predict(x) for level in found], 1))
-    laws, few = tuple(levels or _GRID), tuple(levels or _LEVELS)
+    laws, few = (tuple(default if levels is None else levels) for default in (_GRID, _LEVELS))
     _check_levels(laws)
     if hasattr(model, "pred_dist"):
         return Step(laws, lambda x: _invert(model.pred_dist(x), laws), NORMAL, LEAST)
@@ -208,6 +244,11 @@ def _read_model(model: Any, levels: Sequence[float] | None) -> Step:
 
 def _noisy(levels: Sequence[float], quantiles: Quantiles) -> Step:
     return Step(levels, quantiles, Tail.of("exponential"), _LEAST)
+
+
+def _check_order(order: Sequence[int], outputs: int) -> None:
+    if sorted(order) != list(range(outputs)):
+        raise ValueError(f"order must name each of {outputs} outputs once, got {order}.")
 
 
 def _check_levels(levels: Sequence[float]) -> None:

@@ -34,8 +34,9 @@ class SampleFlow(ConditionalFlow):
               \tilde R = (1 - a) R + a I
 
     with the standard deviations D and correlations R of the members and a bias b. Unshrunk, with m > d
-    members, :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. x holds the mean of
-    each ensemble, the lower triangle of its covariance, the number of members, then further features.
+    members, :math:`c^2 = (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. Where a = 0 but an
+    ensemble has m <= d members, its R is singular and is shrunk by :math:`d / (m - 1 + d)`. x holds the mean
+    of each ensemble, the lower triangle of its covariance, the number of members, then further features.
 
     Args:
         shrinkage: a, from 0 to 1.
@@ -82,12 +83,12 @@ class SampleFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, inverse, _, log_abs_det = self._whitening(x)
-        z = (inverse @ (y - mean - self.bias)[..., None])[..., 0]
+        z = _multiply(inverse, y - mean - self.bias)
         return z, log_abs_det.expand(z.shape[:-1])
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         mean, _, root, _ = self._whitening(x)
-        return (root @ z[..., None])[..., 0] + mean + self.bias
+        return _multiply(root, z) + mean + self.bias
 
     def read_features(self, x: Any) -> Tensor:
         """Mean, covariance and size of each ensemble, and further features, as one tensor (n, p).
@@ -148,7 +149,8 @@ class SampleFlow(ConditionalFlow):
         levels = ((ranks + 0.5) / (~missing).sum(0)).clamp(max=1 - 1e-9)
         ratio = pred.base.radius.icdf(levels.to(torch.float64)) / norms.clamp(min=1e-100)
         moved = pred.decode(z * ratio[..., None])
-        return moved.masked_fill(missing[..., None], np.nan).movedim(0, -2).to(members.dtype)
+        moved = moved.masked_fill(missing[..., None], np.nan).movedim(0, -2)
+        return moved.to(members.dtype) if members.is_floating_point() else moved
 
     def _parts(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (..., d), covariance (..., d, d) and number of members (...,) of ensembles."""
@@ -167,7 +169,9 @@ class SampleFlow(ConditionalFlow):
         dim = self.base.dim
         spread = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         spread = torch.maximum(spread, torch.maximum(self.floor, 1e-12 * mean.abs()))
-        correlation = (1 - self.shrinkage) * covariance / (spread[..., None] * spread[..., None, :])
+        singular = (count <= dim) & (self.shrinkage == 0)
+        shrinkage = torch.where(singular, default_shrinkage(count, dim), self.shrinkage)[..., None, None]
+        correlation = (1 - shrinkage) * covariance / (spread[..., None] * spread[..., None, :])
         variances, axes = torch.linalg.eigh(
             correlation.diagonal_scatter(torch.ones_like(mean), dim1=-2, dim2=-1)
         )
@@ -185,9 +189,23 @@ class SampleFlow(ConditionalFlow):
         return mean, inverse, root, log_abs_det
 
 
+def default_shrinkage(size: Any, dim: int) -> Any:
+    """Shrinkage of the correlations of d outputs by m members where no rows tell a better one."""
+    return dim / (size - 1 + dim)
+
+
+def _multiply(matrix: Tensor, points: Tensor) -> Tensor:
+    """(..., d, d), (s, ..., d) -> (s, ..., d); unlike ``@``, without a copy of the matrix for each s."""
+    return torch.einsum("...jk,...k->...j", matrix, points)
+
+
 def describe_members(members: Tensor) -> Tensor:
     """Mean, lower triangle of the covariance and number of members, (..., m, d) -> (..., p), in float64."""
     members = members.to(torch.float64)
+    if bool(torch.isinf(members).any()):
+        raise ValueError(
+            "Members of ensembles must be finite, or nan where they are missing; some are infinite."
+        )
     present = ~torch.isnan(members).any(-1, keepdim=True)
     count = present.sum(-2)
     if bool((count < 2).any()):
@@ -242,7 +260,7 @@ def from_samples(
     ``flow.adjust(ensemble)``, also of a recalibrated one, moves the members themselves.
 
     Args:
-        x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`; they tell sizes and usual spread.
+        x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`; they tell usual size and spread.
         y: (n, d) what came, by which bias, shrinkage and law are chosen.
         features: number of further features that are given beside the ensemble, x = (ensemble, features).
         shrinkage: of the correlations towards 0. ``"auto"`` chooses by held-out likelihood of y; without y
@@ -265,14 +283,20 @@ def from_samples(
         )
     if (len(pair) == 2) != (features > 0):
         raise ValueError("Further features are given as x = (ensemble, features), with features=p.")
-    _, size, dim = members.shape
-    spread = describe_members(members)[:, [dim + (j + 1) * (j + 2) // 2 - 1 for j in range(dim)]].sqrt()
+    dim = members.shape[2]
+    described = describe_members(members)
+    size = int(described[:, -1].median())  # of members that are not missing
+    spread = described[:, [dim + (j + 1) * (j + 2) // 2 - 1 for j in range(dim)]].sqrt()
     usual = spread.median(0).values
     usual = torch.where(usual > 0, usual, spread.mean(0))
     usual = torch.where(usual > 0, usual, members.double().nan_to_num().abs().amax((0, 1)).clamp(min=1e-3))
     floor = _SMALLEST * usual
-    chosen = shrinkage if shrinkage != "auto" else 0.0 if size > dim + 2 else dim / (size - 1 + dim)
-    if chosen == 0 and size > dim:
+    chosen = shrinkage if shrinkage != "auto" else 0.0 if size > dim + 2 else default_shrinkage(size, dim)
+    if chosen == 0 and size <= dim:
+        raise ValueError(
+            f"Correlations of {dim} outputs by {size} members are singular: shrinkage must be above 0."
+        )
+    if chosen == 0:
         flow = SampleFlow(0.0, 1.0, floor, None, features, student_t(dim, size - dim))
     else:
         flow = SampleFlow(chosen, 1.0, floor, None, features, student_t(dim, size - 1))

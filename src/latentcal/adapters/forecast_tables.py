@@ -127,6 +127,8 @@ def read_tabpfn(outputs: Any, levels: Sequence[float] | None = None) -> Quantile
         [round(0.1 * i, 1) for i in range(1, 10)] if levels is None else [float(level) for level in levels]
     )
     listed = [outputs] if isinstance(outputs, dict) else list(outputs)
+    if not listed:
+        raise ValueError("outputs must hold the quantiles of at least one output; it is empty.")
     parts = [each["quantiles"] if isinstance(each, dict) else each for each in listed]
     tables = [
         torch.stack([as_tensor(row, "quantiles") for row in part])

@@ -93,7 +93,7 @@ class QuantileCurves:
         self.tails = tuple(tails)
         parts = (self.y, self.v.expand(self.y.shape), self.slopes)
         self.ends = tuple(
-            _End(*(part.gather(-1, at)[..., 0] for part in parts)) for at in (torch.zeros_like(top), top)
+            _End(*(part.gather(-1, at) for part in parts)) for at in (torch.zeros_like(top), top)
         )
 
     def with_tails(self, tails: Sequence[Tail]) -> QuantileCurves:
@@ -104,6 +104,7 @@ class QuantileCurves:
 
     def encode(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Normal scores and their log slopes, (s, ..., d) -> (s, ..., d), (s, ..., d)."""
+        y = y.movedim(0, -1).contiguous()  # points of a curve side by side, as in the table of its bins
         at = _Bins(self, self.y, y)
         xi = ((y - at.y) / at.run).clamp(0, 1)
         denominator = at.mean + at.bend * xi * (1 - xi)
@@ -115,10 +116,11 @@ class QuantileCurves:
             outside, beyond = beyond > 0, beyond.clamp(min=0)
             tail_z, tail_slope = _encode_tail(beyond, end, sign, tail)
             z, log_slope = torch.where(outside, tail_z, z), torch.where(outside, tail_slope, log_slope)
-        return z, log_slope
+        return z.movedim(-1, 0), log_slope.movedim(-1, 0)
 
     def decode(self, z: Tensor) -> Tensor:
         """The outputs with these normal scores, (s, ..., d) -> (s, ..., d)."""
+        z = z.movedim(0, -1).contiguous()
         at = _Bins(self, self.v.expand(self.y.shape), z)
         within = torch.minimum((z - at.v).clamp(min=0), at.rise)
         a = at.rise * (at.mean - at.first) + within * at.bend
@@ -130,11 +132,11 @@ class QuantileCurves:
             beyond = (z - end.v) * sign
             outside, beyond = beyond > 0, beyond.clamp(min=0)
             y = torch.where(outside, end.y + sign * _decode_tail(beyond, end, sign, tail), y)
-        return y
+        return y.movedim(-1, 0)
 
 
 class _End(NamedTuple):
-    """Outer quantiles (..., d), their normal scores, and the slopes there."""
+    """Outer quantiles (..., d, 1), their normal scores, and the slopes there."""
 
     y: Tensor
     v: Tensor
@@ -150,14 +152,14 @@ class _End(NamedTuple):
 
 
 class _Bins:
-    """The bin of each point, found by its y or its v, and what belongs to it; the ends catch the rest."""
+    """The bin of each point (..., d, s), found by its y or its v, and what belongs to it."""
 
     def __init__(self, curves: QuantileCurves, knots: Tensor, points: Tensor) -> None:
         inner = knots[..., 1:-1].detach().contiguous()
-        k = torch.searchsorted(inner, points.detach().movedim(0, -1).contiguous(), right=True)
+        k = torch.searchsorted(inner, points.detach(), right=True)
 
         def pick(values: Tensor, shift: int = 0) -> Tensor:
-            return values.expand(curves.y.shape).gather(-1, k + shift).movedim(-1, 0)
+            return values.expand(curves.y.shape).gather(-1, k + shift)
 
         self.y, self.v, self.first = pick(curves.y), pick(curves.v), pick(curves.slopes)
         self.run, self.rise = pick(curves.y, 1) - self.y, pick(curves.v, 1) - self.v

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.chunks import CACHE, rows_at_a_time
 from .._internal.numerics import as_tensor, to_tensor
 from .._internal.validate import as_rows, as_whole, check_features
 from ..base import RadialBase, base_or_normal
@@ -96,12 +97,13 @@ class QuantileFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         curves, points, shape = self._curves(y, x)
-        z, log_slope = curves.encode(points)
+        parts = [curves.encode(part) for part in _split(points)]
+        z, log_slope = (torch.cat(each) for each in zip(*parts, strict=True))
         return z.reshape(shape), log_slope.reshape(shape).sum(-1)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         curves, points, shape = self._curves(z, x)
-        return curves.decode(points).reshape(shape)
+        return torch.cat([curves.decode(part) for part in _split(points)]).reshape(shape)
 
     def read_features(self, x: Any) -> Tensor:
         """The quantiles (n, d, k), or flat, and further features as one tensor (n, p).
@@ -117,12 +119,14 @@ class QuantileFlow(ConditionalFlow):
         features = None
         if isinstance(x, tuple):
             x, features = x
+            features = to_tensor(features, "features")
         x = to_tensor(x, "x")
         flat, wide = len(self.levels) + self.extra, (len(self.counts), max(self.counts))
-        if x.dim() >= 2 and tuple(x.shape[-2:]) == wide and (x.dim() > 2 or x.shape[-1] != flat):
+        is_wide = x.dim() >= 2 and tuple(x.shape[-2:]) == wide and (x.dim() > 2 or x.shape[-1] != flat)
+        if is_wide and (features is None or x.dim() > features.dim()):  # (1, k) beside (1, p) is one flat row
             x = x.flatten(-2)[..., _numbers_of(self.counts)]
         if features is not None:
-            x = torch.cat([x, to_tensor(features, "features").to(x)], -1)
+            x = torch.cat([x, features.to(x)], -1)
         if x.dim() == 0 or x.shape[-1] != flat:
             further = f" and {self.extra} further features" if self.extra else ""
             raise ValueError(
@@ -184,6 +188,11 @@ class QuantileFlow(ConditionalFlow):
         scores = self._scores()[self._place]
         curves = QuantileCurves(x[..., self._place], scores, self._number, self._tails)
         return curves, points.reshape(-1, *own, points.shape[-1]), points.shape
+
+
+def _split(points: Tensor) -> tuple[Tensor, ...]:
+    """Points (s, ..., d) in parts along s that stay in the cache while a curve is evaluated."""
+    return points.split(rows_at_a_time(points[:1].numel(), 4 * CACHE))
 
 
 def _numbers_of(counts: Sequence[int]) -> Tensor:

@@ -141,8 +141,16 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) ->
         )
     if warn:
         warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
-    seen = None if x is None else model.summarize(as_context(model, x)).cpu().to(torch.float64)
+    seen = None if x is None else _features_seen(model, x)
     return Latents(seen, z, norms, u, logit, inside)
+
+
+def _features_seen(model: ConditionalFlow, x: Tensor) -> Tensor:
+    """What laws and maps see of x, (n, p) -> (n, q) float64 on the CPU."""
+    context = as_context(model, x)
+    summary = model.summarize(context)
+    # x itself is kept as it came, not rounded to the flow's dtype.
+    return (x if summary is context else summary).cpu().to(torch.float64)
 
 
 class Batch(NamedTuple):

@@ -26,7 +26,9 @@ _MEANINGS = {  # what high and what low ranks of observations say
     "variance": ("outputs of a draw differ too little", "outputs of a draw differ too much"),
     "energy": ("draws are too narrow, or not where observations are", "draws are too wide"),
     "dependence": ("neighbouring outputs are too little alike", "neighbouring outputs are too much alike"),
+    "outputs": ("draws are too low", "draws are too high"),
 }
+_EXCEEDED = ("draws exceed it too seldom", "draws exceed it too often")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,8 @@ class PrerankReport:
     def _describe(self, name: str) -> str:
         u = self.u[name].double()
         level, edges = float(u.mean()) - 0.5, float(((u - 0.5).abs() > 0.25).double().mean()) - 0.5
-        if name in _MEANINGS and abs(level) > abs(edges) / 2:
-            return _MEANINGS[name][0 if level > 0 else 1]
+        if abs(level) > abs(edges) / 2:
+            return _MEANINGS.get(name, _EXCEEDED)[0 if level > 0 else 1]
         return "observations too often among the extremes" if edges > 0 else "observations too seldom extreme"
 
 

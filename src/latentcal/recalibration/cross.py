@@ -239,7 +239,7 @@ def _calibrate(
     for number, part in enumerate(parts):
         latents[fold == number] = part.to(latents)
     at = None if features is None else as_context(flows[0], features).cpu()
-    gathered = Gathered(latents, at, Fingerprint.of(features, outputs))
+    gathered = Gathered(latents, target.summarize(at), Fingerprint.of(features, outputs))
     rows = LatentRows.of(gathered, weights, Outputs(outputs.cpu(), at, tuple(encoders), fold.cpu()))
     if fit is None:
         turned = sum(rotation is not None for rotation in rotations)

@@ -152,7 +152,8 @@ def find_rungs(
         base: law that the flow assumes.
         groups: labels of the rows, for laws by group.
         from_affine: whether the first rung above "unchanged" is an affine map, where there are rows enough
-            for it: for models whose dependence between outputs is only assumed.
+            for it: for models whose dependence between outputs is only assumed. Rungs that are asked for by
+            name are all tried.
     """
     known = [rung.name for rung in LADDER]
     if isinstance(wanted, str):
@@ -168,7 +169,7 @@ def find_rungs(
         chosen = [rung for rung in LADDER if rung.name in ("unchanged", "radial", *wanted)]
     possible = [rung for rung in chosen if rung.is_possible(rows, base, groups)]
     aligned = [rung for rung in possible if rung.maps]
-    if from_affine and base.dim > 1 and aligned:
+    if from_affine and isinstance(wanted, str) and base.dim > 1 and aligned:
         return [possible[0], *aligned]
     return possible
 
