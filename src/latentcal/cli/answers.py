@@ -221,8 +221,9 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
 
     One line a row: NAME_low and NAME_high of each target, the ends of the region, found from within (--exact
     comes closer); and, where the file has the targets, whether they lie inside the region. The coverage
-    is that of the region, and guaranteed on average over rows like those that calibrated the model. Rows that
-    miss a target get a region, too.
+    is that of the region, and guaranteed on average over rows like those that calibrated the model; it is
+    only approximate where `fit` had fewer than 1,000 rows and held each out in its turn, until the model is
+    recalibrated by new ones. Rows that miss a target get a region, too.
 
     \b
     Examples:

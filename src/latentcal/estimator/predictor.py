@@ -171,7 +171,9 @@ class TablePredictor:
         """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
 
         The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
-        calibration, and is an average over all X, not one for each. With ``recalibration="auto"`` the region
+        calibration, and is an average over all X, not one for each. Where rows were held out in turn, as
+        ``flow="auto"`` does with fewer than 1,000, none was set aside: coverage is then that of models of a
+        part of the rows, close to the stated one but not guaranteed. With ``recalibration="auto"`` the region
         is still that of the flow before it: the rows that fitted the maps cannot promise anything about
         them. For a region of the repaired model, give ``model_`` and other rows to
         ``latentcal.conformal_region``.
