@@ -35,7 +35,7 @@ class MixtureRadius(LawByTails):
         if len(parts) == 0 or len(parts) != weights.numel():
             raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
-            raise ValueError("weights must not be negative and not all 0.")
+            raise ValueError("weights must not be negative and not all zero.")
         if len(ends := {part.upper for part in parts}) > 1:
             raise ValueError(f"All parts must have the same support, they end at {sorted(ends)}.")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]

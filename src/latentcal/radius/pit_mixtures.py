@@ -49,7 +49,7 @@ class _Mixture(RadiusLaw):
                 raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite.")
         weights = values["weights"]
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
-            raise ValueError("weights must not be negative and not all 0.")
+            raise ValueError("weights must not be negative and not all zero.")
         for name, value in (values | {"weights": normalize(weights)}).items():
             self.register_buffer(name, value)
 

@@ -61,7 +61,7 @@ class StackedRadius(TabulatedLaw):
         if len(parts) == 0 or len(parts) != weights.numel():
             raise ValueError(f"{len(parts)} parts need as many weights, got {weights.numel()}.")
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
-            raise ValueError("weights must not be negative and not all 0.")
+            raise ValueError("weights must not be negative and not all zero.")
         if any(part.upper != core.upper for part in parts):
             raise ValueError(f"All parts must end where the core does, at {core.upper:g}.")
         if not 0 < level < 1:
