@@ -419,7 +419,9 @@ def test_targets_are_never_filled_and_may_be_missing_where_any_are_asked_for():
     rules = Preprocessing.fit(rows, "price", missing="impute")
     left = rules.transform(rows, targets=True)
     assert left.rows.tolist() == [*range(1, N)]
-    assert str(left.gaps).startswith("1 of 60 rows are left out, which miss values: price (1). Filled in: ")
+    assert str(left.gaps).startswith(
+        "1 of 60 rows are left out because values are missing: price (1). Filled in: "
+    )
     found = rules.transform(rows, targets="any")
     assert found.y[:2].isnan().tolist() == [[True], [False]]
     plain = Preprocessing.fit(dated(), "price")

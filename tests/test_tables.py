@@ -81,7 +81,7 @@ def test_rows_that_miss_a_target_or_a_feature_are_left_out_and_counted(tmp_path)
     columns["size"][10] = ""
     columns["house"][20] = ""  # which is no feature, so that the row stays
     data = load_csv(write(tmp_path / "a.csv", columns), targets=["weight", "height"])
-    assert data.note == "3 of 200 rows are left out, which miss values: weight (2), size (1)."
+    assert data.note == "3 of 200 rows are left out because values are missing: weight (2), size (1)."
     assert data.rows.tolist() == [i for i in range(N) if i not in (3, 5, 10)]
     assert str(data["date"][3].astype("datetime64[D]")) == columns["date"][4]
     assert len(data["size"]) == len(data) == N - 3
@@ -250,7 +250,9 @@ def with_gaps():
 def test_gaps_may_be_filled_and_every_split_learns_what_with(tmp_path):
     path = write(tmp_path / "a.csv", with_gaps())
     data = load_csv(path, targets=["weight", "height"], missing="impute")
-    assert data.note == "1 of 200 rows are left out, which miss values: weight (1). Filled in: size (2)."
+    assert (
+        data.note == "1 of 200 rows are left out because values are missing: weight (1). Filled in: size (2)."
+    )
     assert len(data) == N - 1
     result = time_split(data, fractions=(0.5, 0.2, 0.3))
     assert "size:missing" in result.preprocessing.feature_names

@@ -151,7 +151,7 @@ def test_rows_that_are_left_out_are_always_counted_with_the_reason(tmp_path, mod
     answer = fit(data, tmp_path / "model", "--missing", "drop")
     assert answer.code == 0, answer.err
     # 33 and 15 rows, of which two miss both.
-    told = "46 of 300 rows are left out, which miss values: age (33), tenure (15)."
+    told = "46 of 300 rows are left out because values are missing: age (33), tenure (15)."
     assert f"{data}: 300 rows, 12 features, 3 targets. {told}" in answer.err
     for command in ("predict", "regions", "diagnose"):
         answer = latentcal(command, model, data, "--missing", "drop")

@@ -24,7 +24,7 @@ class Gaps:
 
     Examples:
         >>> print(Gaps(400, 45, {"area": 40, "rent": 7}) + Gaps(100, 1, {"rent": 1}, {"age": 3}))
-        46 of 500 rows are left out, which miss values: area (40), rent (8). Filled in: age (3).
+        46 of 500 rows are left out because values are missing: area (40), rent (8). Filled in: age (3).
     """
 
     total: int = 0
@@ -52,7 +52,7 @@ class Gaps:
         sentences = []
         if self.left_out:
             sentences.append(
-                f"{self.left_out:,} of {self.total:,} rows are left out, which miss values: "
+                f"{self.left_out:,} of {self.total:,} rows are left out because values are missing: "
                 f"{_list_counts(self.missing)}."
             )
         if self.filled:

@@ -115,7 +115,7 @@ def fit_table(
     _check_targets(source, data, index["train"])
     _describe(source, data, rules)
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
-        say(f"{lost:,} rows are left out, which miss a feature that the training rows keep.")
+        say(f"{lost:,} rows are left out because they lack a feature that the training rows keep.")
     table = Rows(x, data.y, data.weights)
     parts = {name: table.of(rows) for name, rows in index.items()} | _read_parts(
         source, data, rules, settings
