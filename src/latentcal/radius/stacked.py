@@ -164,6 +164,14 @@ class StackedRadius(TabulatedLaw):
     def _log_mass_above(self, t: Tensor) -> Tensor:
         return self._mixture("log_sf", t**3)
 
+    def _quantile_outside(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        r, inner = torch.empty_like(log_cdf), log_cdf < self.table.log_cdf_at_low
+        # In the core F is a multiple of the core's own.
+        r[inner] = self.core.icdf_log_cdf(log_cdf[inner] + self.table.log_total - self._core_end()[1])
+        if not bool(inner.all()):
+            r[~inner] = super()._quantile_outside(log_cdf[~inner], log_sf[~inner])
+        return r
+
     def _span(self) -> tuple[float, float]:
         far = self._scalar(-65.0)
         ends = [
