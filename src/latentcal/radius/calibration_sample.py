@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,8 +197,9 @@ def tied_share(radii: Tensor) -> float:
         >>> tied_share(torch.tensor([1.0, 2.0, 2.0, 3.0]))
         0.5
     """
-    _, counts = torch.unique(radii, return_counts=True)
-    return float(counts[counts > 1].sum()) / max(radii.numel(), 1)
+    ascending = np.sort(radii.detach().cpu().numpy())  # several times as fast as torch's
+    equal = np.concatenate([[False], ascending[1:] == ascending[:-1], [False]])
+    return float((equal[1:] | equal[:-1]).sum()) / max(radii.numel(), 1)
 
 
 def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:

@@ -94,7 +94,7 @@ class GammaKDE(TabulatedLaw):
             contiguous=rates == "paper",
         )
         rate = choose_rate(folded, extend=rates == "extended", upper=upper)
-        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
+        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS, folds=1)
         return cls(kernels.nodes, rate, kernels.total, upper)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class StackedRadius(TabulatedLaw):
             *(log_kde - torch.log(3 * folded.nodes**2)),
         ]
         scaled = [ScaledRadius(reference, float(scales[i]), float(powers[i])) for i in (sets - 1, -1)]
-        kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
+        kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes), folds=1)
         kdes = [GammaKDE(kernels.nodes, rate, kernels.total, reference.upper) for rate in rates]
         n = sample.effective_n
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
