@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.numerics import ascending
+
 _CELLS = 1 << 15
 FOLDS = 10
 
@@ -125,8 +127,8 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
         values, index = torch.unique(t, return_inverse=True)
         if values.numel() <= max_nodes:
             return index
-    part = np.sort(t.detach().cpu().numpy())[:: max(1, t.numel() // 100_000)]
-    quartiles = t.new_tensor(np.quantile(part, [0.25, 0.5, 0.75]))
+    part = ascending(t)[:: max(1, t.numel() // 100_000)]
+    quartiles = torch.quantile(part, t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
     if spread == 0:  # one value, however many points
         return torch.zeros_like(t, dtype=torch.long)
