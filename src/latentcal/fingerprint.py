@@ -107,7 +107,7 @@ def _row_hashes(x: Any, y: Any) -> _Hashes:
             bits = (
                 (piece + np.float32(0)).view(np.uint32).astype(np.uint64)
             )  # + 0: the two zeros are one number
-            hashes[start : start + step] += (bits * multipliers).sum(axis=1, dtype=np.uint64)
+            hashes[start : start + step] += bits @ multipliers
         first_column += rows.shape[1]
     return _mix(hashes)
 
