@@ -428,7 +428,9 @@ def test_an_interrupt_has_code_130(model, new, monkeypatch):
 
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
     folder = Path(__file__).parents[2] / "docs" / "how_to"
-    document = "".join((folder / f"{page}.md").read_text() for page in ("command_line", "command_line_predict"))
+    document = "".join(
+        (folder / f"{page}.md").read_text() for page in ("command_line", "command_line_predict")
+    )
     lines = [shlex.split(line) for line in re.findall(r"^\$ latentcal (.*)$", document, re.MULTILINE)]
     assert [line[0] for line in lines] == [
         *("demo", "fit", "diagnose", "recalibrate", "predict", "regions", "probability", "info")
