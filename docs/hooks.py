@@ -24,7 +24,7 @@ SECTIONS = {
         "how_many_points diagnose when_the_report_says autocalibrate time_order",
     ),
     "Tutorials": ("tutorials", "first_table regression decisions correct_an_sbi_posterior images"),
-    "Extending": ("extending", "law norm flow adapter"),
+    "Extending": ("extending", "law norm flow adapter testing"),
     "Results": ("results", ""),
     "Reference": ("reference", "recalibration calibration laws flow regions estimator flows adapters"),
 }
