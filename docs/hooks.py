@@ -16,12 +16,14 @@ SECTIONS = {
     "Concepts": (
         "concepts",
         "latent_calibration base_swap radius_laws guarantee conformal_regions hdr_recalibration "
-        "nll_decomposition high_dimensions beyond_one_radius when_not_to_use_it",
+        "nll_decomposition high_dimensions beyond_one_radius when_not_to_use_it "
+        "reproducibility security glossary",
     ),
     "How to": (
         "how_to",
         "which_model own_table output_kinds quantile_forecasts ensembles univariate_models command_line "
-        "how_many_points diagnose when_the_report_says autocalibrate time_order",
+        "command_line_predict command_line_files how_many_points diagnose when_the_report_says autocalibrate "
+        "time_order",
     ),
     "Tutorials": ("tutorials", "first_table regression decisions correct_an_sbi_posterior images"),
     "Extending": ("extending", "law norm flow adapter testing"),
@@ -37,7 +39,7 @@ ElementTree.register_namespace("", MATHML)
 
 
 def on_config(config: Any) -> Any:
-    """The start page, then every page that a section's folder holds, and what was done to break it all."""
+    """The start page, the pages of each section's folder, and the page on tests."""
     docs = Path(config["docs_dir"])
     config["nav"] = [{"Start": "index.md"}]
     for title, (folder, order) in SECTIONS.items():
@@ -46,7 +48,7 @@ def on_config(config: Any) -> Any:
         names.sort(key=lambda name: first.index(name) if name in first else len(first))
         if names:
             config["nav"].append({title: [f"{folder}/{name}.md" for name in names]})
-    config["nav"].append({"Trust": "trust.md"})
+    config["nav"].append({"Testing": "trust.md"})
     return config
 
 
