@@ -26,7 +26,7 @@ SECTIONS = {
         "time_order",
     ),
     "Tutorials": ("tutorials", "first_table regression decisions correct_an_sbi_posterior images"),
-    "Extending": ("extending", "law norm flow adapter"),
+    "Extending": ("extending", "law norm flow adapter testing"),
     "Results": ("results", ""),
     "Reference": ("reference", "recalibration calibration laws flow regions estimator flows adapters"),
 }
