@@ -31,7 +31,10 @@ SECTIONS: dict[str, str | dict[str, str]] = {
         "how_to/autocalibrate how_to/output_kinds how_to/time_order tutorials/decisions tutorials/* "
         "how_to/command_line how_to/command_line_predict how_to/command_line_files how_to/*"
     ),
-    "Results": "results/tabular_study results/tabular_study_tables results/advice results/advice_steps results/* trust",
+    "Results": (
+        "results/tabular_study results/tabular_study_tables results/advice results/advice_steps "
+        "results/* trust"
+    ),
     "Reference": (
         "reference/recalibration reference/calibration reference/laws reference/flow reference/regions "
         "reference/estimator reference/flows reference/adapters reference/*"
