@@ -73,7 +73,8 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
             spread = _sum_of_distances(left[..., 0])
         else:
             misfit = _distances(left, here[:, None]).mean((1, 2))
-            spread = sum(_distances(rows, right).sum((1, 2)) for rows in left.split(height, dim=1))
+            parts = [_distances(rows, right).sum((1, 2)) for rows in left.split(height, dim=1)]
+            spread = torch.stack(parts).sum(0)
         scores.append((misfit - spread / (2 * pairs)) * size[:, 0])
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
