@@ -155,6 +155,31 @@ def test_the_citation_has_the_version_of_the_package():
     assert f"version: {latentcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def rows(page: str) -> list[list[str]]:
+    """Rows of the tables of a page, headings included."""
+    lines = re.findall(r"^\| (.*) \|$", (DOCS / page).read_text(), re.MULTILINE)
+    return [line.split(" | ") for line in lines]
+
+
+def test_the_page_on_security_lists_the_packages_of_the_project():
+    pytest.importorskip("tomllib")
+    from tools.licences import named_packages
+
+    listed = {name: groups for name, groups, *_ in rows("concepts/security.md")}
+    named = {name: ", ".join(groups) for name, groups in named_packages().items()}
+    assert named == {name: listed.get(name) for name in named}, "run python tools/licences.py --write"
+
+
+def test_the_page_of_versions_has_those_of_the_project():
+    needed, pinned = (ROOT / "pyproject.toml").read_text(), (ROOT / "constraints.txt").read_text()
+    _, python, *packages = rows("reference/versions.md")
+    assert f'requires-python = ">={python[1]}"' in needed
+    assert len(packages) == 5
+    for name, lowest, tested in packages:
+        assert f'"{name}>={lowest}"' in needed
+        assert f"{name}=={tested}\n" in pinned
+
+
 class Requests(HTMLParser):
     """Addresses that a browser asks for when it shows a page."""
 
