@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +59,9 @@ class Kind:
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
     atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
+    :meth:`open` makes all of them continuous: a value of a grid becomes a point of its cell, and the line is
+    opened at an atom by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie
+    outside of it; those inside move what is above them. :meth:`close` is the way back.
 
     Args:
         name: of the kind.
@@ -198,7 +202,7 @@ class Kind:
             log_slope = log1mexp(-above / self.scale)
             return above + self.scale * log_slope, -log_slope
         if self.link == "exponential":
-            score = _exponential_score(above / self.scale)
+            score = exponential_score(above / self.scale)
             # Far out the first two terms would cancel; there the slope is Mills' ratio.
             below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
             log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
@@ -249,8 +253,97 @@ class Kind:
         values = self.origin + self.step * torch.round((y - self.origin) / self.step)
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
 
+    def is_on_grid(self, y: Tensor) -> Tensor:
+        """Whether values are those of the grid, up to rounding to float32, (...) -> (...)."""
+        return (self.round(y) - y).abs() <= 1e-3 * self.step + 1e-6 * bool(self.step) * y.abs()
 
-def _exponential_score(t: Tensor) -> Tensor:
+    @property
+    def is_mixed(self) -> bool:
+        """Whether single values have a probability: those of a grid, or atoms."""
+        return self.step > 0 or bool(self.atoms)
+
+    @property
+    def without_atoms(self) -> Kind:
+        """The kind of what is beside the atoms."""
+        return replace(self, atoms=())
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Of the opened line, from the lowest atom to the highest."""
+        below = [atom for atom in self.atoms if atom <= self.lower]
+        above = [atom for atom in self.atoms if atom >= self.upper]
+        within = [atom for atom in self.atoms if self.lower < atom < self.upper]
+        starts = [self.lower - len(below) + i for i in range(len(below))]
+        starts += [atom + i for i, atom in enumerate(within)]
+        starts += [self.upper + len(within) + i for i in range(len(above))]
+        moves = [False] * len(below) + [True] * len(within) + [False] * len(above)
+        return tuple(Gap(*each) for each in zip(self.atoms, starts, moves, strict=True))
+
+    @property
+    def opened(self) -> tuple[float, float]:
+        """Ends of the opened line."""
+        first = [gap.start for gap in self.gaps]
+        moved = sum(gap.moves for gap in self.gaps)
+        return min([self.lower, *first]), max([self.upper + moved, *(start + 1 for start in first)])
+
+    def open(self, y: Tensor, share: Tensor) -> Tensor:
+        """Points of the opened line that stand for y, (...), (...) -> (...).
+
+        Args:
+            y: outputs.
+            share: how far within its cell or gap each point lies, between 0 and 1; uniform draws, mostly.
+        """
+        if self.step:
+            return self.inside(y + self.step * (share.to(y.dtype) - 0.5))
+        point = y
+        for gap in self.gaps:
+            if gap.moves:  # what lies above stays above, however close to the atom it is
+                end = torch.tensor(gap.start + 1, dtype=y.dtype)
+                least = torch.nextafter(end, end + 1).item()
+                point = torch.where(y > gap.atom, (point + 1).clamp(min=least), point)
+        for gap in self.gaps:
+            point = torch.where(y == gap.atom, gap.start + share.to(y.dtype), point)
+        return point
+
+    def close(self, point: Tensor) -> Tensor:
+        """The output that each point of the opened line stands for, (...) -> (...)."""
+        if self.step:
+            return self.round(point)
+        y = self.beside(point)
+        for gap in self.gaps:
+            y = torch.where(gap.holds(point), gap.atom, y)
+        return y
+
+    def beside(self, point: Tensor) -> Tensor:
+        """Points of the opened line without what gaps move them by, (...) -> (...); within a gap its atom."""
+        moved = point
+        for gap in self.gaps:
+            if gap.moves:
+                moved = moved - (point - gap.start).clamp(0, 1)
+        return moved
+
+    def cell(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Ends on the opened line of what stands for each y, (...) -> (...), (...); equal for one point."""
+        if self.step:
+            value = self.round(y)
+            return value - self.step / 2, value + self.step / 2
+        return self.open(y, torch.zeros_like(y)), self.open(y, torch.ones_like(y))
+
+
+class Gap(NamedTuple):
+    """Where the line is opened for an atom: between ``start`` and ``start`` + 1."""
+
+    atom: float
+    start: float
+    moves: bool
+    """Whether it lies inside the support, so that what is above is moved by 1."""
+
+    def holds(self, point: Tensor) -> Tensor:
+        """Whether points of the opened line stand for the atom, (...) -> (...) bool."""
+        return (point >= self.start) & (point <= self.start + 1)
+
+
+def exponential_score(t: Tensor) -> Tensor:
     """Normal score of t > 0 under the exponential law, (...) -> (...): the s with -log P(Z > s) = t."""
     small, large = t.clamp(max=1.0), t.clamp(min=1.0)
     near = torch.special.ndtri(-torch.expm1(-small))
