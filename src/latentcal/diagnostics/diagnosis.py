@@ -222,8 +222,8 @@ def diagnose(
 
 def _describe_grid(grid: GridModel, names: Sequence[str]) -> str:
     return (
-        f"{describe_kinds(grid.kinds, list(names))} The NLL is that of probabilities where single values have "
-        "one; PIT values are randomised there."
+        f"{describe_kinds(grid.kinds, list(names))} The NLL is that of probabilities where single values "
+        "have one; PIT values are randomised there."
     )
 
 

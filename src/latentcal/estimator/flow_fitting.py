@@ -110,7 +110,8 @@ class FlowFitter:
             )
         made: list[Fitted] = []
 
-        def make(features: Tensor, line: Tensor) -> ConditionalFlow:
+        def make(features: Tensor | None, line: Tensor) -> ConditionalFlow:
+            assert features is not None
             rng = np.random.RandomState(seed % 2**32)
             held_out = split_rows((features, line, None), {"validation": _STOPPING}, rng, self.order)
             made.append(_in_units(*self._fit_real(held_out, seed)))

@@ -19,6 +19,8 @@ from ..diagnostics import CalibrationReport, diagnose
 from ..events import Box
 from ..flow import full_precision
 from ..flows import TrainingLog
+from ..outputs import GridModel
+from ..pit import latent_pit
 from ..recalibration import latent_norms
 from . import storage
 from .recalibrating import Pair, Recalibrating
@@ -90,8 +92,7 @@ class TablePredictor(Recalibrating):
         with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
         the error is about a hundredth of the predictive standard deviation.
         """
-        close = self._supports.close
-        return self._answer(self._summarize(X, lambda points: close(points).mean(0)), X)
+        return self._answer(self._summarize(X, lambda points: self._supports.close(points).mean(0)), X)
 
     def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
         """Quantiles of each output by itself, from the same latent points as ``predict``; of a grid, on it.
@@ -103,14 +104,16 @@ class TablePredictor(Recalibrating):
         Returns:
             (n, d), as ``predict``; for k levels an array (k, n, d).
         """
-        levels, close = check_levels(q, self.draws), self._supports.close
-        return self._answer(self._summarize(X, lambda points: close(quantile(points, levels))), X)
+        levels = check_levels(q, self.draws)
+        found = self._summarize(X, lambda points: self._supports.close(quantile(points, levels)))
+        return self._answer(found, X)
 
     def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
         """Both ``predict`` and ``predict_quantile``, in the time of one."""
-        levels, close = check_levels(q, self.draws), self._supports.close
+        levels = check_levels(q, self.draws)
 
         def summary(points: Tensor) -> Tensor:
+            close = self._supports.close
             return torch.cat([close(points).mean(0)[None], close(quantile(points, levels.reshape(-1)))])
 
         mean, *quantiles = self._summarize(X, summary)
@@ -140,9 +143,23 @@ class TablePredictor(Recalibrating):
         values and atoms have a probability, the others a density. With several outputs of that kind the
         probability is integrated by quasi-Monte Carlo, to about 0.001.
         """
-        rows = (part.split(ROWS) for part in self._pairs(X, y))
+        rows = [part.split(ROWS) for part in self._pairs(X, y)]
         model = self._supports.wrap(self.model_)
         return torch.cat([model(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
+
+    @torch.no_grad()
+    def latent_pit(self, X: Any, y: Any) -> np.ndarray:
+        """Latent PIT of each row, (n, p), (n, d) -> (n,): uniform where the model is calibrated.
+
+        Randomised where single values have a probability, in the same way at every call.
+        """
+        x, y = self._pairs(X, y)
+        self._supports.check(y, self._output_texts)
+        model = self._supports.wrap(self.model_)
+        if isinstance(model, GridModel):
+            y = model(x).randomize(y)
+        rows = zip(x.split(ROWS), y.split(ROWS), strict=True)
+        return torch.cat([latent_pit(self.model_(a), b) for a, b in rows]).numpy()
 
     def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
         """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.

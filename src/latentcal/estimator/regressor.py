@@ -184,8 +184,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
-        checks = {"reset": True, "ensure_min_samples": FEWEST_ROWS * (1 + len(shares))}
-        x, y = self._accept(X, y, gaps=True, **checks)
+        fewest = FEWEST_ROWS * (1 + len(shares))
+        x, y = self._accept(X, y, reset=True, gaps=True, ensure_min_samples=fewest)
         names = self._output_texts
         supports, guess = resolve(self.outputs, y, names)
         if guess:
@@ -345,7 +345,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 def _find_missing(y: Any) -> np.ndarray | None:
     """Mask (n, d) of what is missing; None where nothing is, or where all of a row is, which is an error."""
     try:
-        values = np.asarray(as_tensor(y, "y").numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
+        given = np.asarray(as_tensor(y, "y").numpy() if isinstance(y, Tensor) else y)
+        values = given.astype(np.float64) if not np.iscomplexobj(given) else np.zeros(0)
     except (TypeError, ValueError):  # scikit-learn says what is wrong
         return None
     missing = np.isnan(values)

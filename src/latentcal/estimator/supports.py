@@ -202,8 +202,8 @@ def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple
         column = y[:, j][~torch.isnan(y[:, j])]
         if any(gap.moves for gap in kind.gaps) and float(column.std()) < _SMALLEST:
             raise ValueError(
-                f"Output {known[j]!r} has an atom among values that differ by {float(column.std()):.1g}. Give "
-                "it in smaller units, so that its values are larger."
+                f"Output {known[j]!r} has an atom among values that differ by {float(column.std()):.1g}. "
+                "Give it in smaller units, so that its values are larger."
             )
     guessed = [j for j in range(count) if said[j].strip().lower() == AUTO and kinds[j] != REAL]
     shown = [f"output {j}" if names is None else known[j] for j in guessed]

@@ -65,7 +65,8 @@ class ChainFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         points, features, leading = self._rows(y, x)
-        z, total, inside = [], torch.zeros(len(points), dtype=torch.float64), True
+        z, total = [], torch.zeros(len(points), dtype=torch.float64)
+        inside = torch.ones(len(points), dtype=torch.bool)
         closed = torch.zeros(len(points), 0, dtype=torch.float64)
         for law, point in zip(self.chain.laws, points.unbind(-1), strict=True):
             seen = self.chain.features_after(features, closed)

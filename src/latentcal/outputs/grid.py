@@ -27,7 +27,7 @@ from .box_integrals import (
 
 
 def dequantize(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
-    """Outputs (..., d) with uniform noise where single values have a probability, as a :class:`GridModel` needs.
+    """Outputs (..., d) with uniform noise where single values have a probability, for :class:`GridModel`.
 
     A value of a grid becomes a point of its cell, inside of the support; an atom a point of its gap, see
     :class:`latentcal.flows.Kind`. Other outputs stay as they are.
