@@ -10,7 +10,8 @@ each, a quarter of them to judge. The same ``FlowRegressor`` three times: ``real
 ``guessed`` (the default) and ``declared`` (DECLARED). Its flow is a spline autoregressive one.
 
 All three have the same measure, so that their NLLs compare: where an output repeats (``guess_cautiously``, or
-a grid declared), that of a real density is its integral over the same cells. Energy scores are of outputs in
+a grid declared), that of a real density is its integral over the same cells (``integral_error`` is its mean
+relative error). Energy scores are of outputs in
 units of their standard deviation. Far draws lie further from the mean than three times the range of the
 training rows; nothing is cut. Every run is a line of results/output_tables.csv.
 """
@@ -85,12 +86,41 @@ def nll_in_measure(model: FlowRegressor, x: Tensor, y: Tensor, measure: list[str
 
     And the mean error of the integral over cells.
     """
+    if all(kind == "real" for kind in model.outputs_):
+        return integrate_cells(
+            model.model_, x, y, torch.tensor([lc.flows.Kind.parse(k).step for k in measure])
+        )
     own = [lc.flows.Kind.parse(kind) for kind in model.outputs_]
     kinds = [text if kind.step == 0 else str(kind) for text, kind in zip(measure, own, strict=True)]
     if any(lc.flows.Kind.parse(kind).is_mixed for kind in kinds):
         found = outputs.GridModel(model.model_, kinds)(x).estimate(y)
         return -found.value, float(found.error.mean())
     return -model.model_(x).log_prob(y), 0.0
+
+
+def integrate_cells(flow: Any, x: Tensor, y: Tensor, steps: Tensor) -> tuple[Tensor, float]:
+    """NLL (n,) of cells around y under a density that may peak at their middles, and its mean error.
+
+    Half of the points are uniform in the cell, half at log-uniform distances from its middle, so that peaks
+    of any width down to a millionth of a step are met.
+    """
+    if not bool((steps > 0).any()):
+        return -flow(x).log_prob(y), 0.0
+    d, spread, parts = y.shape[1], np.log(1e6), []
+    for seed in range(8):
+        u = torch.quasirandom.SobolEngine(2 * d, scramble=True, seed=seed).draw(128, dtype=torch.float64)
+        u = u.clamp(1e-9, 1 - 1e-9)
+        even, place = u[:, :d] < 0.5, 2 * u[:, :d] % 1
+        side = torch.where(u[:, d:] < 0.5, -1.0, 1.0)
+        near = side * 0.5 * torch.exp(-spread * (2 * u[:, d:] % 1))
+        offset = torch.where(even, place - 0.5, near)
+        log_q = torch.log(0.5 + 0.25 / (spread * offset.abs().clamp(min=5e-7))) - torch.log(steps)
+        log_q = torch.where(steps > 0, log_q, 0.0).sum(-1)
+        points = y + (offset * steps)[:, None]
+        parts.append(torch.logsumexp(flow(x).log_prob(points) - log_q[:, None], 0) - np.log(128))
+    each = torch.stack(parts)
+    value = torch.logsumexp(each, 0) - np.log(8)
+    return -value, float(((each - value).exp().std(0) / 8**0.5).mean())
 
 
 def run(name: str, how: str, seed: int) -> dict[str, object]:

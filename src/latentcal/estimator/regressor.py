@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 
 from .._internal.numerics import as_tensor
-from .._internal.validate import as_weights
+from .._internal.validate import as_weights, check_size
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
 from ..radius import RadiusLaw
@@ -186,6 +186,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             shares["calibration"] = self.calibration_fraction
         fewest = FEWEST_ROWS * (1 + len(shares))
         x, y = self._accept(X, y, reset=True, gaps=True, ensure_min_samples=fewest)
+        check_size(x, "X")
+        check_size(y.nan_to_num(), "y")
         names = self._output_texts
         supports, guess = resolve(self.outputs, y, names)
         if guess:

@@ -107,8 +107,7 @@ class Supports:
             known = known & kind.is_on_grid(column)
             if kind.atoms:
                 known &= kind.contains(column) | torch.isin(column, torch.tensor(kind.atoms).to(column))
-            value = kind.round(column)
-            points.append(kind.open(value, torch.full_like(value, 0.5)))
+            points.append(_middle(kind, column))
         return torch.stack(points, -1), known
 
     def close(self, points: Tensor) -> Tensor:
@@ -123,9 +122,9 @@ class Supports:
         for kind, low, high in zip(self._parsed, lower.unbind(-1), upper.unbind(-1), strict=True):
             least, most = kind.close(low), kind.close(high)
             if kind.step:
-                least = torch.where(least < low, kind.round(least + kind.step), least)
-                most = torch.where(most > high, kind.round(most - kind.step), most)
-                empty = (least > most) | (least < low) | (most > high)
+                least = torch.where(_middle(kind, least) < low, kind.close(low + kind.step), least)
+                most = torch.where(_middle(kind, most) > high, kind.close(high - kind.step), most)
+                empty = (least > most) | (_middle(kind, least) < low) | (_middle(kind, most) > high)
                 least, most = (end.masked_fill(empty, torch.nan) for end in (least, most))
             sides.append((least, most))
         lows, highs = zip(*sides, strict=True)
@@ -172,13 +171,26 @@ class Supports:
         slack = 1e-6 * kind.step
         first = kind.origin + kind.step * torch.ceil((lower - slack - kind.origin) / kind.step)
         last = kind.origin + kind.step * torch.floor((upper + slack - kind.origin) / kind.step)
-        return first - kind.step / 2, last + kind.step / 2
+        start, end = (
+            (first - kind.step / 2).clamp(min=kind.lower),
+            (last + kind.step / 2).clamp(max=kind.upper),
+        )
+        for gap in kind.gaps:
+            start = torch.where(lower <= gap.atom, start.clamp(max=gap.start), start)
+            end = torch.where(upper >= gap.atom, end.clamp(min=gap.start + 1), end)
+        return start, end
 
     def _columns(self, y: Tensor) -> list[tuple[Kind, Tensor]]:
         return list(zip(self._parsed, y.unbind(-1), strict=True))
 
     def __str__(self) -> str:
         return describe_kinds(self.kinds)
+
+
+def _middle(kind: Kind, y: Tensor) -> Tensor:
+    """The middle on the opened line of what stands for each y, (...) -> (...)."""
+    low, high = kind.cell(y)
+    return (low + high) / 2
 
 
 def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple[Supports, str]:

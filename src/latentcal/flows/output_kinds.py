@@ -58,7 +58,8 @@ class Kind:
     density is a power of the distance from the ends, as that of a beta law.
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
-    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
+    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``); after
+    a grid, outside of it. ``count + 0`` is a count whose zeros have a law of their own.
     :meth:`open` makes all of them continuous: a value of a grid becomes a point of its cell, and the line is
     opened at an atom by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie
     outside of it; those inside move what is above them. :meth:`close` is the way back.
@@ -120,7 +121,9 @@ class Kind:
             raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
             raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
-        if atoms and kind.step:
+        if name == "count" and 0.0 in atoms:
+            kind = replace(kind, lower=0.5, origin=1.0)
+        if kind.step and any(kind.lower < atom < kind.upper for atom in atoms):
             raise ValueError(f"{text!r}: every value of a grid has a probability already, drop the atoms.")
         return replace(kind, atoms=atoms)
 
@@ -254,8 +257,9 @@ class Kind:
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
 
     def is_on_grid(self, y: Tensor) -> Tensor:
-        """Whether values are those of the grid, up to rounding to float32, (...) -> (...)."""
-        return (self.round(y) - y).abs() <= 1e-3 * self.step + 1e-6 * bool(self.step) * y.abs()
+        """Whether values are those of the grid, up to rounding to float32, or atoms, (...) -> (...)."""
+        near = (self.round(y) - y).abs() <= 1e-3 * self.step + 1e-6 * bool(self.step) * y.abs()
+        return near | torch.isin(y, torch.tensor(self.atoms, dtype=y.dtype, device=y.device))
 
     @property
     def is_mixed(self) -> bool:
@@ -265,7 +269,8 @@ class Kind:
     @property
     def without_atoms(self) -> Kind:
         """The kind of what is beside the atoms."""
-        return replace(self, atoms=())
+        name = "rounded" if self.name == "count" and self.origin else self.name  # counts from 1 on
+        return replace(self, name=name, atoms=())
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -293,9 +298,7 @@ class Kind:
             y: outputs.
             share: how far within its cell or gap each point lies, between 0 and 1; uniform draws, mostly.
         """
-        if self.step:
-            return self.inside(y + self.step * (share.to(y.dtype) - 0.5))
-        point = y
+        point = self.inside(y + self.step * (share.to(y.dtype) - 0.5)) if self.step else y
         for gap in self.gaps:
             if gap.moves:  # what lies above stays above, however close to the atom it is
                 end = torch.tensor(gap.start + 1, dtype=y.dtype)
@@ -307,9 +310,7 @@ class Kind:
 
     def close(self, point: Tensor) -> Tensor:
         """The output that each point of the opened line stands for, (...) -> (...)."""
-        if self.step:
-            return self.round(point)
-        y = self.beside(point)
+        y = self.round(self.beside(point))
         for gap in self.gaps:
             y = torch.where(gap.holds(point), gap.atom, y)
         return y
@@ -324,10 +325,14 @@ class Kind:
 
     def cell(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Ends on the opened line of what stands for each y, (...) -> (...), (...); equal for one point."""
-        if self.step:
-            value = self.round(y)
-            return value - self.step / 2, value + self.step / 2
-        return self.open(y, torch.zeros_like(y)), self.open(y, torch.ones_like(y))
+        if not self.step:
+            return self.open(y, torch.zeros_like(y)), self.open(y, torch.ones_like(y))
+        value = self.round(y)
+        low, high = value - self.step / 2, value + self.step / 2
+        for gap in self.gaps:
+            here = y == gap.atom
+            low, high = torch.where(here, gap.start, low), torch.where(here, gap.start + 1, high)
+        return low, high
 
 
 class Gap(NamedTuple):

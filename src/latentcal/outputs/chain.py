@@ -82,7 +82,8 @@ class OutputLaw(nn.Module):
         """P(Y < y) and P(Y <= y), each (n,)."""
         kind, shares = Kind.parse(self.kind), self.log_shares(features, len(y)).exp()
         at_atoms, pred = self._at_atoms(y), self.flow(features)
-        edges = [kind.round(y) - kind.step / 2, kind.round(y) + kind.step / 2] if kind.step else [y, y]
+        half, there = 0.5 * kind.step, at_atoms.any(1)
+        edges = [torch.where(there, y, kind.round(y) + side) for side in (-half, half)]
         nothing, bare = torch.full_like(y, -math.inf), kind.without_atoms
         ends = []
         for edge, reached in zip(edges, (False, True), strict=True):

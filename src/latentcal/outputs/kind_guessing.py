@@ -23,6 +23,7 @@ _CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows a
 _LINK_ROWS = 40  # and twice as many as features, to choose a map by
 _ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
 _SURE_ROWS, _SURE_ATOM = 100, 0.1  # rows, and share of them at an atom, for a guess that changes a model
+_MANY_ZEROS, _BESIDE = 0.5, 50  # share of zeros, and rows beside them, for which they have a law of their own
 
 
 def guess_kinds(y: Any) -> list[str]:
@@ -51,10 +52,10 @@ def guess_cautiously(y: Any) -> list[str]:
     """As :func:`guess_kinds`, where a model is to be changed by a guess: kinds that are hardly ever wrong.
 
     Only values that repeat change anything: with at least 100 rows, ``count`` or ``rounded`` where all lie on
-    a grid and one value has at least 5 % of the rows, and an atom where it has at least 10 %. (A density
-    is no model of either.) All else is ``real``: that values are above 0, or below 1, may be an accident of
-    the rows, and a new one outside of the support would have no probability. For the same reason a scale is
-    a count without an upper end.
+    a grid and one value has at least 5 % of the rows, and an atom where it has at least 10 %, or half of the
+    rows where it is the 0 of a count. (A density is no model of either.) All else is ``real``: that values
+    are above 0, or below 1, may be an accident of the rows, and a new one outside of the support would have
+    no probability. For the same reason a scale is a count without an upper end.
 
     Examples:
         >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
@@ -168,7 +169,7 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
 
 def _held_out_loss(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> float:
     """Mean loss of a linear Gaussian flow on the last quarter of rows (n, p), (n, 1), in units of y."""
-    noisy = dequantize(y, [str(replace(kind, atoms=()))], torch.Generator().manual_seed(seed))
+    noisy = dequantize(y, [str(kind.without_atoms)], torch.Generator().manual_seed(seed))
     line, log_slope = kind.to_line(kind.inside(noisy))
     cut = len(y) - len(y) // 4
     try:
@@ -211,7 +212,9 @@ def _guess_surely(column: Tensor) -> Kind:
         text = _guess_grid(column, found)
         if text.startswith("ordered"):
             text = "count" if float(column.min()) >= 0 else "rounded(1)"
-        return Kind.parse(text)
+        beside = int((column > 0).sum())
+        hurdle = text == "count" and len(column) - beside >= _MANY_ZEROS * len(column) and beside >= _BESIDE
+        return Kind.parse(f"{text} + 0" if hurdle else text)
     values = [
         value for value in _lone_atoms(column, found) if (column == value).double().mean() >= _SURE_ATOM
     ]
