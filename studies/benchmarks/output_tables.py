@@ -11,9 +11,9 @@ each, a quarter of them to judge. The same ``FlowRegressor`` three times: ``real
 
 All three have the same measure, so that their NLLs compare: where an output repeats (``guess_cautiously``, or
 a grid declared), that of a real density is its integral over the same cells (``integral_error`` is its mean
-relative error). Energy scores are of outputs in
-units of their standard deviation. Far draws lie further from the mean than three times the range of the
-training rows; nothing is cut. Every run is a line of results/output_tables.csv.
+relative error). Energy scores are of outputs in units of their standard deviation, as is ``mean off``, the
+largest distance of the mean prediction from the mean. Far draws lie further from the mean than three
+times the range of the training rows; nothing is cut. Every run is a line of results/output_tables.csv.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DECLARED: dict[str, Any] = {
     "blog_data": "count",
 }
 """What somebody who knows the table would say, where it is not what is guessed."""
-MOST, SHARE, DRAWS, SEEDS = 2000, 0.25, 100, (0, 1)
+MOST, SHARE, DRAWS, SEEDS = 2000, 0.25, 100, (1,)
 HOW: dict[str, Any] = {
     "flow": "autoregressive",
     "flow_options": {"flows": 1, "hidden": 64},

@@ -16,16 +16,17 @@ from latentcal.outputs import (
 )
 from uniformity import distance_to_uniform, uniform_limit
 
-KINDS = ["positive + 0", "real + 0 + 2", "count", "unit + 0 + 1"]
+KINDS = ["positive + 0", "real + 0 + 2", "count + 0", "unit + 0 + 1"]
 
 
 def _rows(generator, n):
-    """Outputs with atoms below, within and at both ends of their supports, and a count."""
+    """Outputs with atoms below, within and at both ends of their supports, and a count with many zeros."""
     x = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, 4, generator=generator, dtype=torch.float64)
     rain = torch.where(noise[:, 0] + x[:, 0] > 0, torch.exp(0.5 * noise[:, 1]), 0.0)
     level = torch.where(noise[:, 2] > 0.8, 0.0, torch.where(noise[:, 2] < -1, 2.0, x[:, 0] + noise[:, 3]))
     visits = torch.poisson(torch.exp(0.4 + 0.3 * x[:, 0]), generator=generator)
+    visits = torch.where(noise[:, 1] > 0.5, 0.0, visits)
     share = torch.sigmoid(noise[:, 1] + x[:, 0])
     share = torch.where(noise[:, 3] > 1, 1.0, torch.where(noise[:, 3] < -1, 0.0, share))
     return x, torch.stack([rain, level, visits, share], 1)
@@ -39,7 +40,18 @@ def chain():
     )
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "real", "rounded(0.5)", "interval(-1, 3) + 1", "positive + -1 + 0"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *KINDS,
+        "real",
+        "count",
+        "rounded(0.5)",
+        "rounded(0.5, 0, 3) + -1 + 9",
+        "interval(-1, 3) + 1",
+        "positive + -1 + 0",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_opened_outputs_close_to_themselves_in_their_order(generator, kind, dtype):
     parsed = Kind.parse(kind)

@@ -26,6 +26,7 @@ from .selection import Budget, Choice, Part, Selection, select, split_in_folds
 FEWEST_ROWS = 2
 """Of a part: with one row nothing has a spread."""
 _FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
+_FEWEST_FOR_X = 60  # rows beside atoms from which on a law looks at x
 _STOPPING = 0.2  # share of the rows that stops the training of a flow of one output of a chain
 
 Parts = Mapping[str, Weighted]
@@ -112,6 +113,11 @@ class FlowFitter:
 
         def make(features: Tensor | None, line: Tensor) -> ConditionalFlow:
             assert features is not None
+            if len(line) < _FEWEST_FOR_X:  # a normal law that does not look at x
+                weight = torch.zeros(1, features.shape[1], dtype=torch.float64)
+                flow = flows.LinearGaussianFlow(weight, line.mean(0).double(), line.std(0).double()[:, None])
+                made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="nothing was trained by steps")))
+                return flow
             rng = np.random.RandomState(seed % 2**32)
             held_out = split_rows((features, line, None), {"validation": _STOPPING}, rng, self.order)
             made.append(_in_units(*self._fit_real(held_out, seed)))

@@ -19,6 +19,7 @@ from ..diagnostics.remedies import Undone
 from ..fingerprint import CalibrationReuseWarning, Fingerprint
 from ..flow import ConditionalFlow
 from ..outputs import recalibrate_incomplete
+from ..radius.folds import fold_numbers
 from ..recalibration import autocalibrate, latent_norms, recalibrate
 from ..recalibration.cross import calibrate_out_of_fold
 from ..recalibration.rows import check_order
@@ -27,6 +28,7 @@ from .selection import out_of_fold_pairs
 from .supports import Supports
 
 _REUSE_LIMIT = 0.05
+_FOLDS = 4  # of complete rows, where others miss outputs
 FEWEST_CALIBRATION = 20
 """Rows below which a law of the norm is more noise than repair: the model stays as it was trained."""
 
@@ -195,30 +197,36 @@ class Recalibrating:
             self.model_, self._note = model, str(change)
 
     def _calibrate_incomplete(self, x: Tensor, y: Tensor, repair: Repair) -> None:
-        """Recalibrate by rows (n, d) of which some miss outputs, unless that harms the complete ones."""
+        """Recalibrate by rows (n, d) of which some miss outputs, unless that harms complete ones not seen."""
         whole = ~torch.isnan(y).any(1)
-        if repair is autocalibrate or bool(whole.all()):  # whose maps are learned from complete rows
-            if int(whole.sum()) >= FEWEST_CALIBRATION:
-                self._calibrate(x[whole], y[whole], None, repair)
-            else:
-                self._note = f"{int(whole.sum())} complete calibration rows, fewer than {FEWEST_CALIBRATION}"
+        if int(whole.sum()) < FEWEST_CALIBRATION:
+            self._note = f"{int(whole.sum())} complete calibration rows, fewer than {FEWEST_CALIBRATION}"
+            return
+        if repair is autocalibrate:  # whose maps are learned from complete rows
+            self._calibrate(x[whole], y[whole], None, repair)
             return
         law, points = repair.keywords["fit"], self._supports.open(y, self._seed)  # type: ignore[attr-defined]
         missing = torch.isnan(points)
-        bounds = (points.masked_fill(missing, -torch.inf), points.masked_fill(missing, torch.inf))
-        kinds = self.outputs_
-        model = recalibrate_incomplete(self.base_model_, x, *bounds, kinds=kinds, fit=law)
-        told = f"{int((~whole).sum()):,} of the rows miss some outputs"
-        if int(whole.sum()) >= FEWEST_CALIBRATION:
-            change = measure_held_out_change(
-                self.base_model_, self.base_model_, x[whole], points[whole], repair
-            )
-            if change.harms:
-                self._note = f"recalibration would make it worse ({change})"
-                return
-            told = f"{change}; {told}"
-        self.model_, self._note = model, told
-        self._keep_rows(model, x[whole], y[whole], [(self.base_model_, slice(None))])
+        lower, upper = points.masked_fill(missing, -torch.inf), points.masked_fill(missing, torch.inf)
+
+        def calibrate(rows: Tensor) -> ConditionalFlow:
+            bounds = (lower[rows], upper[rows])
+            return recalibrate_incomplete(self.base_model_, x[rows], *bounds, kinds=self.outputs_, fit=law)
+
+        complete = whole.nonzero().reshape(-1)
+        fold = fold_numbers(torch.cat([x, points], 1)[complete], _FOLDS)
+        every = torch.arange(len(x))
+        trials = (
+            (own, self.base_model_, partial(calibrate, every[~torch.isin(every, complete[own])]))
+            for own in (fold == number for number in range(_FOLDS))
+        )
+        change = compare_held_out(trials, x[complete], points[complete])
+        told = f"{change}; {int((~whole).sum()):,} of the rows miss some outputs"
+        if change.harms or change.nll > 0.01:  # few rows judge, so what looks worse is not taken
+            self._note = f"recalibration would make it worse ({told})"
+            return
+        self.model_, self._note = calibrate(every), told
+        self._keep_rows(self.model_, x[whole], y[whole], [(self.base_model_, slice(None))])
 
     def _keep_rows(
         self, model: ConditionalFlow, x: Tensor, y: Tensor, parts: Sequence[tuple[ConditionalFlow, Any]]

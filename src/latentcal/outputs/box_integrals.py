@@ -262,7 +262,7 @@ def _place(
     for k, j in enumerate(columns.tolist()):
         if j in cells:
             points = lower[:, j] + u[:, k, None] * (upper - lower)[:, j]
-            y[..., j] = kinds[j].inside(points) if kinds[j].step else points
+            y[..., j] = points if kinds[j].atoms else kinds[j].inside(points)
             log_q -= torch.log(upper[:, j] - lower[:, j])
     free = [(k, j) for k, j in enumerate(columns.tolist()) if j not in cells]
     if not free:

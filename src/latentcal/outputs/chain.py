@@ -305,14 +305,17 @@ def fit_mixed(
             part = None if features is None else features[left]
             chances.append(AtomChance.fit(part, hit[left], boosted=boosted, seed=seed))
             left &= ~hit
-        if int(left.sum()) < _FEWEST:
+        count, fewest = int(left.sum()), 1 if kind.step else _FEWEST
+        if count < fewest:
             raise ValueError(
-                f"Output {j} has {int(left.sum())} rows beside its atoms {kind.atoms}; a density needs at "
-                f"least {_FEWEST}. Where all values repeat, its kind is a grid: 'count', 'rounded'."
+                f"Output {j} has {count} rows beside its atoms {kind.atoms}; it takes at least {fewest}. "
+                "Where all values repeat, its kind is a grid: 'count', 'rounded'."
             )
         dtype = torch.get_default_dtype() if features is None else features.dtype
         bare = [str(kind.without_atoms)]
-        rows = left.nonzero().reshape(-1).repeat_interleave(copies if kind.step else 1)
+        # Of few rows on a grid so many copies that there is a density.
+        each = max(copies, -(-_FEWEST // count)) if kind.step else 1
+        rows = left.nonzero().reshape(-1).repeat_interleave(each)
         line = to_line(column[rows, None], bare, generator).to(dtype)
         flow = on_support(make_flow(None if features is None else features[rows], line), bare)
         if held is not None:

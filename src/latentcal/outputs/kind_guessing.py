@@ -23,7 +23,7 @@ _CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows a
 _LINK_ROWS = 40  # and twice as many as features, to choose a map by
 _ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
 _SURE_ROWS, _SURE_ATOM = 100, 0.1  # rows, and share of them at an atom, for a guess that changes a model
-_MANY_ZEROS, _BESIDE = 0.5, 50  # share of zeros, and rows beside them, for which they have a law of their own
+_MANY_ZEROS, _BESIDE = 0.5, 5  # share of zeros, and rows beside them, for which they have a law of their own
 
 
 def guess_kinds(y: Any) -> list[str]:
