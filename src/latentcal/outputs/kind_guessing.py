@@ -212,8 +212,8 @@ def _guess_surely(column: Tensor) -> Kind:
         text = _guess_grid(column, found)
         if text.startswith("ordered"):
             text = "count" if float(column.min()) >= 0 else "rounded(1)"
-        beside = int((column > 0).sum())
-        hurdle = text == "count" and len(column) - beside >= _MANY_ZEROS * len(column) and beside >= _BESIDE
+        above = int((column > 0).sum())
+        hurdle = text == "count" and len(column) - above >= _MANY_ZEROS * len(column) and above >= _BESIDE
         return Kind.parse(f"{text} + 0" if hurdle else text)
     values = [
         value for value in _lone_atoms(column, found) if (column == value).double().mean() >= _SURE_ATOM
