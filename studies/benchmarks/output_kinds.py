@@ -135,7 +135,7 @@ TRUTHS = {
     "two counts": _shared(2),
     "three counts": _shared(3),
 }
-MODELS = ("kinds", "chain", "today", "normal")
+MODELS = ("chain", "today", "normal", "kinds")
 MECHANISMS = ("fixed", "random", "by x")
 SHARES = {"censored": (0.2, 0.5, 0.8), "missing": (0.1, 0.3, 0.6)}
 
@@ -322,9 +322,12 @@ def cells(seeds: Sequence[int]) -> list[tuple]:
         ("missing", share, 10 * seed + i) for share in SHARES["missing"] for seed in seeds for i in range(10)
     ]
     for seed in seeds:
-        for name, truth in TRUTHS.items():
-            models = [each for each in MODELS if "+" not in truth.kinds[0] or each == "chain"]
-            found += [("truth", name, model, seed) for model in models]
+        found += [
+            ("truth", name, model, seed)
+            for model in MODELS
+            for name, truth in TRUTHS.items()
+            if "+" not in truth.kinds[0] or model == "chain"
+        ]
         for mechanism in MECHANISMS:
             for share in SHARES["censored"]:
                 if share < 0.8 or mechanism == "fixed":

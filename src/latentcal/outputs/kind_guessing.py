@@ -55,7 +55,7 @@ def guess_cautiously(y: Any) -> list[str]:
     a grid and one value has at least 5 % of the rows, and an atom where it has at least 10 %, or half of the
     rows where it is the 0 of a count. (A density is no model of either.) All else is ``real``: that values
     are above 0, or below 1, may be an accident of the rows, and a new one outside of the support would have
-    no probability. For the same reason a scale is a count without an upper end.
+    no probability. For the same reason a scale is a count without an upper end, but for one of 0 and 1 alone.
 
     Examples:
         >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
@@ -210,7 +210,7 @@ def _guess_surely(column: Tensor) -> Kind:
         return Kind.parse("real")
     if found.step is not None:
         text = _guess_grid(column, found)
-        if text.startswith("ordered"):
+        if text.startswith("ordered") and text != "ordered(0, 1)":
             text = "count" if float(column.min()) >= 0 else "rounded(1)"
         above = int((column > 0).sum())
         hurdle = text == "count" and len(column) - above >= _MANY_ZEROS * len(column) and above >= _BESIDE
