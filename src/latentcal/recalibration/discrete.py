@@ -258,9 +258,9 @@ class AtomCare:
             warnings.warn(
                 f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A "
                 "density can peak there without bound, so likelihoods depend on how sharp the flow's spike "
-                "is. latentcal.outputs has models for counts, rounding and single values with mass; or "
-                "recalibrate(..., discrete='dequantize') adds noise to the outputs (then jitter those that "
-                "are scored as well), and 'ignore' is silent.",
+                "is. FlowRegressor(outputs=...) and latentcal.outputs model counts, rounding and single "
+                "values with mass; recalibrate(..., discrete='dequantize') adds noise to the outputs (then "
+                "jitter those that are scored as well), and 'ignore' is silent.",
                 DiscreteOutputWarning,
                 stacklevel=5,
             )
