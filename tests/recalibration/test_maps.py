@@ -9,13 +9,13 @@ import torch
 import same
 from latentcal._internal.smoothers import AdditiveFeatures, RidgeSmoother
 from latentcal.radius.folds import fold_numbers
+from latentcal.recalibration.copula import cross_fit_copula
 from latentcal.recalibration.maps import (
     AffineMap,
     Chain,
     CoordinateMap,
     FeatureAffineMap,
     cross_fit_affine,
-    cross_fit_copula,
     cross_fit_features,
     winsorize,
 )
