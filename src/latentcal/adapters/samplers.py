@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import as_tensor
@@ -75,6 +76,29 @@ class SamplerFlow(ConditionalFlow):
     def _width(self) -> int:
         dim = self.base.dim
         return dim + dim * (dim + 1) // 2 + 1
+
+
+class SamplerDraws(Distribution):
+    """What a sampler draws at x (n, p), as a distribution without a density.
+
+    Args:
+        draw: x (n, p) -> draws (s, n, d).
+        x: (n, p).
+        outputs: number d of outputs.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, draw: Callable[[Tensor], Any], x: Tensor, outputs: int) -> None:
+        super().__init__(torch.Size([len(x)]), torch.Size([outputs]), validate_args=False)
+        self._draw, self._x = draw, x
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        shape = torch.Size(sample_shape)
+        seed = int(torch.randint(1 << 31, (), generator=generator))
+        drawn = draw_members(self._draw, self._x, max(1, shape.numel()), seed).movedim(1, 0)
+        return drawn[: shape.numel()].reshape(*shape, *drawn.shape[1:])
 
 
 def draw_members(draw: Callable[[Tensor], Any], x: Tensor, members: int, seed: int) -> Tensor:
