@@ -23,7 +23,11 @@ SECTIONS = {
         "which_model own_table output_kinds quantile_forecasts ensembles univariate_models command_line "
         "how_many_points diagnose when_the_report_says autocalibrate time_order",
     ),
-    "Tutorials": ("tutorials", "first_table regression decisions correct_an_sbi_posterior images"),
+    "Tutorials": (
+        "tutorials",
+        "first_table regression decisions forecasts_of_several_days ensemble_of_a_weather_model "
+        "correct_an_sbi_posterior images",
+    ),
     "Extending": ("extending", "law norm flow adapter"),
     "Results": ("results", ""),
     "Reference": ("reference", "recalibration calibration laws flow regions estimator flows adapters"),
