@@ -94,8 +94,8 @@ def run(cell: tuple[str, int, str]) -> dict[str, object]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     table = read_table(name)
-    rows = np.random.default_rng([split, *name.encode()]).permutation(len(table.x))[:ROWS]
-    parts = [rows[:TRAIN], rows[TRAIN : TRAIN + CALIBRATION], rows[TRAIN + CALIBRATION :]]
+    order = np.random.default_rng([split, *name.encode()]).permutation(len(table.x))[:ROWS]
+    parts = [order[:TRAIN], order[TRAIN : TRAIN + CALIBRATION], order[TRAIN + CALIBRATION :]]
     x, y = (torch.as_tensor(each - each[parts[0]].mean(0)) for each in table)
     x, y = (each / each[parts[0]].std(0).clamp(min=1e-9) for each in (x, y))
     train, calibration, new = parts
@@ -106,7 +106,10 @@ def run(cell: tuple[str, int, str]) -> dict[str, object]:
     flow, features = WAYS[way](x[train], y[train])
     row["fit_seconds"] = time.process_time() - started
     started = time.process_time()
-    model = lc.autocalibrate(flow, features(x[calibration]), y[calibration])
+    rows = features(x[calibration]), y[calibration]
+    # Quantile forecasts choose their tails by the calibration rows.
+    start = flow.with_tails(*rows) if way == "columns" else flow
+    model = lc.autocalibrate(start, *rows)
     row["calibration_seconds"] = time.process_time() - started
     row["rung"] = model.recalibration.ladder.names[model.recalibration.ladder.chosen]
     at, truth = features(x[new]), y[new]
