@@ -26,9 +26,9 @@ from latentcal.metrics import binomial_interval
 
 from .resumable import append, read, run_all
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "diagnose.csv"
-SECONDS = ROOT / "benchmarks" / "results" / "diagnose_seconds.csv"
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results" / "diagnose.csv"
+SECONDS = RESULTS.with_name("diagnose_seconds.csv")
 PAGE = ROOT / "docs" / "results" / "diagnose.md"
 FAULTS = {
     "scale": "latents 1.15 times too long",
