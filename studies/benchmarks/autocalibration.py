@@ -233,14 +233,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         done = {(row["flow"], row["dataset"], int(row["seed"])) for row in read(arguments.out)}
-        cells = [
+        seeds = range(arguments.table_seeds)
+        cells = [(flow, name, seed) for flow in TABLE_FLOWS for name in TABLES for seed in seeds]
+        suites = [suite(name, range(arguments.seeds)) for name in SUITES]
+        cells += [  # small sets first, of all suites
             (name, spec.dataset, spec.seed)
-            for name in SUITES
-            for spec in suite(name, range(arguments.seeds))
+            for specs in zip(*suites, strict=True)
+            for name, spec in zip(SUITES, specs, strict=True)
             if is_trained(spec)
         ]
-        seeds = range(arguments.table_seeds)
-        cells += [(flow, name, seed) for flow in TABLE_FLOWS for name in TABLES for seed in seeds]
         if wanted := [cell for cell in cells if cell not in done]:
             run_all(run, wanted, arguments.out, arguments.processes)
     print(table(read(arguments.out)))

@@ -4,7 +4,7 @@
     python -m studies.benchmarks.autocalibration_cost --before ../before
 
 writes results/autocalibration_cost.json. The two versions take turns, each time in a new process: three
-rounds of five calls on the same rows for each truth, and one call before that is not counted (it loads
+rounds of two calls on the same rows for each truth, and one call before that is not counted (it loads
 scipy). Seconds are those of the processor, their median over the calls; the ratio is that of the medians
 within a round, its median over the rounds. So what else the machine does matters little. The flow is the
 identity, and its own time does not count. ``StackedRadius.fit`` is the plain law alone.
@@ -33,12 +33,11 @@ RESULTS = Path(__file__).parent / "results" / "autocalibration_cost.json"
 ROOT = Path(__file__).parents[2]
 N, DIM, GAUSSIAN_FEATURES = 2000, 6, 4  # and a label: p = 5
 TRUTHS = ("calibrated", "skewness", "scale by x")
-ROUNDS, CALLS = 3, 5
+ROUNDS, CALLS = 3, 2
 
 
 def median_seconds(action: Callable[[], object]) -> float:
-    """Processor time of a call, after one that is not counted."""
-    action()
+    """Processor time of a call."""
     seconds = []
     for _ in range(CALLS):
         start = time.process_time()
