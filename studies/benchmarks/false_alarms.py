@@ -143,6 +143,8 @@ python -m studies.benchmarks.conditional_faults
 python -m studies.benchmarks.adviser
 ```
 
+The tables say how many runs there are so far; the commands go on where they stopped.
+
 ## False alarms
 
 Calibrated models that are said to have a fault, with a 95 % interval:
@@ -182,7 +184,7 @@ gains 0.28 nats.
 {conditional_faults.repair_table(by_x)}
 
 On more rows than it was repaired with, a model shows the noise of its repair: with 300 rows that noise is
-what is left to the oracle, and 2,000 fresh rows see it.
+what is left to the oracle, and 2,000 fresh rows can see it.
 
 ## Planted faults
 
