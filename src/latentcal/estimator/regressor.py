@@ -34,7 +34,6 @@ from ..radius import RadiusLaw
 from ..recalibration import autocalibrate, latent_norms
 from ..recalibration.cross import calibrate_out_of_fold
 from ..recalibration.rows import check_order
-from .candidates import CandidateFitter
 from .harm import compare_held_out
 from .predictor import (
     FEWEST_CALIBRATION,
@@ -47,7 +46,7 @@ from .predictor import (
     column_names,
     float64_copy,
 )
-from .selection import Budget, Choice, Part, out_of_fold_pairs, select, split_in_folds
+from .selection import Budget, Choice, out_of_fold_pairs, select
 from .storage import PARAMETERS
 
 _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
@@ -191,6 +190,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         chooses = self._chooses(len(x))
         crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
+        if chooses and self.order is None:  # each row then judges in its turn
+            shares.pop("validation", None)
         shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
         parts = _split_rows((x, y, as_weights(sample_weight, len(x))), shares, rng, self.order)
@@ -220,7 +221,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             if choice is None:
                 flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
             else:
-                flow, self.training_log_ = self._refit(choice, units, seed)
+                flow, self.training_log_ = choice.flow, choice.log
 
         def in_units(flow: ConditionalFlow) -> ConditionalFlow:
             # Answers are float64: in float32 their last digits depend on which rows are asked together.
@@ -234,7 +235,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             return self
         if crossed:
             assert choice is not None
-            self._calibrate_out_of_fold(parts["train"], [*map(in_units, choice.flows)], choice.fold, repair)
+            self._calibrate_out_of_fold(parts["train"], [*map(in_units, choice.by_fold)], choice.fold, repair)
             return self
         x, y, _ = parts["calibration"]
         self._norms = latent_norms(self.base_model_, x, y).double().sort().values
@@ -336,38 +337,21 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         """The choice among candidates, by each fold in its turn or by the validation rows."""
         budget = Budget.of(self.budget, self.ensemble)
         x, y, weights = _join_rows(units)
-        if "validation" in units:
-            seen = torch.arange(len(x)) < len(units["train"][0])
-            parts = [Part(seen, ~seen)]
-        else:
-            parts = split_in_folds(x, y, budget.folds, seed)
+        seen = torch.arange(len(x)) < len(units["train"][0]) if "validation" in units else None
+        names = ("learning_rate", "batch_size", "max_epochs", "patience")
         return select(
             x,
             y,
-            parts,
+            seen,
             budget=budget,
             alone=self.flow != AUTO,
             weights=weights,
+            contiguous=self.order is not None,
             progress=bool(self.verbose),
-            **self._fitting(seed),
+            seed=seed,
+            flow_options=self.flow_options,
+            training={name: getattr(self, name) for name in names},
         )
-
-    def _refit(
-        self, choice: Choice, units: Mapping[str, Weighted], seed: int
-    ) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        """The chosen candidate, fitted to the rows that trained and to those that judged."""
-        fitter = CandidateFitter(*_join_rows(units), **self._fitting(seed))
-        return fitter.fit(choice.candidate), fitter.log
-
-    def _fitting(self, seed: int) -> dict[str, Any]:
-        """How candidates are fitted."""
-        names = ("learning_rate", "batch_size", "max_epochs", "patience")
-        return {
-            "contiguous": self.order is not None,
-            "seed": seed,
-            "flow_options": self.flow_options,
-            "training": {name: getattr(self, name) for name in names},
-        }
 
     def _calibrate_out_of_fold(
         self,
