@@ -28,6 +28,7 @@ test-matrix:
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell src docs examples studies tools .github *.md
 	$(BIN)/mypy
 
 format: $(INSTALLED)

@@ -32,18 +32,19 @@ def main(folder: Path) -> None:
     left.scatter(*y_test[middle][:800].T, s=5, color="0.75", label="latents of new points at x = 0")
     angle = torch.linspace(0, 2 * torch.pi, 200, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()], 1)
-    for (name, model), color in zip(models.items(), ("C0", "C3"), strict=True):
+    for (name, model), colour in zip(models.items(), lc.plots.COLOURS, strict=False):
         at = model(torch.zeros(len(angle), 1, dtype=torch.float64))
         radius = at.base.radius.icdf(torch.full((len(angle),), 0.9, dtype=torch.float64))
         edge = model.decode(radius[:, None] * circle, at.x)
-        left.plot(*edge.T, color=color, label=f"90 % region, {name}")
-        right.plot(*coverage_by_x(model, x_test, y_test), color=color, label=name)
-    left.set(title="Direction: a circle around the origin is no shape for it", aspect="equal")
-    left.set(ylim=(-3.5, 5.2))
+        left.plot(*edge.T, color=colour, label=f"90 % region, {name}")
+        right.plot(*coverage_by_x(model, x_test, y_test), color=colour, label=name)
+    left.set(title="Direction: the latents are not round", aspect="equal")
+    left.set(ylim=(-3.5, 5.2), xlabel="$z_1$", ylabel="$z_2$")
     right.axhline(0.9, color="0.6", linestyle="--", linewidth=1)
-    right.set(title="Dependence on x: right on average, wrong everywhere", xlabel="x", ylabel="coverage")
-    left.legend(loc="upper left", frameon=False)
-    right.legend(loc="lower left", frameon=False)
+    right.set(title="Dependence on x: calibrated on average only", xlabel="x", ylabel="coverage")
+    for ax, place in ((left, "upper left"), (right, "lower left")):
+        ax.legend(loc=place, frameon=False)
+        ax.spines[["top", "right"]].set_visible(False)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "beyond_one_radius.png", dpi=110)
 

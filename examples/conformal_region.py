@@ -31,7 +31,8 @@ def main(folder: Path) -> None:
 
     region = lc.conformal_region(flow, *calibration, coverage=[0.5, 0.9])
     ax = region.plot(x_new[:1])
-    ax.plot(*y_new[:1].T, "k.", label="what happened")
+    ax.plot(*y_new[:1].T, "k.", label="observed")
+    ax.legend(frameon=False)
     ax.set(title="50 % and 90 % at one x", xlabel="$y_1$", ylabel="$y_2$")
     folder.mkdir(parents=True, exist_ok=True)
     ax.figure.savefig(folder / "conformal_region.png", dpi=110)

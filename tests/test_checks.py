@@ -1,18 +1,24 @@
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
+import latentcal as lc
 import same
 from latentcal.base import standard_normal, uniform_ball
-from latentcal.checks import check_flow
+from latentcal.checks import PROMISES, check_flow
 from latentcal.flows import LinearGaussianFlow, Standardized
+from latentcal.radius import Chi
 from toys import NormalCDFFlow, SinhFlow, scaled_gaussian
 
 
 def _data(generator, n=40, d=2, dtype=torch.float64):
     return (torch.randn(n, d, generator=generator).to(dtype) for _ in range(2))
+
+
+CONTRACT = dict(zip(PROMISES, lc.testing.flow_checks(), strict=True))
 
 
 def _failed(report):
@@ -45,7 +51,20 @@ class _Wrong(SinhFlow):
         self.fault, self.calls, self.cache = fault, 0, []
         self.dropout = nn.Dropout()
 
+    def with_base(self, base):
+        return (
+            copy.deepcopy(super().with_base(base)) if self.fault == "copied maps" else super().with_base(base)
+        )
+
     def encode(self, y, x=None):
+        if self.fault == "in place":
+            y += 1.0
+        if self.fault == "modes":
+            self.dropout.eval()
+        if self.fault == "counter":
+            self.weight.data += 1e-9
+        if self.fault == "global random state":
+            torch.rand(1)
         if self.fault == "broadcast" and y.dim() > 2:
             raise RuntimeError("cannot broadcast")
         if self.fault == "one_y" and len(y) != len(x):
@@ -62,6 +81,8 @@ class _Wrong(SinhFlow):
             z = z + 1e-3 * self.calls
         if self.fault == "nan_later" and self.calls > 1:
             log_abs_det = log_abs_det * math.nan
+        if self.fault == "own base":
+            z = z * (1.0 if isinstance(self.base.radius, Chi) else 1.01)
         if self.fault == "batch":
             z = z - 1e-2 * z.mean(0)
         if self.fault == "far":
@@ -80,9 +101,12 @@ class _Wrong(SinhFlow):
                 return y
         if self.fault == "far":
             z = z / 100
+        if self.fault == "noise":
+            z = z + 1e-3 * torch.randn_like(z)
         if self.fault == "overflow":
             return super().decode(z, x) * math.inf
-        return super().decode(z, x) * (1.01 if self.fault == "inverse" else 1.0)
+        y = super().decode(z, x) * (1.01 if self.fault == "inverse" else 1.0)
+        return y.float() if self.fault == "narrower" else y
 
 
 @pytest.mark.parametrize(
@@ -99,6 +123,14 @@ class _Wrong(SinhFlow):
         ("elementwise", ["shapes"]),
         ("nan", ["finite"]),
         ("overflow", ["round trip of base draws"]),
+        ("noise", ["samples"]),
+        ("narrower", ["samples"]),
+        ("copied maps", ["another base"]),
+        ("own base", ["another base"]),
+        ("in place", ["leaves the model alone"]),
+        ("modes", ["leaves the model alone"]),
+        ("counter", ["leaves the model alone"]),
+        ("global random state", ["leaves the model alone"]),
     ],
 )
 def test_each_fault_is_found_by_its_check(fault, expected, generator):
@@ -111,6 +143,32 @@ def test_each_fault_is_found_by_its_check(fault, expected, generator):
     assert expected[0] in str(error.value)
     assert "FAILED" in str(error.value)
     assert " ok " not in str(error.value)
+    assert PROMISES[expected[0]] in str(error.value)
+    for name in expected:
+        with pytest.raises(AssertionError, match=r"_Wrong: The flow does not keep its promises:\n"):
+            CONTRACT[name](_Wrong(fault), x, y)
+
+
+def test_every_promise_has_a_check_and_a_sound_flow_passes_each(generator):
+    x, y = _data(generator)
+    flow = SinhFlow(2)
+    log_prob = flow(x).log_prob(y)
+    for check in lc.testing.flow_checks():
+        check(flow, x, y, log_prob=log_prob)
+    lc.testing.check_flow_contract(flow, x, y, log_prob=log_prob)
+    with pytest.raises(AssertionError, match=r"density of the model +FAILED .* 1e-08"):
+        lc.testing.check_flow_contract(flow, x, y, log_prob=log_prob + 1e-6)
+    with pytest.raises(AssertionError, match=r"log_prob is \(39,\), the flow's \(40,\)"):
+        lc.testing.check_flow_contract(flow, x, y, log_prob=log_prob[1:])
+
+
+def test_single_checks_are_asked_for_by_name(generator):
+    x, y = _data(generator)
+    report = check_flow(_Wrong("log_det"), x, y, only=["finite", "samples"])
+    assert [check.name for check in report.checks] == ["finite", "samples"]
+    assert report.passed
+    with pytest.raises(ValueError, match="no check 'sample' of flows; did you mean 'samples'"):
+        check_flow(SinhFlow(2), x, y, only=["sample"])
 
 
 def test_a_wrong_inverse_behind_a_cache_is_found(generator):
@@ -146,7 +204,7 @@ def test_what_cannot_be_checked_is_not_tried(generator):
     report = check_flow(scaled_gaussian(65, 1.0, torch.float32), None, y)
     assert report.passed
     assert "d = 65 is above 64" in str(report)
-    assert str(report).endswith("All 9 checks passed, 1 could not be tried.")
+    assert str(report).endswith("All 12 checks passed, 1 could not be tried.")
     rest = [check.passed for check in check_flow(_Wrong("elementwise"), x, x).checks[1:]]
     assert set(rest) == {None}
 
@@ -158,9 +216,9 @@ def test_the_report_is_a_table_with_a_verdict(generator, capsys):
     assert lines[0].split() == ["check", "error", "allowed"]
     assert lines[1].split() == ["shapes", "ok"]
     assert len(lines) == 2 + len(report.checks)
-    assert lines[-1] == "All 10 checks passed."
+    assert lines[-1] == "All 13 checks passed."
     wrong = str(check_flow(_Wrong("log_det"), x, y))
-    assert wrong.endswith("1 of 10 checks failed: log|det| against autograd.")
+    assert wrong.endswith("1 of 13 checks failed: log|det| against autograd.")
     assert capsys.readouterr().out == ""
 
 

@@ -92,3 +92,14 @@ def test_the_share_of_rows_within_other_rows_is_estimated_from_two_sketches(gene
     half = Fingerprint.of(x[2500:3500], y[2500:3500]).share_within(trained)
     assert abs(half - 0.5) < 0.3  # about 85 hashes are compared: five standard errors
     assert Fingerprint.of(x[:300], y[:300]).share_within(Fingerprint()) == 0
+
+
+@pytest.mark.parametrize("distinct", [3, 200, 300, 20_000])
+def test_the_kept_hashes_are_the_smallest_of_all_however_many_copies_there_are(distinct):
+    x, y = _data(distinct)
+    rows = torch.randint(distinct, (20_000,), generator=torch.Generator().manual_seed(1))
+    hashes = _row_hashes(x[rows], y[rows])
+    kept = Fingerprint.of(x[rows], y[rows])
+    assert kept.hashes == tuple(np.unique(hashes)[:256].tolist())
+    part = x[rows[:500]], y[rows[:500]]
+    assert kept.matches(*part) == {*kept.hashes} & {*_row_hashes(*part).tolist()}

@@ -46,10 +46,24 @@ def test_log_prob_is_the_known_density_for_every_leading_shape(shape, generator)
         torch.testing.assert_close(pred.log_prob(y), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_an_empty_batch_is_a_batch():
-    pred = _linear()(torch.zeros(0, 3))
-    assert pred.log_prob(torch.zeros(5, 0, 2)).shape == (5, 0)
-    assert pred.sample((5,)).shape == (5, 0, 2)
+class WantsRows(NormalCDFFlow):
+    """As models of other libraries, which may not take arrays without rows."""
+
+    def encode(self, y, x=None):
+        return super().encode(y, x.reshape(len(x), -1))
+
+    def decode(self, z, x=None):
+        return super().decode(z, x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("flow", [_linear(), WantsRows(1.0)], ids=["linear", "wants rows"])
+def test_an_empty_batch_is_a_batch(flow):
+    pred, dim = flow(torch.zeros(0, 3)), flow.base.dim
+    assert pred.log_prob(torch.zeros(5, 0, dim)).shape == (5, 0)
+    assert pred.latent(torch.zeros(5, 0, dim)).shape == (5, 0, dim)
+    assert pred.latent_norm(torch.zeros(0, dim)).dtype == torch.float64
+    for draw in (pred.sample, pred.rsample):
+        assert draw((5,)).shape == (5, 0, dim)
 
 
 def test_the_answer_comes_in_the_dtype_of_y(generator):

@@ -109,3 +109,14 @@ def test_norms_are_values():
     assert Euclidean() == Euclidean()
     assert Euclidean() != MaxNorm()
     assert repr(L1()) == "L1()"
+
+
+@each_norm
+def test_no_point_of_the_ball_is_higher_than_the_farthest(norm, generator):
+    slope = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    farthest = norm.farthest(slope)
+    torch.testing.assert_close(norm(farthest), torch.ones(6, dtype=torch.float64))
+    rim = norm.sample_direction((5000,), 4, generator)
+    height = (slope * farthest).sum(-1)
+    assert bool(((rim @ slope.T).amax(0) <= height + 1e-12).all())
+    assert bool(((rim @ slope.T).amax(0) > 0.7 * height).all())  # control: some come close

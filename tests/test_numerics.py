@@ -6,6 +6,7 @@ import torch
 
 import same
 from latentcal._internal.numerics import (
+    ascending,
     broadcast_leading,
     log1mexp,
     solve_increasing,
@@ -143,3 +144,13 @@ def test_leading_dimensions_are_broadcast_against_each_other():
 def test_leading_dimensions_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"x \(7, 3\) and y \(8, 2\) do not broadcast"):
         broadcast_leading(torch.zeros(7, 3), torch.zeros(8, 2))
+
+
+def test_sorting_by_numpy_is_sorting_by_torch(generator):
+    values = torch.randn(5, 7, 3, generator=generator).round(decimals=1)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64):
+        for dim in (0, 1, -1):
+            each = (10 * values).to(dtype)
+            assert torch.equal(ascending(each, dim), each.sort(dim).values)
+    values.requires_grad_()
+    assert ascending(values).grad_fn is not None

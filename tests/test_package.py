@@ -39,7 +39,7 @@ LAYERS = [
     {"preranks", "pit", "checks", "flows", "adapters"},
     {"events", "recalibration", "conformal", "outputs"},
     {"model_classes", "model_schema", "files", "preprocessing", "tables", "splits"},
-    {"diagnostics", "estimator"},
+    {"diagnostics", "estimator", "testing"},
     {"cli"},
     {"__main__"},
 ]

@@ -311,7 +311,7 @@ def test_whenever_a_process_is_killed_the_old_or_the_new_model_is_there(tmp_path
     """There was a moment without any model. A model that is half written fails to load."""
     folder = tmp_path / "model"
     lc.save(lc.radius.Chi(3), folder)
-    for _ in range(5):
+    for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, folder], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()

@@ -235,5 +235,7 @@ def test_paths_have_bands_draws_and_what_came(generator):
     widest = next(artist for artist in ax.collections if artist.get_gid() == "band")
     corners = widest.get_paths()[0].vertices[:, 1]
     assert corners.max() == pytest.approx(float(samples.double().quantile(0.95, 0).max()), abs=1e-6)
+    outer, inner = (patch.get_facecolor()[3] for patch in ax.get_legend().get_patches())
+    assert inner > outer  # so that the legend tells the bands apart
     with pytest.raises(ValueError, match=r"\(s, d\)"):
         paths(samples[None])

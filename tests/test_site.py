@@ -1,6 +1,7 @@
 """Links lead somewhere, the reference names all that is public, and the site asks no other server."""
 
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -80,6 +81,46 @@ def test_links_that_lead_nowhere_are_found(tmp_path, monkeypatch):
     assert broken(page) == ["gone.md", "there.md#no", "gone.png", "#no"]
 
 
+def navigation() -> ModuleType:
+    """The module that orders the pages of the site."""
+    specification = importlib.util.spec_from_file_location("site_navigation", DOCS / "navigation.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def listed(entry: object) -> list[str]:
+    """Pages below an entry of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in listed(part)]
+
+
+def test_the_navigation_has_every_page_once_under_what_a_reader_asks():
+    found = navigation().navigation(DOCS)
+    titles = [title for section in found for title in section]
+    assert titles == [
+        *("Start", "You have …", "Concepts", "Guides", "Results", "Reference", "Extending", "Changelog"),
+    ]
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(listed(found)) == sorted([*pages, "changelog.md"])
+
+
+def test_a_new_page_has_a_place_in_the_navigation(tmp_path):
+    (tmp_path / "how_to").mkdir()
+    (tmp_path / "how_to" / "something_new.md").write_text("# Do something new\n")
+    section = next(part["Guides"] for part in navigation().navigation(tmp_path) if "Guides" in part)
+    assert "how_to/something_new.md" in section
+
+
+@pytest.mark.parametrize(
+    "page", [*(DOCS / "how_to").glob("*.md"), *(DOCS / "start").glob("*.md")], ids=lambda p: p.stem
+)
+def test_titles_of_guides_are_short_and_no_questions(page):
+    title = page.read_text().partition("\n")[0]
+    assert re.fullmatch(r"# (?!How to|You have)[^?]{3,60}", title)
+
+
 def test_every_block_of_code_names_a_language():
     """A slip here would leave a block that is neither run nor compared."""
     opened = {str(page): re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2] for page in PAGES}
@@ -112,6 +153,31 @@ def test_nothing_is_described_twice():
 
 def test_the_citation_has_the_version_of_the_package():
     assert f"version: {latentcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def rows(page: str) -> list[list[str]]:
+    """Rows of the tables of a page, headings included."""
+    lines = re.findall(r"^\| (.*) \|$", (DOCS / page).read_text(), re.MULTILINE)
+    return [line.split(" | ") for line in lines]
+
+
+def test_the_page_on_security_lists_the_packages_of_the_project():
+    pytest.importorskip("tomllib")
+    from tools.licences import named_packages
+
+    listed = {name: groups for name, groups, *_ in rows("concepts/security.md")}
+    named = {name: ", ".join(groups) for name, groups in named_packages().items()}
+    assert named == {name: listed.get(name) for name in named}, "run python tools/licences.py --write"
+
+
+def test_the_page_of_versions_has_those_of_the_project():
+    needed, pinned = (ROOT / "pyproject.toml").read_text(), (ROOT / "constraints.txt").read_text()
+    _, python, *packages = rows("reference/versions.md")
+    assert f'requires-python = ">={python[1]}"' in needed
+    assert len(packages) == 5
+    for name, lowest, tested in packages:
+        assert f'"{name}>={lowest}"' in needed
+        assert f"{name}=={tested}\n" in pinned
 
 
 class Requests(HTMLParser):
@@ -156,6 +222,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path):
         '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
         in pages[tmp_path / "concepts" / "base_swap.html"]
     )
+    assert "Changelog" in pages[tmp_path / "changelog.html"]
     assert 'id="latentcal.recalibrate"' in pages[tmp_path / "reference" / "recalibration.html"]
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         recalibration as recalibration,
         splits as splits,
         tables as tables,
+        testing as testing,
         toy as toy,
         transport as transport,
     )
@@ -130,7 +131,7 @@ __getattr__, __dir__, __all__ = attach(
     [
         *("adapters", "base", "checks", "conformal", "diagnostics", "estimator", "events", "files", "flows"),
         *("metrics", "norms", "outputs", "pit", "plots", "preranks", "radius", "recalibration", "splits"),
-        *("tables", "toy", "transport"),
+        *("tables", "testing", "toy", "transport"),
     ],
 )
 __all__ += ["__version__"]

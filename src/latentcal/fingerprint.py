@@ -54,8 +54,10 @@ class Fingerprint:
 
     def matches(self, x: Any, y: Any) -> frozenset[int]:
         """The kept hashes that occur among the given rows."""
-        own = np.array(self.hashes, dtype=np.uint64)
-        return frozenset(own[np.isin(own, _row_hashes(x, y))].tolist())
+        if not self.hashes:
+            return frozenset()
+        hashes = _row_hashes(x, y)
+        return frozenset(hashes[hashes <= self.hashes[-1]].tolist()).intersection(self.hashes)
 
     def share_of(self, x: Any, y: Any) -> float:
         """Estimated share of the fingerprinted rows that occur among the given rows."""
@@ -76,7 +78,7 @@ class Fingerprint:
 
     def _with(self, hashes: _Hashes) -> Fingerprint:
         own = np.array(self.hashes, dtype=np.uint64)
-        return Fingerprint(tuple(np.unique(np.concatenate([own, hashes]))[:SIZE].tolist()))
+        return Fingerprint(tuple(_smallest(np.concatenate([own, hashes])).tolist()))
 
 
 def warn_of_reuse(share: float, statement: str, stacklevel: int = 3) -> None:
@@ -105,9 +107,20 @@ def _row_hashes(x: Any, y: Any) -> _Hashes:
             bits = (
                 (piece + np.float32(0)).view(np.uint32).astype(np.uint64)
             )  # + 0: the two zeros are one number
-            hashes[start : start + step] += (bits * multipliers).sum(axis=1, dtype=np.uint64)
+            hashes[start : start + step] += bits @ multipliers
         first_column += rows.shape[1]
     return _mix(hashes)
+
+
+def _smallest(hashes: _Hashes) -> _Hashes:
+    """The 256 smallest distinct hashes, ascending; without sorting all where few are copies."""
+    count = 4 * SIZE
+    while count < len(hashes):
+        kept = np.unique(np.partition(hashes, count)[:count])
+        if len(kept) >= SIZE:
+            return kept[:SIZE]
+        count *= 16
+    return np.unique(hashes)[:SIZE]
 
 
 def _mix(values: _Hashes) -> _Hashes:

@@ -215,14 +215,14 @@ class FlowDistribution(Distribution):
         """Float64 latent of y and its norm, (..., d) -> (..., d), (...)."""
         y = self.accept(to_tensor(y, "y"))
         with full_precision(self.flow):
-            z = self.flow.latent(y, self.context)
+            z = self.flow.latent(y, self.context) if y.numel() else y
         return z.to(torch.float64), self._norm_of(z, y)
 
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
         y = self.accept(to_tensor(y, "y"))
-        with full_precision(self.flow):
-            z, log_abs_det = self.flow.encode(y, self.context)
+        with full_precision(self.flow):  # the models of other libraries may not take arrays without rows
+            z, log_abs_det = self.flow.encode(y, self.context) if y.numel() else (y, y.sum(-1))
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
             raise ValueError(
@@ -304,7 +304,7 @@ class FlowDistribution(Distribution):
             dtype = self.x.dtype if floating else torch.get_default_dtype()  # type: ignore[union-attr]
         z = latent(tuple(shape[:-1]), generator, dtype).to(device)
         with full_precision(self.flow):
-            y = self.flow.decode(z, self.context)
+            y = self.flow.decode(z, self.context) if z.numel() else z
         if y.shape != shape:
             raise ValueError(f"decode gave y of shape {tuple(y.shape)} for z {tuple(z.shape)}.")
         return y

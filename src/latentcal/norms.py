@@ -34,6 +34,10 @@ class Norm:
         """Float64 directions (*shape, dim) of norm 1, those of points drawn uniformly from the unit ball."""
         raise NotImplementedError
 
+    def farthest(self, slope: Tensor) -> Tensor:
+        """Points of norm 1 where linear functions of these slopes are largest, (..., d) -> (..., d)."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Euclidean(Norm):
@@ -58,6 +62,9 @@ class Euclidean(Norm):
         )
         return point / torch.linalg.vector_norm(point, dim=-1, keepdim=True)
 
+    def farthest(self, slope: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(slope, dim=-1)
+
 
 @dataclass(frozen=True)
 class MaxNorm(Norm):
@@ -79,6 +86,9 @@ class MaxNorm(Norm):
         side = torch.where(point.gather(-1, face) < 0, -1.0, 1.0).to(point)
         return point.scatter(-1, face, side)
 
+    def farthest(self, slope: Tensor) -> Tensor:
+        return torch.where(slope < 0, -1.0, 1.0).to(slope)
+
 
 @dataclass(frozen=True)
 class L1(Norm):
@@ -97,6 +107,10 @@ class L1(Norm):
         size = torch.empty(*shape, dim, dtype=torch.float64, device=device).exponential_(generator=generator)
         negative = torch.rand(*shape, dim, generator=generator, device=device) < 0.5
         return torch.where(negative, -size, size) / size.sum(dim=-1, keepdim=True)
+
+    def farthest(self, slope: Tensor) -> Tensor:
+        steepest = slope.abs().argmax(-1, keepdim=True)
+        return torch.zeros_like(slope).scatter(-1, steepest, slope.gather(-1, steepest).sign())
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,9 @@ class FirstCoordinate(Norm):
     ) -> Tensor:
         self._require_one_dimension(dim)
         return torch.ones(*shape, 1, dtype=torch.float64, device=_device_of(generator))
+
+    def farthest(self, slope: Tensor) -> Tensor:
+        return torch.ones_like(slope)
 
     def _require_one_dimension(self, dim: int) -> None:
         if dim != 1:

@@ -1,7 +1,7 @@
 r"""Does the advice of the report, followed to its end, leave a model worse than it was?
 
-    python -m studies.benchmarks.advice                      # what is missing, then the page; 15 CPU minutes
-    python -m studies.benchmarks.advice --page               # the page alone, docs/results/advice.md
+    python -m studies.benchmarks.advice                      # what is missing, then the pages; 15 CPU minutes
+    python -m studies.benchmarks.advice --page               # the pages alone, advice.md and advice_steps.md
 
 The tables are those of ``advice_tables``. Each is cut into 40 % of the rows to fit a ``FlowRegressor`` (its
 own validation and calibration rows included) and four parts of 15 %, or of 20 rows where these are more: to
@@ -43,7 +43,7 @@ from .advice_tables import IN_TIME, TABLES, Table
 from .resumable import RESULTS, append, read
 
 PATH = RESULTS / "advice.csv"
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "advice.md"
+PAGES = Path(__file__).parents[2] / "docs" / "results"
 SHARE, FEWEST = 0.15, 20  # rows of each part but that of the fit
 STEPS, DRAWS, LEVEL, BLOCKS = 3, 100, 0.9, 20
 QUICK = {"samples": 50, "permutations": 999}
@@ -246,7 +246,8 @@ def name_step(row: dict[str, str]) -> str:
 
 def write_table(rows: list[dict[str, str]]) -> str:
     """Each step a line, of the first cut of a table alone."""
-    heads = "table | flow | order | rows | step | NLL | energy score | coverage | change of NLL | of energy"
+    heads = "table | flow | order | test rows | step | NLL | energy score | coverage | change of NLL"
+    heads += " | change of energy score"
     lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
     for row in (row for row in rows if row["seed"] == "0"):
         first = row["step"] == "0"
@@ -264,9 +265,9 @@ def write_table(rows: list[dict[str, str]]) -> str:
 
 def write_counts(rows: list[dict[str, str]]) -> str:
     """How many steps and walks leave the rows that judge worse than before, or better."""
-    heads = "rows | walks | recalibrated by `fit` | steps of advice | from the first diagnosis to the end"
+    heads = "order of rows | runs | recalibrated by `fit` | advised steps | first diagnosis to the end"
     lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
-    names = {"none": "in no order", "declared": "in time, declared", "undeclared": "in time, not declared"}
+    names = {"none": "none", "declared": "time, declared", "undeclared": "time, not declared"}
     for order, words in names.items():
         mine = [row for row in rows if row["order"] == order]
         walks = {tuple(row[field] for field in Walk._fields): row for row in mine}
@@ -285,14 +286,14 @@ def write_counts(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def write_page(rows: list[dict[str, str]]) -> None:
-    """Put the tables between the marks of the page."""
-    text = PAGE.read_text()
-    for name, table in (("counts", write_counts(rows)), ("steps", write_table(rows))):
+def write_pages(rows: list[dict[str, str]]) -> None:
+    """Put the tables between the marks of their pages."""
+    tables = {"advice": ("counts", write_counts(rows)), "advice_steps": ("steps", write_table(rows))}
+    for page, (name, table) in tables.items():
+        text = (PAGES / f"{page}.md").read_text()
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text)
+        (PAGES / f"{page}.md").write_text(f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--flows", nargs="*", choices=list(FLOWS), default=list(FLOWS))
     parser.add_argument("--out", type=Path, default=PATH)
-    parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument("--page", action="store_true", help="write the pages alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     done = {tuple(row[field] for field in Walk._fields) for row in read(arguments.out)}
@@ -311,7 +312,7 @@ def main() -> None:
                 append(arguments.out, row)
                 print(*walk, *(row[key] for key in ("step", "did", "outcome")), sep=" | ", flush=True)
     if arguments.out == PATH:
-        write_page(read(PATH))
+        write_pages(read(PATH))
 
 
 if __name__ == "__main__":

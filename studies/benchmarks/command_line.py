@@ -1,4 +1,4 @@
-"""The stories of docs/how_to/command_line.md and docs/tutorials/first_table.md, as a terminal shows them.
+"""Terminal sessions shown in docs/how_to/command_line*.md and docs/tutorials/first_table.md.
 
     LATENTCAL_DATA=... python -m studies.benchmarks.command_line households
     python -m studies.benchmarks.command_line cars

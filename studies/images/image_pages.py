@@ -32,15 +32,15 @@ PUBLISHED_SECONDS = {"HDR-R": 183_182.0, "LR": 1_259.0}
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "images.md"
 TITLES = {"mnist": "MNIST, 28 x 28 (d = 784)", "afhq": "AFHQ, 32 x 32 in colour (d = 3,072)"}
 SEEN = {  # what an eye makes of the pictures
-    "mnist": "Nearly all digits can be read.",
-    "afhq": "Colours, textures of fur, here and there eyes and a snout; no whole faces.",
+    "mnist": "Nearly all digits are legible.",
+    "afhq": "There are colours, textures of fur and some eyes and snouts, but no whole faces.",
 }
 INTRODUCTION = """\
 # Images, before and after
 
-TarFlows, trained on a CPU and recalibrated: the image experiment of Dheur and Ben Taieb (NeurIPS 2025), on
-smaller images. This page is written by `python -m studies.images.image_pages` from the records in
-`studies/benchmarks/results`, and those by
+This page repeats the image experiment of Dheur and Ben Taieb (NeurIPS 2025) on smaller images: TarFlows are
+trained on a CPU and recalibrated. `python -m studies.images.image_pages` writes this page from the records
+in `studies/benchmarks/results`. These commands made the records:
 
 ```sh
 python -m studies.images --data mnist --threads 1
@@ -49,21 +49,28 @@ python -m studies.benchmarks.large_images
 python -m studies.benchmarks.tarflow_sampling
 ```
 
-How to run the published flow at 256 x 256 is told in
-[How to train and recalibrate a flow on images](../how_to/images.md).
+[Train and recalibrate a flow on images](../how_to/images.md) shows how to run the published flow at
+256 x 256.
 
-**What is compared.** BASE is the flow as trained. LR is `recalibrate` with its default law, LR-KDE the
-published one (a gamma KDE), "LR by class" has a law for each class. Calibration on *train* images is the
-paper's; *held-out* images were set aside from the training part beforehand, and nothing was chosen by them.
-Both are as many. Each of the evaluations draws the noise of all images, calibration and test, anew; ± is the
-standard error over them: how far the noise moves a figure, and neither what other images nor what another
-training would do. Changes of BPD are paired. L-ECE lies between 0 and about 0.5; n images of a calibrated
-flow have about 0.31/√n.
+## What is compared
 
-**Read with care.** An earlier, shorter training on MNIST was first evaluated on the first 4,000 test images
-(held-out L-ECE 0.020); test images are drawn at random since then. That flow, after 100,000 images, had an
-L-ECE of 0.194, and one on AFHQ after 30,000 images 0.111: how far off the norms are depends on how long
-a flow was trained, and recalibration brought all of them to about 0.01.
+- **Methods.** BASE is the flow as trained. LR is `recalibrate` with its default law, LR-KDE uses the
+  published law (a gamma KDE), and *LR by class* has one law per class.
+- **Calibration images.** The paper calibrates on *train* images. The *held-out* images were set aside before
+  training and not used for any choice. There are equally many of both.
+- **Standard errors.** Each evaluation draws new noise for all calibration and test images; ± is the standard
+  error over evaluations. It shows the effect of the noise, but not that of other images or another training.
+  Changes of BPD (bits per dimension) are paired.
+- **L-ECE** lies between 0 and about 0.5. For n images and a calibrated flow, it is about 0.31/√n.
+- **Length of training.** The calibration error depends on how long a flow was trained. An earlier flow on
+  MNIST had an L-ECE of 0.194 after 100,000 images, and one on AFHQ had 0.111 after 30,000 images.
+  Recalibration reduced all of them to about 0.01.
+- **Test images.** The earlier flow on MNIST was first evaluated on the first 4,000 test images (held-out
+  L-ECE 0.020). Since then, test images are drawn at random.
+"""
+COMMITS = """\
+The records of MNIST and AFHQ and the calibration times are from commit 98eb83d, those of 256 x 256 images
+and of sampling from commit cd3163b, when the kernels of the default law all had the same width.
 """
 
 
@@ -96,13 +103,13 @@ def study(data: str) -> str:
     lines = [
         f"## {TITLES[data]}",
         "",
-        f"A flow of {training['parameters'] / 1e6:.2f} million weights, trained on images with noise of",
-        f"standard deviation {about.noise.std:g}: {training['steps']:,} of the {training['planned']:,} steps",
-        f"of its schedule, {training['images']:,} images, {cpu:.0f} minutes of processor time, {wall:.0f}",
-        f"minutes by the clock with {_threads(training)}. BPD of 1,000 held-out images {bpd:.3f}",
-        f"(after step {step:,}). {evaluations} evaluations, {about.calibration:,} images to calibrate on,",
-        f"{tested:,} test images. Those of a calibrated flow would have an L-ECE of about",
-        f"{0.31 / tested**0.5:.4f}; these have {before:.3f} before recalibration.",
+        f"The flow has {training['parameters'] / 1e6:.2f} million weights and was trained on images with",
+        f"noise of standard deviation {about.noise.std:g}. It made {training['steps']:,} of the",
+        f"{training['planned']:,} steps of its schedule with {training['images']:,} images, in {cpu:.0f}",
+        f"minutes of processor time ({wall:.0f} minutes of wall-clock time with {_threads(training)}). After",
+        f"step {step:,}, the BPD of 1,000 held-out images was {bpd:.3f}. There are {evaluations} evaluations",
+        f"with {about.calibration:,} calibration images and {tested:,} test images. The L-ECE of a",
+        f"calibrated flow would be about {0.31 / tested**0.5:.4f}; it is {before:.3f} before recalibration.",
         "",
         scores_table(records),
         "",
@@ -112,11 +119,11 @@ def study(data: str) -> str:
         "",
     ]
     if data == "afhq":
-        lines += ["Beside the published figures (the published law, calibrated on training images):", ""]
+        lines += ["Compared with the published figures (published law, calibrated on training images):", ""]
         lines += [beside_published(records, "train"), ""]
     lines += [
-        "Samples: before; after, from the same latents; after, with the noise of training taken away",
-        f"(`denoise`). {SEEN[data]}",
+        "Samples before recalibration (left), after it from the same latents (middle), and after it with the",
+        f"training noise removed by `denoise` (right). {SEEN[data]}",
         "",
         f"![Samples of {data} before, after, and denoised](../images/images/{data}.png)",
         "",
@@ -137,10 +144,10 @@ def calibration_time() -> str:
     measured = found["measured"]["HDR-R"]
     there = PUBLISHED_SECONDS
     return f"""\
-## Time of calibration
+## Calibration time
 
-On {found["images"]:,} MNIST images, one thread, processor time. LR was measured on all of them. HDR-R, which
-draws 100 samples for every image, was measured on {measured["images"]} of them
+The table shows the processor time of one thread for {found["images"]:,} MNIST images. LR was measured on all
+of them. HDR-R draws 100 samples per image; it was measured on {measured["images"]} images
 ({measured["cpu seconds"]:.1f} s) and **extrapolated** in proportion.
 
 | | LR | HDR-R | ratio |
@@ -148,7 +155,7 @@ draws 100 samples for every image, was measured on {measured["images"]} of them
 | here, MNIST | {lr:,.1f} s | {hdr:,.0f} s (extrapolated) | {hdr / lr:,.0f} |
 | published, CIFAR-10 | {there["LR"]:,.0f} s | {there["HDR-R"]:,.0f} s | {there["HDR-R"] / there["LR"]:,.0f} |
 
-Of the time of LR, {found["seconds of the fit itself"]:.2f} s are the fit of the law; the rest is one pass of
+Fitting the law takes {found["seconds of the fit itself"]:.2f} s of the time of LR; the rest is one pass of
 the images through the flow.
 """
 
@@ -162,23 +169,24 @@ def large() -> str:
     return f"""\
 ## 256 x 256 in colour (d = 196,608)
 
-(Measured when the kernels of the default law had one width.)
-
-An untrained, tiny TarFlow on synthetic images, {whole["images"]:,} to calibrate on and as many to test, one
-thread: it shows that the arithmetic holds at this size, not what a good flow would gain.
+The flow is a tiny, untrained TarFlow, and the images are synthetic: {whole["images"]:,} for calibration and
+as many for testing, with one thread. This shows that the computation works at this size, not what a good flow
+would gain.
 
 | | BASE | LR |
 |---|---|---|
 | L-ECE | {whole["L-ECE, base"]:.4f} | {whole["L-ECE, recalibrated"]:.4f} |
 | BPD | {whole["BPD, base"]:.5f} | {whole["BPD, recalibrated"]:.5f} |
 
-Everything finite: {"yes" if whole["all finite"] else "no"}. Peak of resident memory
-{whole["peak, MB"]:.0f} MB, of which {whole["peak before, MB"]:.0f} MB are torch and the flow before the first
-image; with a quarter of the images it is {quarter["peak, MB"]:.0f} MB. All images at once would be
-{gigabytes:.1f} GB. (The benchmark sets `MALLOC_MMAP_THRESHOLD_=1048576`, for glibc's heap fragments otherwise
-and once reached 2.6 GB.) Recalibration took {whole["recalibration, cpu s"]:.0f} s of processor time, six
-samples {whole["6 samples, cpu s"]:.1f} s; decode(encode(y)) is off by at most
-{whole["largest error of decode(encode(y))"]:.1g}.
+- All values are finite: {"yes" if whole["all finite"] else "no"}.
+- The peak of resident memory is {whole["peak, MB"]:.0f} MB, of which torch and the flow use
+  {whole["peak before, MB"]:.0f} MB before the first image. With a quarter of the images, it is
+  {quarter["peak, MB"]:.0f} MB. All images at once would need {gigabytes:.1f} GB.
+- The benchmark sets `MALLOC_MMAP_THRESHOLD_=1048576`. Without it, the heap of glibc fragments, and memory
+  once reached 2.6 GB.
+- Recalibration took {whole["recalibration, cpu s"]:.0f} s of processor time, and six samples took
+  {whole["6 samples, cpu s"]:.1f} s.
+- The largest error of decode(encode(y)) is {whole["largest error of decode(encode(y))"]:.1g}.
 """
 
 
@@ -190,8 +198,9 @@ def sampling() -> str:
     lines = [
         "## Sampling with cached keys and values",
         "",
-        f"Against recomputing all earlier patches for every next one; {found['flow']}, one thread,",
-        f"processor time, medians of {found['turns']}.",
+        "TarFlow caches keys and values while it samples. The table compares this with recomputing all",
+        f"earlier patches for each new one ({found['flow']}, one thread, processor time, medians of",
+        f"{found['turns']}).",
         "",
         "| | patches | cached | recomputed | ratio |",
         "|---|---|---|---|---|",
@@ -202,11 +211,11 @@ def sampling() -> str:
         for name, row in cases.items()
     ]
     low = [name for name, row in cases.items() if row["ratio"] < 5]
-    lines += ["", "The ratio grows with the number of patches and of samples drawn at a time."]
+    lines += ["", "The ratio grows with the number of patches and the number of samples per call."]
     if low:
         lines += [
-            f"Below 5: {'; '.join(low)}.",
-            "There, calling the layers costs more than what they compute.",
+            f"It is below 5 for: {'; '.join(low)}.",
+            "In these cases, the overhead of calling the layers exceeds the computation.",
         ]
     lines.append("")
     return "\n".join(lines)
@@ -293,7 +302,7 @@ def _shown(found: Estimate | None, digits: int, sign: str = "") -> str:
 
 
 def main() -> None:
-    sections = [INTRODUCTION, *map(study, TITLES), large(), calibration_time(), sampling()]
+    sections = [INTRODUCTION, *map(study, TITLES), large(), calibration_time(), sampling(), COMMITS]
     PAGE.write_text("\n".join(section for section in sections if section))
 
 

@@ -28,6 +28,18 @@ from .published import published_figure
 from .spec import WEIGHTS
 from .study_cells import Cells, short_name
 from .study_tables import tables_of, times_table
+from .study_words import (
+    ABOUT,
+    CAUSES,
+    ENERGY,
+    INTRODUCTION,
+    LAST,
+    MISSES,
+    RECORDS,
+    REPRODUCED,
+    STACKED,
+    WHAT_IS_COMPARED,
+)
 
 Records = Sequence[dict[str, Any]]
 
@@ -51,91 +63,6 @@ SHOWN = {
 }
 """Figures of each suite by file name, and what they show."""
 
-ABOUT = {
-    "convex-potential": "A convex potential flow of one size (two layers of 40), patience 60.",
-    "maf": "A spline autoregressive flow of one size (three transforms, two layers of 64), patience 30.",
-    "flow-matching": "A velocity field of one size (three layers of 64), patience 30.",
-    "misspecified": "The convex potential flow after two epochs: deliberately poor.",
-}
-INTRODUCTION = """\
-The study of Dheur and Ben Taieb (NeurIPS 2025) on all of its data sets that are complete here, beside
-the published figures. This page and [its tables](tabular_study_tables.md) are written by
-`python -m studies.tabular.write_pages` from `studies/benchmarks/results/tabular_study.jsonl.gz`, and the
-records there by
-
-```sh
-suites="misspecified convex-potential maf flow-matching"
-small="slump edm atp7d sf1 oes97 atp1d jura oes10 enb wq sf2 scpf"
-large="ansur2 households scm20d rf1 air births1 births2 wage house bio blog_data calcofi taxi"
-radial="BASE LR-KDE LR-stacked"
-others="LR-spline LR-aligned LR-conditional auto"
-python -m studies.tabular run $suites --seeds 5 --datasets $small
-# of the last four sets three seeds
-python -m studies.tabular run $suites --seeds 5 --datasets $large --methods $radial $others --no-samples
-python -m studies.tabular run $suites --seeds 1 --datasets $large --methods HDR-R --no-samples
-python -m studies.tabular run $suites --seeds 1 --datasets $large --methods $radial auto  # in part
-python -m studies.tabular run convex-potential --weights last --seeds 5 --methods $radial --no-samples
-```
-"""
-WHAT_IS_COMPARED = """\
-**What is compared.** One size and one learning rate for all data sets, where the published flows were
-tuned on a grid; 65 % of the rows train, 20 % decide when to stop *and* calibrate, as published, 15 %
-test. The published figures are of the weights of the last epoch, 30 past the best; ours are of the best
-epoch, except for "last weights". Convex potential flows moreover train with patience 60 instead of 30, so
-their best epoch may lie after the published stop: best and last weights differ in the choice of the epoch
-*and* in the length of training ([how often, and by how
-much](tabular_study_tables.md#the-weights-of-the-last-epoch)). CAL and TAX have other
-rows than the published ones: another subset of a database that has grown, and six months of cabs instead of
-one. LR-KDE is the published LR. Methods of one run share their flow,
-their split and the random numbers of their samples, so that their differences are paired.
-The exact test of the ladder's first step (`auto`) was added after its absence had cost most on edm, enb, jura
-and slump of seed 0: on those cells `auto` is flattered. Energy score, HDR-ECE, volume, and the step of HDR-R
-from the NLL of BASE rest on at most 2,000 test rows; some methods and seeds of the larger sets were measured
-without samples, by `--methods` and `--no-samples`, as the tables say.
-"""
-LAST = """\
-Weights of the epoch at which the published rule stops, the first that is 30 past the best so far. These
-figures are the ones to be compared with the published ones. The best weights above are those of the best
-epoch of a longer training, with patience 60. Where that epoch comes before the published stop, the two
-differ in the choice of the epoch alone; where it comes after, in the length of training, too. NLL of the best
-weights minus that of the last ones, median over trainings, and in how many it is negative:
-"""
-REPRODUCED = """\
-Data sets, of those with two seeds or more, on which our mean is better than the published one or worse by at
-most two joint standard errors; in brackets the others, in joint standard errors. With three seeds a standard
-error is itself uncertain by half, and of 25 sets with nothing but noise one would be an exception.
-"""
-MISSES = """\
-**Why not.** BASE has one size, one learning rate (0.001) and one patience for all sets. Below are the
-exceptions of which other settings were tried (`python -m studies.tabular.other_settings`): the largest
-learning rate of the published grids, their largest number of layers or transforms, and a patience of
-300 epochs. In brackets: the change from the study's own runs on the same seeds, and how many these are.
-"""
-CAUSES = """\
-- *Learning rate*: flows that are stopped after two epochs are as good as it lets them be, and HO1 asks for a
-  larger one, too. SLU and ENB make two steps in two epochs, and stay near the initial weights at any rate.
-- *Choice*, perhaps: of two runs on AIR with five layers one lies below print and the other where ours do. The
-  published flows are the best of a grid, by validation loss.
-- *Atoms*: WAG has an output with two values, BI1 and BI2 have counts and classes. No density is too high
-  there: the loss falls for as long as training goes on, and what the NLL says is when it was stopped. More
-  patience brings it down, that of BI2 below print, that of WAG part of the way.
-- *Unknown*: RF1 and BLO under maf. A higher rate does not bring them to print; depth and patience were not
-  tried.
-
-The L-ECE of LR-KDE misses on SF1 and SF2, whose norms have jumps that no continuous law follows; what
-stands there at two to two and a half standard errors is what noise alone does to about four of 100 cells.
-"""
-STACKED = """\
-The weights of the stack and the widths of its kernels were chosen by looking at LR-KDE and LR-stacked on
-these very sets with fewer than 1,100 rows (seeds 0 to 4), so that column does not confirm the choice; the
-larger sets and [norms of known law](radius_laws.md) do.
-"""
-ENERGY = """\
-Recalibration is fitted to the likelihood, and the energy score, which weighs distances in y, need not follow.
-Cells in which a method changes it by more than two paired standard errors, of those with two seeds or more,
-and the median change of all cells:
-"""
-
 
 def main_page(found: Records) -> str:
     """What was compared, what reproduces and what not, what the study shows."""
@@ -146,20 +73,20 @@ def main_page(found: Records) -> str:
         costs(found),
         in_short(studies),
         WHAT_IS_COMPARED,
-        "## What reproduces\n",
+        "## Comparison with the published values\n",
         REPRODUCED,
         reproduced([*studies, Cells.of(found, "convex-potential", "last")]),
         MISSES,
         with_other_settings(studies),
         CAUSES,
         not_explained(studies),
-        "## The stacked law beside the published KDE\n",
+        "## The stacked law and the published KDE\n",
         stacked_beside_kde(studies),
         STACKED,
         "## The energy score\n",
         ENERGY,
         energy_scores(studies),
-        "## What the study shows\n",
+        "## All claims\n",
         fenced("claims", studies),
         fenced("ranks", studies),
     ]
@@ -169,6 +96,7 @@ def main_page(found: Records) -> str:
             parts += [console(format_tables([times_table(cells, at_least=LARGE)], "text"))]
         folder = IMAGES / cells.suite
         parts += [f"![{title}](../{folder}/{name}.png)\n" for name, title in SHOWN[cells.suite].items()]
+    parts.append(RECORDS)
     return "\n".join(parts)
 
 
@@ -176,8 +104,8 @@ def page_of_tables(found: Records) -> str:
     """All tables, suite by suite."""
     parts = [
         "# Tables of the tabular study\n",
-        "What they are about, and what they show, is told on [another page](tabular_study.md). "
-        "`python -m studies.tabular table` writes them as CSV, LaTeX and HTML, too.\n",
+        "[The tabular study](tabular_study.md) describes the methods and the results. "
+        "`python -m studies.tabular table` also writes these tables as CSV, LaTeX and HTML.\n",
     ]
     measures = ("nll", "l_ece", "hdr_ece", "energy_score")
     for cells in (Cells.of(found, name) for name in SUITES):
@@ -229,9 +157,9 @@ def costs(found: Records) -> str:
     rest = sum(record.get(name) or 0.0 for record in found for name in names) / 3600
     failed = sum(record["status"] == "failed" for record in found)
     return (
-        f"{len(trained):,} trainings took {training:.1f} hours of one core, recalibration and evaluation, "
-        f"{len(found):,} times, {rest:.1f} hours; {failed} of them failed. (Published: about 24 hours of "
-        "an RTX A6000.)\n"
+        f"{len(trained):,} trainings took {training:.1f} hours on one core. {len(found):,} recalibrations "
+        f"and evaluations took {rest:.1f} hours; {failed} of them failed. The published study took about "
+        "24 hours on an RTX A6000.\n"
     )
 
 
@@ -250,18 +178,20 @@ def in_short(studies: Sequence[Cells]) -> str:
     gaps = [median for median, _ in median_differences(studies, first).values()]
     return "\n".join(
         [
-            f"**In short.** A cell is a data set under a base flow; {seeds_of(studies)}.\n",
-            f"- The base flows reproduce: NLL as published or better in {base}; L-ECE after the published "
-            f"recalibration in {error} ([details](#what-reproduces)).",
-            f"- Recalibration with the stacked law lowers the L-ECE in {lowered} in which the base flow "
-            f"leaves its 90 % band, and does not raise it by more than two standard errors in {raised}.",
-            f"- It does no harm: NLL not above that of the base flow by more than 0.01 and two standard "
-            f"errors in {harmless}; `auto` in {harmless_auto}.",
+            f"## In short\n\nA cell is a data set with a base flow; {seeds_of(studies)}.\n",
+            f"- The NLL of the base flows matches or beats the published value in {base}; the L-ECE after "
+            f"the published recalibration does so in {error} "
+            "([definition and exceptions](#comparison-with-the-published-values)).",
+            f"- Recalibration with the stacked law lowers the L-ECE in {lowered} in which the base flow is "
+            f"outside its 90 % band. In {raised}, it does not raise it by more than two standard errors.",
+            f"- It does no measurable harm: in {harmless}, the NLL is not above that of the base flow by "
+            f"more than 0.01 and two standard errors. The same holds for `auto` in {harmless_auto}.",
             f"- The stacked law has a lower mean NLL than the published KDE in {small} with fewer than "
             f"{SMALL:,} rows, and in {every} of any size.",
             f"- `{first}` has the best mean rank in NLL of {len(ranked.mean)} methods, {best:.2f} ({second}: "
-            f"{next_best:.2f}; LR-KDE: {ranked.mean['LR-KDE']:.2f}), over {len(ranked.by_case)} cells; its "
-            f"median difference to each of the others lies between {min(gaps):.2f} and {max(gaps):.3f}.\n",
+            f"{next_best:.2f}; LR-KDE: {ranked.mean['LR-KDE']:.2f}), over {len(ranked.by_case)} cells. Its "
+            f"median difference in NLL to each of the others is between {min(gaps):.2f} and "
+            f"{max(gaps):.3f}.\n",
         ]
     )
 
@@ -338,7 +268,10 @@ def not_explained(studies: Sequence[Cells]) -> str:
         base, recalibrated = (against_published(cells, "nll", name).misses for name in ("BASE", "LR-KDE"))
         flows += [f"{cells.suite} {short_name(name)}" for name in base if (cells.suite, name) not in tried]
         laws += [f"{cells.suite} {short_name(name)}" for name in recalibrated if name not in base]
-    parts = {"No other setting was tried for": flows, "Not looked into is the NLL of LR-KDE alone on": laws}
+    parts = {
+        "No other setting was tried for": flows,
+        "Not investigated: the exceptions in the NLL of LR-KDE alone on": laws,
+    }
     return "\n".join(f"{words} {', '.join(found)}.\n" for words, found in parts.items() if found)
 
 

@@ -47,7 +47,7 @@ def metric_table(cells: Cells, metric: str) -> Table:
         rows.append((*row.head, *ours, *theirs))
     notes = ["Mean ± standard error over seeds."]
     if about.lower_is_better:
-        notes.append(f"Bold (* in text): not told from the best of the row by a Z-test at {SIGNIFICANCE:g}.")
+        notes.append(f"Bold (* in text): not significantly worse than the best (Z-test at {SIGNIFICANCE:g}).")
     if single:
         notes.append("Without ±: one seed, which cannot be tested.")
     if compared:
@@ -104,7 +104,7 @@ def decomposition_table(cells: Cells, method: str = "LR-KDE") -> Table:
         printed = (_cell(theirs[dataset].get(key)) for key in shown)
         rows.append((*row.head, *(row.cell(*figure) for figure in ours), *printed))
     notes = ["Means over the test rows, then over seeds, ± standard error."]
-    notes += [*where_from(cells), "Of the published terms no standard errors are given."] if shown else []
+    notes += [*where_from(cells), "The published terms have no standard errors."] if shown else []
     used = [name for name in ("BASE", method) if name not in measure("nll_latent").without]
     title = f"Terms of the negative log-likelihood: {heading(cells)}"
     return Table(title, tuple(columns), tuple(rows), (*notes, *gaps(cells, used, "nll_latent")))

@@ -72,10 +72,10 @@ def heading(cells: Cells) -> str:
 def where_from(cells: Cells) -> list[str]:
     """What differs between these runs and the published ones."""
     last = "second and last epoch" if cells.suite == "misspecified" else "last epoch (30 after the best)"
-    here = f"; here: those of the best one{_longer(cells)}" if cells.weights == "best" else ", as here"
+    here = f"; here: weights of the best epoch{_longer(cells)}" if cells.weights == "best" else ", as here"
     notes = [f"Published: 10 runs, weights of the {last}{here}."]
     other = [short_name(name) for name in cells.datasets if _has_other_rows(name)]
-    return [*notes, f"Other rows than the published ones: {', '.join(other)}."] if other else notes
+    return [*notes, f"Rows differ from the published ones: {', '.join(other)}."] if other else notes
 
 
 def _longer(cells: Cells) -> str:
@@ -143,4 +143,4 @@ def absent(cells: Cells) -> list[str]:
     if cells.part or cells.suite in ("quick", "tuned"):
         return []
     missing = [short_name(name) for name in published_sets() if name not in cells.datasets]
-    return [f"Without any record in {cells.suite}: {', '.join(missing)}."] if missing else []
+    return [f"No records in {cells.suite}: {', '.join(missing)}."] if missing else []

@@ -31,7 +31,7 @@ def test_a_chain_of_true_laws_is_the_true_law():
     flow = lc.from_chain([first, second])
     torch.testing.assert_close(flow(x).log_prob(y), truth.log_prob(y))
     torch.testing.assert_close(flow(x).log_prob(y[:1]), truth.log_prob(y[:1].expand_as(y)))
-    lc.check_flow(flow, x, y).require()
+    lc.testing.check_flow_contract(flow, x, y)
     draws = flow(x[:1]).sample((4000,), torch.Generator().manual_seed(0))[:, 0]
     assert float(torch.corrcoef(draws.T)[0, 1]) == pytest.approx(0.8, abs=0.05)
 
@@ -63,8 +63,7 @@ def test_another_order_is_the_same_law():
         return td.Normal(3 * features[:, 0] + 0.8 * (features[:, 2] - 3 * features[:, 1]), 0.6)
 
     flow = lc.from_chain([second_alone, first_given_second], order=[1, 0])
-    torch.testing.assert_close(flow(x).log_prob(y), truth.log_prob(y))
-    lc.check_flow(flow, x, y).require()
+    lc.testing.check_flow_contract(flow, x, y, log_prob=truth.log_prob(y))
 
 
 def test_one_model_is_the_univariate_formula():
@@ -159,7 +158,7 @@ def test_ngboost(tmp_path):
     joint = ngboost.NGBRegressor(Dist=ngboost.distns.MultivariateNormal(2), **options)
     joint.fit(x.numpy(), y.numpy())
     flow = lc.from_ngboost(joint, x)
-    lc.check_flow(flow, x, y).require()
+    lc.testing.check_flow_contract(flow, x, y)
     np.testing.assert_allclose(flow(x).log_prob(y), joint.pred_dist(x.numpy()).logpdf(y.numpy()), rtol=1e-6)
     model = lc.autocalibrate(flow, x, y)
     lc.save(model, tmp_path / "model")

@@ -39,7 +39,7 @@ def ar_forecasts(n, d, *, narrow=0.7, correlation=0.9, seed=0):
 @pytest.mark.parametrize("d", [1, 3, 48])
 def test_it_keeps_the_promises_of_a_flow(d, tails):
     flow = lc.from_quantiles(LEVELS, outputs=d, tails=tails)
-    lc.check_flow(flow, some_quantiles(30, d), 3 * normals(30, d)).require()
+    lc.testing.check_flow_contract(flow, some_quantiles(30, d), 3 * normals(30, d))
 
 
 @pytest.mark.parametrize("tails", TAILS)
@@ -117,7 +117,7 @@ def test_levels_may_differ_by_output():
     y = torch.tensor([[0.3, 5.0]], dtype=torch.float64)
     expected = td.Normal(torch.zeros(2), torch.tensor([1.0, 2.0], dtype=torch.float64)).log_prob(y).sum(-1)
     torch.testing.assert_close(flow(q).log_prob(y), expected)
-    lc.check_flow(flow, q.expand(20, 2, 3), 2 * normals(20, 2)).require()
+    lc.testing.check_flow_contract(flow, q.expand(20, 2, 3), 2 * normals(20, 2))
 
 
 def test_a_missing_quantile_is_filled_from_its_neighbours():

@@ -427,7 +427,10 @@ def test_an_interrupt_has_code_130(model, new, monkeypatch):
 
 
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
-    document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md").read_text()
+    folder = Path(__file__).parents[2] / "docs" / "how_to"
+    document = "".join(
+        (folder / f"{page}.md").read_text() for page in ("command_line", "command_line_predict")
+    )
     lines = [shlex.split(line) for line in re.findall(r"^\$ latentcal (.*)$", document, re.MULTILINE)]
     assert [line[0] for line in lines] == [
         *("demo", "fit", "diagnose", "recalibrate", "predict", "regions", "probability", "info")
@@ -446,7 +449,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):
 
 
 def test_the_commands_about_tables_run(tmp_path, monkeypatch):
-    document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "how_to" / "command_line_files.md").read_text()
     (block,) = re.findall(r"^```sh\n(latentcal fit .*?)^```$", document, re.DOTALL | re.MULTILINE)
     names = {"food": "rent", "rooms": "weight"}
     for seed, file in enumerate(("rents", "2023", "spring", "summer", "survey", "new")):

@@ -45,6 +45,18 @@ def test_quick_bounds_of_an_infinite_region_are_infinite_and_levels_come_first(g
     assert bool((upper[1] == torch.inf).all())
 
 
+def test_bounds_are_found_where_decode_has_no_slope(generator):
+    flow, x = moved_by(SinhFlow(3), 0.3), torch.randn(4, 3, generator=generator).double()
+    expected = _region(flow).bounds(x, generator=generator)
+    width = expected.upper - expected.lower
+    decode = flow.decode
+    flow.decode = lambda z, x: decode(z, x).detach()
+    for quick, tolerance in ((False, 1e-4), (True, 3e-2)):
+        found = _region(flow).bounds(x, quick=quick, generator=generator)
+        for side, wanted in zip(found, expected, strict=True):
+            assert bool(((side - wanted).abs() < tolerance * width).all())
+
+
 def test_quick_bounds_of_one_output_are_its_ends():
     region, x = _region(SinhFlow(1)), torch.zeros(4, 1).double()
     torch.testing.assert_close(region.bounds(x, quick=True), region.bounds(x))

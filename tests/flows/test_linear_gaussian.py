@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
+import latentcal as lc
 from latentcal.base import standard_normal, student_t
-from latentcal.checks import check_flow
 from latentcal.flows import LinearGaussianFlow
 from latentcal.radius.reference import StudentRadius
 
@@ -18,7 +18,7 @@ def test_the_prediction_is_the_gaussian_of_linear_regression(generator):
     y = torch.randn(5, 20, 2, generator=generator, dtype=torch.float64)
     truth = MultivariateNormal(x @ WEIGHT.T + BIAS, scale_tril=SCALE)
     torch.testing.assert_close(flow(x).log_prob(y), truth.log_prob(y), rtol=1e-12, atol=1e-12)
-    assert check_flow(flow, x, y[0], tolerance=1e-12).passed
+    lc.testing.check_flow_contract(flow, x, y[0], log_prob=truth.log_prob(y[0]), tolerance=1e-12)
 
 
 def test_the_fit_is_least_squares(generator):

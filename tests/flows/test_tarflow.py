@@ -27,7 +27,7 @@ def images(n: int, flow: TarFlow, generator: torch.Generator) -> torch.Tensor:
 def test_the_flow_keeps_its_promises(num_classes, dtype, generator):
     flow = woken(dtype=dtype, num_classes=num_classes)
     x = torch.randint(0, 3, (10, 1), generator=generator) if num_classes else None
-    lc.check_flow(flow, x, images(10, flow, generator), points=3).require()
+    lc.testing.check_flow_contract(flow, x, images(10, flow, generator), points=3)
 
 
 def test_each_block_sees_only_the_patches_before():
@@ -117,7 +117,7 @@ def test_published_weights_load_and_a_scaled_latent_is_taken_into_the_map(genera
     flow.load_published(published(source))
     y = images(4, flow, generator)
     torch.testing.assert_close(flow().log_prob(y), source().log_prob(y))
-    lc.check_flow(flow, None, y).require()
+    lc.testing.check_flow_contract(flow, None, y)
 
 
 def test_a_checkpoint_of_another_architecture_is_refused():

@@ -208,3 +208,19 @@ def test_scores_of_float32_outputs_follow_their_unit_where_squares_would_vanish_
     samples, y = torch.randn(20, 5, 3, generator=generator), torch.randn(5, 3, generator=generator)
     torch.testing.assert_close(energy_score(unit * samples, unit * y) / unit, energy_score(samples, y))
     torch.testing.assert_close(variogram_score(unit * samples, unit * y) / unit, variogram_score(samples, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_score_of_one_output_is_that_of_all_pairs(dtype, generator):
+    """Sorted gaps and pairwise distances, with an offset that would cost a difference of sums its digits."""
+    samples = 1e4 + torch.randn(150, 40, 1, generator=generator, dtype=dtype).round(decimals=1)  # ties
+    y = (1e4 + 2 * torch.randn(40, 1, generator=generator, dtype=dtype)).requires_grad_()
+    samples.requires_grad_()
+    pairs = (samples[:, None] - samples).norm(dim=-1).sum((0, 1)) / (2 * 150 * 149)
+    expected = (samples - y).abs().mean((0, 2)) - pairs
+    score = energy_score(samples, y)
+    tolerance = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 1e-12}
+    torch.testing.assert_close(score, expected, **tolerance)
+    torch.testing.assert_close(energy_score(samples.detach(), y.detach()), expected.detach(), **tolerance)
+    (slope,) = torch.autograd.grad(score.sum(), y)
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), y)[0])

@@ -17,6 +17,7 @@ from latentcal.radius import (
     StackedRadius,
     StreamingRadius,
 )
+from latentcal.radius.calibration_sample import tied_share
 
 RADII = torch.linspace(0.2, 3.0, 40)
 X = torch.linspace(-1, 1, 40)[:, None]
@@ -89,3 +90,11 @@ def test_a_sample_made_in_inference_mode_can_be_fitted():
     for law in (ScaledRadius, ConditionalRadius):
         fitted = law.fit(sample)
         assert not any(tensor.is_inference() for tensor in fitted.state_dict().values())
+
+
+def test_tied_radii_are_all_those_that_equal_another_one(generator):
+    for values in (1, 3, 40, 10_000):
+        radii = torch.randint(values, (60,), generator=generator).double()
+        _, counts = torch.unique(radii, return_counts=True)
+        assert tied_share(radii) == pytest.approx(float(counts[counts > 1].sum()) / 60)
+    assert tied_share(torch.empty(0)) == 0

@@ -1,264 +1,180 @@
-"""What holds for every law of a radius, whatever its formula."""
+"""What holds for every law of a radius, whatever its formula; and wrong laws, which each check must find."""
 
-import copy
-import functools
 import math
 
-import numpy as np
 import pytest
 import torch
 from laws import LAWS, kinks
-from torch import nn
 
-import same
-from uniformity import distance_to_uniform, uniform_limit
-
-EPS = torch.finfo(torch.float64).eps
-each_law = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
-
-# Log-probabilities of a tail, from 1e-12 to a half.
-TAIL = torch.cat(
-    [
-        torch.linspace(math.log(1e-12), math.log(0.01), 60, dtype=torch.float64),
-        torch.linspace(0.0125, 0.5, 40, dtype=torch.float64).log(),
-    ]
-)
+import latentcal as lc
+from latentcal.radius import Chi, EmpiricalRadius, RadiusLaw
+from latentcal.radius.law import as_float64
 
 
-def _radii(law):
-    """Radii from the 1e-12 quantile to the 1 - 1e-12 quantile, and the log of the smaller tail at each."""
-    r = torch.cat([law.icdf_log_cdf(TAIL), law.icdf_log_sf(TAIL.flip(0))[1:]])
-    return r, torch.minimum(law.log_cdf(r), law.log_sf(r))
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+def test_a_law_keeps_its_contract(law, generator):
+    """The check of samples fails for one correct law in a million."""
+    lc.testing.check_law_contract(law, kinks=kinks(law), generator=generator)
 
 
-def _conditioning(law, r, log_tail):
-    """Relative change of a tail probability for a relative change of r: what the rounding of r costs."""
-    return torch.exp(law.log_prob(r) - log_tail) * r
+class PlainChi(RadiusLaw):
+    """The chi law as a user may write it, sound."""
+
+    def __init__(self, dim: int = 3) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def log_prob(self, r):
+        r = as_float64(r)
+        constant = (1 - self.dim / 2) * math.log(2) - math.lgamma(self.dim / 2)
+        value = constant + torch.xlogy(self.dim - 1, r.clamp(min=0)) - r**2 / 2
+        return value.masked_fill((r < 0) | torch.isposinf(r), -math.inf)
+
+    def log_cdf(self, r):
+        return Chi(self.dim).log_cdf(r)
+
+    def log_sf(self, r):
+        return Chi(self.dim).log_sf(r)
 
 
-def _smooth_levels(law, n):
-    """n probabilities from 0.05 to 0.9, none of them close to a kink of the density."""
-    u = torch.linspace(0.05, 0.9, n, dtype=torch.float64)
-    ends = torch.cat([u.new_tensor([0.0]), law.cdf(kinks(law)), u.new_tensor([1.0])])
-    if ends.numel() == 2:
-        return u
-    piece = torch.searchsorted(ends, u)
-    low, width = ends[piece - 1], ends[piece] - ends[piece - 1]
-    return low + width * ((u - low) / width).clamp(0.25, 0.75)
+class Unnormalised(PlainChi):
+    def log_prob(self, r):
+        return super().log_prob(r) + 1e-4
 
 
-def _central(law, n=7):
-    return law.icdf(torch.linspace(0.08, 0.93, n, dtype=torch.float64))
+class OtherDensity(PlainChi):
+    """Integrates to 1, but belongs to another distribution function."""
+
+    def log_prob(self, r):
+        return Chi(self.dim + 1).log_prob(r)
 
 
-def _derivative(function, point):
-    point = point if point.requires_grad else point.detach().requires_grad_()
-    total = function(point).sum()
-    if not total.requires_grad:  # the derivative of a constant slope
-        return torch.zeros_like(point)
-    (slope,) = torch.autograd.grad(total, point, create_graph=True)
-    return slope
+class RoughQuantiles(PlainChi):
+    def icdf_log_tails(self, log_cdf, log_sf):
+        return super().icdf_log_tails(log_cdf, log_sf) * (1 + 1e-7)
 
 
-def _difference_quotient(function, point, h):
-    """Slope by five points: the error is of the order of h^4, besides rounding."""
-    near = function(point + h) - function(point - h)
-    far = function(point + 2 * h) - function(point - 2 * h)
-    return ((8 * near - far) / (12 * h)).detach()
+class SwappedTails(PlainChi):
+    def log_tails(self, r):
+        return self.log_sf(r), self.log_cdf(r)
 
 
-@each_law
-def test_the_density_integrates_to_one(law):
-    quantiles, _ = _radii(law)
-    parts = torch.linspace(0, 1, 5, dtype=torch.float64)[:-1]
-    edges = (quantiles[:-1, None] + quantiles.diff()[:, None] * parts).reshape(-1)
-    edges = torch.sort(torch.cat([edges, kinks(law).clamp(edges[0], edges[-1])])).values
-    low, width = edges[:-1, None], edges.diff()[:, None]
-    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(16))
-    density = torch.exp(law.log_prob(low + width * (nodes + 1) / 2))
-    assert (density * weights * width / 2).sum().item() == pytest.approx(1, abs=1e-6)
+class OtherCdf(PlainChi):
+    """Its cdf does not belong to its log_cdf."""
+
+    def cdf(self, r):
+        return Chi(self.dim + 1).cdf(r)
 
 
-@each_law
-def test_the_finite_difference_slope_of_the_cdf_is_the_density(law):
-    r, log_tail = _radii(law)
-    h = 3e-5 * torch.exp(log_tail - law.log_prob(r))
-    smooth = ((r[:, None] - kinks(law)).abs() > 2 * h[:, None]).all(1)
-    inner = (r < law.upper) & smooth  # the last quantiles may round to the end of the support
-    assert inner.sum() > 150
-    r, log_tail, h = r[inner], log_tail[inner], h[inner]
-    lower_half = law.log_cdf(r) < law.log_sf(r)
+class HalfOpen(PlainChi):
+    """Mirrors negative radii."""
 
-    def smaller_tail(point):
-        lower, upper = (torch.exp(tail(point) - log_tail) for tail in (law.log_cdf, law.log_sf))
-        return torch.where(lower_half, lower, -upper)
-
-    error = _difference_quotient(smaller_tail, r, h) * torch.exp(log_tail - law.log_prob(r)) - 1
-    assert (error.abs() <= 1e-6 + 4 * EPS * r / h).all(), error.abs().max()
+    def log_cdf(self, r):
+        return super().log_cdf(as_float64(r).abs())
 
 
-@each_law
-def test_quantiles_and_tail_probabilities_invert_each_other(law):
-    for quantile, tail in ((law.icdf_log_cdf, law.log_cdf), (law.icdf_log_sf, law.log_sf)):
-        r = quantile(TAIL)
-        error = torch.expm1(tail(r) - TAIL).abs()
-        assert (error <= 1e-10 + 4 * EPS * _conditioning(law, r, TAIL)).all(), error.max()
-        torch.testing.assert_close(quantile(tail(r)), r, rtol=1e-10, atol=0)
-    u = TAIL.exp()
-    torch.testing.assert_close(law.icdf(u), law.icdf_log_cdf(TAIL), rtol=1e-10, atol=0)
-    torch.testing.assert_close(law.icdf(1 - u[60:]), law.icdf_log_sf(TAIL[60:]), rtol=1e-10, atol=0)
+class NanAtTheOrigin(PlainChi):
+    def log_prob(self, r):
+        r = as_float64(r)
+        return super().log_prob(r) + 0.0 * r.log()
 
 
-@each_law
-def test_both_tails_at_once_are_those_taken_one_by_one(law):
-    r, _ = _radii(law)
-    log_cdf, log_sf = law.log_tails(r)
-    torch.testing.assert_close(log_cdf, law.log_cdf(r), rtol=1e-10, atol=0)
-    torch.testing.assert_close(log_sf, law.log_sf(r), rtol=1e-10, atol=0)
-    torch.testing.assert_close(law.icdf_log_tails(log_cdf, log_sf), r, rtol=1e-10, atol=0)
-    assert not law.log_tails(r.requires_grad_())[0].requires_grad
+class WrongPower(PlainChi):
+    def log_radial_density(self, r, dim):
+        return super().log_radial_density(r, dim + 1)
 
 
-@each_law
-def test_quantiles_rise_and_their_tails_add_up_to_one(law):
-    r, _ = _radii(law)
-    assert (
-        r[1:] > r[:-1]
-    ).sum() >= 0.9 * r.numel()  # neighbours may round to one number at the end of [0, 1]
-    assert (r[1:] >= r[:-1] * (1 - 4 * EPS)).all()
-    torch.testing.assert_close(
-        law.log_cdf(r).exp() + law.log_sf(r).exp(), torch.ones_like(r), rtol=1e-12, atol=0
-    )
-    torch.testing.assert_close(law.cdf(r), law.log_cdf(r).exp(), rtol=1e-12, atol=0)
+class Detached(PlainChi):
+    def log_cdf(self, r):
+        return super().log_cdf(r).detach()
 
 
-@each_law
-def test_the_ends_of_the_support_are_quantiles(law):
-    ends = torch.tensor([0.0, law.upper], dtype=torch.float64)
-    assert same.defined(law.icdf(torch.tensor([0.0, 1.0])), ends)
-    assert same.defined(law.icdf_log_cdf(torch.tensor([-math.inf, 0.0])), ends)
-    assert same.defined(law.icdf_log_sf(torch.tensor([0.0, -math.inf])), ends)
-    assert law.cdf(ends).tolist() == [0, 1]
-    assert law.log_cdf(ends).tolist() == [-math.inf, 0]
-    assert law.log_sf(ends).tolist() == [0, -math.inf]
+class WideSamples(PlainChi):
+    def sample(self, shape=(), generator=None):
+        return 1.05 * super().sample(shape, generator)
 
 
-@each_law
-def test_nothing_lies_outside_of_the_support(law):
-    beyond = math.inf if math.isinf(law.upper) else 1.5
-    outside = torch.tensor([-math.inf, -3.0, -1e-300, beyond], dtype=torch.float64)
-    assert law.log_prob(outside).isneginf().all()
-    assert law.cdf(outside).tolist() == [0, 0, 0, 1]
-    assert law.log_cdf(outside).tolist() == [-math.inf, -math.inf, -math.inf, 0]
-    assert law.log_sf(outside).tolist() == [0, 0, 0, -math.inf]
+class GlobalSamples(PlainChi):
+    def sample(self, shape=(), generator=None):
+        return super().sample(shape)
 
 
-@each_law
-def test_no_radius_gives_nan(law):
-    powers = torch.cat([torch.linspace(-300, 300, 121), torch.linspace(-12, 6, 73)]).double().sort().values
-    r = torch.cat([torch.zeros(1, dtype=torch.float64), 10**powers])
-    log_cdf = law.log_cdf(r)
-    for values in (law.log_prob(r), log_cdf, law.log_sf(r), law.cdf(r)):
-        assert not values.isnan().any()
-    for dim in (1, 2, 1000):
-        assert not law.log_radial_density(r, dim).isnan().any()
-    assert (log_cdf.diff() >= 0).sum() + log_cdf.isneginf().sum() >= r.numel() - 1
-    v = torch.tensor([-1e-300, -1e-15, -0.1, -50.0, -5000.0, -3e5], dtype=torch.float64)
-    for quantile in (law.icdf_log_cdf(v), law.icdf_log_sf(v)):
-        assert ((quantile >= 0) & (quantile <= law.upper)).all()
+class InDtypeOfRadii(PlainChi):
+    def log_prob(self, r):
+        return super().log_prob(r).to(r.dtype)
 
 
-@each_law
-def test_the_radial_density_is_the_density_over_a_power_of_r(law):
-    r = _central(law)
-    for dim in (1, 2, 30, getattr(law, "dim", 5)):
-        expected = law.log_prob(r) - (dim - 1) * torch.log(r)
-        torch.testing.assert_close(law.log_radial_density(r, dim), expected, rtol=1e-12, atol=1e-9)
+class Rounded(PlainChi):
+    """Lets its number be cast with the model."""
+
+    def __init__(self, dim: int = 3, scale: float = 1.1) -> None:
+        super().__init__(dim)
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
+
+    def _apply(self, fn, recurse=True):
+        return torch.nn.Module._apply(self, fn, recurse)
 
 
-@each_law
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(
-    "name",
-    ["log_prob", "log_cdf", "log_sf", "cdf", "log_radial_density", "icdf", "icdf_log_cdf", "icdf_log_sf"],
-)
-def test_derivatives_agree_with_finite_differences(law, name, order):
-    u, function = _smooth_levels(law, 6), getattr(law, name)
-    if name.startswith("icdf"):
-        point = {"icdf": u, "icdf_log_cdf": u.log(), "icdf_log_sf": torch.log1p(-u)}[name]
-        scale = {"icdf": u * (1 - u), "icdf_log_cdf": 1 - u, "icdf_log_sf": u}[name]
-    else:
-        point = law.icdf(u)
-        scale = torch.exp(torch.minimum(law.log_cdf(point), law.log_sf(point)) - law.log_prob(point))
-    if name == "log_radial_density":
-        function = functools.partial(law.log_radial_density, dim=5)
-    if order == 2:
-        function = functools.partial(_derivative, function)
-    expected = _difference_quotient(function, point, 1e-3 * scale)
-    rounding = 1e-7 * function(point).abs() / scale
-    assert ((_derivative(function, point) - expected).abs() <= 1e-5 * expected.abs() + rounding).all()
+class AnyProbability(PlainChi):
+    def icdf(self, u):
+        return super().icdf(torch.as_tensor(u).nan_to_num(0.5).clamp(0, 1))
 
 
-@each_law
-def test_samples_follow_the_cdf(law, generator):
-    r = law.sample((20_000,), generator)
-    limit = uniform_limit(20_000, failure_rate=1e-6)
-    assert distance_to_uniform(law.cdf(r)) < limit
-    assert distance_to_uniform(law.cdf(1.2 * r)) > limit  # control: radii 20 % too large are noticed
+class HiddenState(PlainChi):
+    """Does not keep what it was made of."""
+
+    def __init__(self, degrees: int) -> None:
+        super().__init__(degrees + 1)
 
 
-@each_law
-def test_samples_have_the_shape_and_the_seed_asked_for(law):
-    first, again, other = (law.sample((3, 4), torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert first.shape == (3, 4)
-    assert first.dtype == torch.float64
-    assert same.drawn(first, again)
-    assert same.different(first, other)
-    assert law.sample().shape == ()
+WRONG = {
+    "check_density_integrates_to_one": Unnormalised(),
+    "check_density_is_slope_of_cdf": OtherDensity(),
+    "check_quantiles_invert_tails": RoughQuantiles(),
+    "check_both_tails_at_once": SwappedTails(),
+    "check_tails_add_up_to_one": OtherCdf(),
+    "check_support": HalfOpen(),
+    "check_no_nan": NanAtTheOrigin(),
+    "check_radial_density": WrongPower(),
+    "check_derivatives": Detached(),
+    "check_samples_follow_cdf": WideSamples(),
+    "check_sample_shape_and_seed": GlobalSamples(),
+    "check_shapes_and_float64": InDtypeOfRadii(),
+    "check_casting_does_not_round": Rounded(),
+    "check_wrong_probabilities_are_refused": AnyProbability(),
+    "check_save_and_load": HiddenState(3),
+}
 
 
-@each_law
-def test_radii_of_any_shape_and_dtype_are_answered_in_float64(law):
-    r = _central(law, n=6).float()
-    for method in (law.log_prob, law.log_cdf, law.log_sf, law.cdf, lambda r: law.log_radial_density(r, 3)):
-        values = method(r)
-        assert values.dtype == torch.float64
-        torch.testing.assert_close(values, method(r.double()), rtol=1e-13, atol=1e-13)
-        torch.testing.assert_close(
-            method(r.reshape(2, 1, 3)), values.reshape(2, 1, 3), rtol=1e-13, atol=1e-13
-        )
-        torch.testing.assert_close(method(r[2]), values[2], rtol=1e-13, atol=1e-13)
-        assert method(r[:0]).shape == (0,)
-    assert law.icdf(torch.full((2, 3), 0.25)).shape == (2, 3)
-    assert law.icdf(torch.zeros(0)).shape == (0,)
-    assert law.icdf(torch.tensor(0.25)).dtype == torch.float64
+@pytest.mark.parametrize("check", lc.testing.law_checks())
+def test_each_check_finds_a_wrong_law(check):
+    check(PlainChi())
+    with pytest.raises(AssertionError, match=rf"{check.__name__}, {type(WRONG[check.__name__]).__name__}: "):
+        check(WRONG[check.__name__])
 
 
-@each_law
-def test_casting_the_model_around_it_does_not_round_the_law(law):
-    r = _central(law)
-    model = nn.ModuleDict({"law": copy.deepcopy(law), "linear": nn.Linear(2, 2)})
-    model.half().float()
-    assert model["linear"].weight.dtype == torch.float32  # control: the cast reached the model
-    cast = dict(model["law"].named_buffers())
-    assert cast.keys() == dict(law.named_buffers()).keys()
-    assert all(same.copied(buffer, cast[name]) for name, buffer in law.named_buffers())
-    torch.testing.assert_close(model["law"].log_prob(r), law.log_prob(r), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(model["law"].log_cdf(r), law.log_cdf(r), rtol=1e-9, atol=1e-9)
+def test_the_contract_names_all_that_failed_with_what_came_and_what_to_do():
+    with pytest.raises(AssertionError) as error:
+        lc.testing.check_law_contract(Unnormalised())
+    first, integral, slope, *_ = str(error.value).splitlines()
+    assert first.endswith("of 15 checks failed.")
+    assert "Expected exp(log_prob) to integrate to 1; the integral is 1.0001" in integral
+    assert "Make log_prob, log_cdf and log_sf describe one law" in integral
+    assert "instead of 1 at" in slope
+    with pytest.raises(AssertionError, match=r"NotImplementedError: .*step function"):
+        lc.testing.check_law_contract(EmpiricalRadius.fit(torch.linspace(0.5, 2, 30)))
+    with pytest.raises(TypeError, match="Expected a RadiusLaw, got Tensor"):
+        lc.testing.check_law_contract(torch.ones(2))
 
 
-@each_law
-def test_what_is_no_probability_is_refused(law):
-    for u in ([-0.1], [1.0 + 1e-9], [0.5, math.nan]):
-        with pytest.raises(ValueError, match=r"icdf takes probabilities in \[0, 1\]"):
-            law.icdf(torch.tensor(u, dtype=torch.float64))
-    for quantile in (law.icdf_log_cdf, law.icdf_log_sf):
-        for v in ([0.1], [math.nan, -1.0]):
-            with pytest.raises(ValueError, match="takes log-probabilities <= 0"):
-                quantile(torch.tensor(v))
+def test_a_law_that_depends_on_x_is_checked_at_one_x(generator):
+    x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    radii = Chi(2).sample((200,), generator) * torch.exp(0.3 * x[:, 0])
+    law = lc.ConditionalRadius.fit(lc.CalibrationSample(radii, Chi(2), x=x)).given(x[0])
+    for check in lc.testing.law_checks():
+        check(law, generator=generator)
 
 
-@each_law
-def test_a_law_is_not_called_like_a_layer(law):
+def test_a_law_is_not_called_like_a_layer():
     with pytest.raises(TypeError, match="use log_prob, cdf, icdf or sample"):
-        law(torch.ones(1))
+        Chi(2)(torch.ones(1))

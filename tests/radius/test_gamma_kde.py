@@ -283,3 +283,14 @@ def test_one_radius_is_judged_by_its_own_kernel():
 def test_radii_of_0_count_as_a_thousandth_of_the_smallest_other():
     found = cube_roots(torch.tensor([27.0, 0.0, 8.0], dtype=torch.float64))
     torch.testing.assert_close(found, torch.tensor([3.0, 0.2, 2.0], dtype=torch.float64))
+
+
+def test_the_density_and_its_slope_are_those_of_the_plain_sum_over_kernels(generator):
+    centers = torch.rand(40, generator=generator, dtype=torch.float64) + 0.2
+    law, t = GammaKDE(centers, 900.0), torch.tensor([1e-3, 0.1, 0.7, 3.0, 20.0], dtype=torch.float64)
+    t.requires_grad_()
+    plain = torch.logsumexp(log_kernels(t, law.centers, law.rate) + torch.log(law.weights), -1)
+    density = law._log_density(t)
+    torch.testing.assert_close(density, plain, rtol=1e-13, atol=1e-13)
+    slopes = [torch.autograd.grad(values.sum(), t)[0] for values in (density, plain)]
+    torch.testing.assert_close(*slopes, rtol=1e-11, atol=0)

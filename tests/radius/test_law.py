@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from latentcal.radius import CalibrationSample, Chi, ScaledRadius, StudentRadius
+from latentcal.radius import CalibrationSample, Chi, ScaledRadius, StreamingRadius, StudentRadius
 from latentcal.radius.law import RadiusLaw
 
 
@@ -35,3 +35,15 @@ def test_quantiles_beyond_the_floats_are_the_ends_themselves():
     ):
         assert float(far[0]) == end
         assert float(tail(far[1])) == pytest.approx(-1.0)
+
+
+def test_the_middles_of_a_law_that_has_learned_are_those_of_what_it_is_now(generator):
+    law = StreamingRadius.fit(Chi(2).sample((200,), generator), reference=Chi(2))
+    levels = torch.tensor([[0.125], [0.375], [0.625], [0.875]], dtype=torch.float64)
+    with torch.inference_mode():
+        before = law.middles(4)
+    torch.testing.assert_close(before, law.icdf(levels))
+    torch.testing.assert_close(law.middles(2), law.icdf(levels.new_tensor([[0.25], [0.75]])))
+    law.update(3 * Chi(2).sample((200,), generator))
+    torch.testing.assert_close(law.middles(4), law.icdf(levels))
+    assert bool((law.middles(4) > before).all())

@@ -4,7 +4,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from latentcal.radius import BallRadius, Chi, GammaRadius, StudentRadius
+from latentcal.radius import BallRadius, Chi, GammaRadius, RadiusLaw, StudentRadius
 from tail_oracle import log_beta_tails, log_gamma_tails, relative_error
 
 DIMS = (1, 2, 16, 1000, 196_608)
@@ -226,3 +226,13 @@ def test_the_density_of_a_ball_goes_on_to_its_surface_and_no_farther(dim):
     inside = math.log(2) + (2 - dim) * torch.log(r[:2])
     torch.testing.assert_close(found[:2], inside)
     assert torch.isneginf(found[2])
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("family", [Chi, GammaRadius])
+def test_quantiles_are_those_of_a_search_in_the_tails(family, dim):
+    law, near = family(dim), -torch.logspace(-3, 2.6, 60, dtype=torch.float64)  # to where the search begins
+    other = torch.log(-torch.expm1(near))
+    for log_cdf, log_sf in ((near, other), (other, near)):
+        searched = RadiusLaw._quantile(law, log_cdf, log_sf)
+        torch.testing.assert_close(law._quantile(log_cdf, log_sf), searched, rtol=5e-14, atol=0)

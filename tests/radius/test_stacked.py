@@ -415,3 +415,13 @@ def test_the_core_ends_at_the_level_of_five_norms_of_one_percent_or_of_one_norm(
 def test_weights_of_parts_that_are_all_0_are_refused():
     with pytest.raises(ValueError, match="not all zero"):
         StackedRadius([Chi(2), Chi(2)], torch.zeros(2), Chi(2), 0.1)
+
+
+@each_reference
+def test_quantiles_in_the_core_are_those_of_a_search_in_the_law(reference, generator):
+    law = StackedRadius.fit(misfit(reference, 100, generator), reference=reference)
+    log_cdf = math.log(law.level) - torch.logspace(-2, 2, 30, dtype=torch.float64)
+    log_sf = torch.log(-torch.expm1(log_cdf))
+    assert bool((log_cdf < law.table.log_cdf_at_low).any())
+    searched = RadiusLaw._quantile(law, log_cdf, log_sf)
+    torch.testing.assert_close(law._quantile(log_cdf, log_sf), searched, rtol=1e-12, atol=0)

@@ -184,11 +184,11 @@ def test_memory_is_constant(mode, generator):
     attributes = set(vars(law))
     for block in range(10):
         scale = 10.0 ** (block % 3)
-        law.update(scale * Chi(2).sample((10_000,), generator))
+        law.update(scale * Chi(2).sample((2_000,), generator))
         law.cdf(R)
     assert {name: tensor.shape for name, tensor in law.state_dict().items()} == before
     assert set(vars(law)) - {"_anchors"} == attributes
-    assert law.totals[0] == 100_000
+    assert law.totals[0] == 20_000
     if law.bins is not None:  # what is forgotten is gone, not denormal
         assert law.bins[0][law.bins[0] > 0].min() > 1e-13
 

@@ -91,6 +91,23 @@ def log_gamma_cdf_sf(shape: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def gamma_quantile(shape: float, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+    """Points x of given log P and log Q, (n,), (n,) -> (n,); each is read where it is the smaller one.
+
+    Relative error about 1e-14 where that one is above -300. No gradient passes.
+    """
+    from scipy.special import gammainccinv, gammaincinv
+
+    low, high = log_cdf.cpu().numpy(), log_sf.cpu().numpy()
+    x, lower = np.empty_like(low), low <= high
+    x[lower], x[~lower] = (
+        gammaincinv(shape, np.exp(low[lower])),
+        gammainccinv(shape, np.exp(high[~lower])),
+    )
+    return torch.from_numpy(x).to(log_cdf.device)
+
+
+@torch.no_grad()
 def log_beta_density(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> Tensor:
     r"""Log density of the beta law at x in (0, 1), with ``xc`` = 1 - x given for accuracy; broadcasts.
 

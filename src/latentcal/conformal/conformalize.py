@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._internal.numerics import ascending
 from .._internal.validate import as_rows
 from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import read_features
@@ -110,7 +111,7 @@ def _calibrate(
             "(model, x, y); were x and y swapped? A distribution of numbers becomes one of vectors by "
             "Independent(distribution, 1)."
         )
-    scores = evaluate(made, model, x, y, batch_size=batch_size).cpu().sort().values
+    scores = ascending(evaluate(made, model, x, y, batch_size=batch_size).cpu())
     reused = _harmful_reuse(model, made, x, y)
     warn_of_reuse(reused, _VOID, stacklevel=4)
     return Calibration(made, scores, Fingerprint.of(x, y))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .._internal.chunks import CACHE, rows_at_a_time
-from ..flow import FlowDistribution, tensor_options
+from ..flow import FlowDistribution, full_precision, tensor_options
 from ..norms import FirstCoordinate
 from .conformity_scores import Score
 from .evaluation import decode_latent
 from .geometry import (
-    PROPOSALS,
     Bounds,
     SublevelSet,
     Volume,
@@ -28,9 +26,10 @@ from .geometry import (
     refine_closed,
 )
 
-_START = 512
-_PAIRS = 32  # directions for each output, each with its opposite, of quick bounds
-_CLOSE, _TRIES, _ROUNDS = 0.2, 8, 2  # distance from the best of them, directions tried there, how often
+_START, _ROUNDS = 256, 12  # starting points of a search for bounds, and how often it climbs
+_QUICK_START, _QUICK_ROUNDS = 32, 3
+_AT_RANDOM = 5  # times as many rounds where decode has no slopes
+_SHARES = (1.0, 0.25, 0.0625, 0.015625)  # of the way to where the slope leads, tried at a time
 
 
 @dataclass(frozen=True)
@@ -90,47 +89,22 @@ class LatentScore(Score):
     def bounds(self, level_set: SublevelSet) -> Bounds:
         """Smallest and largest value of each output inside, (n, d) each.
 
-        A continuous map takes the rim of the ball to the rim of the set, so the search is over directions.
-        For one output the ends are decoded.
+        A continuous map takes the rim of the ball to the rim of the set, so the search is over directions: by
+        the slope of the output, or at random where ``decode`` has none. For one output the ends are decoded.
         """
         pred, t = _ball(level_set)
-        norm, dim, generator = pred.base.norm, pred.base.dim, level_set.generator
-        if dim == 1:
+        norm = pred.base.norm
+        if pred.base.dim == 1:
             low = torch.zeros_like(t) if isinstance(norm, FirstCoordinate) else -t
             ends = decode_latent(pred, torch.stack([low, t]).reshape(2, -1, 1))
             return Bounds(ends.amin(0), ends.amax(0))
-        shape = (_START, *(pred.batch_shape or (1,)))
-        start = norm.sample_direction(shape, dim, generator)
-        t = t[..., None]
-        propose = _proposals(pred, t, 1 / math.sqrt(dim), generator)
-        return climb(start, decode_latent(pred, t * start), propose)
+        return _search(level_set, _START, _ROUNDS)
 
     def quick_bounds(self, level_set: SublevelSet) -> Bounds:
-        r"""Smallest and largest value of each output inside, (n, d) each, from few points of the rim.
-
-        Points of the rim are decoded, a linear map :math:`y \approx a + B z` is fitted to them at each x, the
-        points where its outputs are largest and smallest are decoded, too, and then some around the best
-        ones. Where the flow is linear this is exact; else the bounds approach the true ones from within.
-        """
-        pred, _ = _ball(level_set)
-        dim, x, generator = pred.base.dim, level_set.x, level_set.generator
-        if dim == 1:
+        """As ``bounds``, with few starting points and rounds; exact where the flow is linear."""
+        if _prediction(level_set.model, level_set.x).base.dim == 1:
             return self.bounds(level_set)
-        rim = pred.base.norm.sample_direction((_PAIRS * dim, 1), dim, generator)
-        rim = torch.cat([rim, -rim])  # (m, 1, d)
-        slope = torch.linalg.pinv(torch.cat([torch.ones_like(rim[:, 0, :1]), rim[:, 0]], 1))[1:]  # (d, m)
-        parts = []
-        for piece in [None] if x is None else x.split(rows_at_a_time(rim.numel() * dim, 2 * CACHE)):
-            pred, t = _ball(level_set._replace(x=piece))
-            t = t[..., None]
-            y = decode_latent(pred, t * rim)
-            gradient = torch.einsum("km,mnj->jnk", slope.to(y), y)
-            ends = _on_rim(pred, torch.cat([gradient, -gradient]))  # (2d, n, d)
-            start = torch.cat([rim.to(ends).expand(-1, *ends.shape[1:]), ends])
-            heights = torch.cat([y, decode_latent(pred, t * ends)])
-            propose = _proposals(pred, t, _CLOSE, generator, count=_TRIES)
-            parts.append(climb(start, heights, propose, rounds=_ROUNDS))
-        return Bounds(*(torch.cat(side) for side in zip(*parts, strict=True)))
+        return _search(level_set, _QUICK_START, _QUICK_ROUNDS)
 
     def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
         """One closed polygon (m, 2): the decoded rim of the ball, finer where the map stretches it."""
@@ -180,21 +154,59 @@ def _on_rim(pred: FlowDistribution, directions: Tensor) -> Tensor:
     return directions / pred.base.norm(directions)[..., None].clamp(min=1e-9)
 
 
-def _proposals(
-    pred: FlowDistribution,
-    t: Tensor,
-    width: float,
-    generator: torch.Generator | None,
-    count: int = PROPOSALS,
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """What ``climb`` asks: points of norm 1 around the best ones, and their outputs at the radius t."""
+def _search(level_set: SublevelSet, count: int, rounds: int) -> Bounds:
+    """Bounds (n, d) from so many starting points on the rim of the ball, some rows at a time."""
+    pred, _ = _ball(level_set)
+    dim, x, generator = pred.base.dim, level_set.x, level_set.generator
+    rim = pred.base.norm.sample_direction((count, 1), dim, generator)
+    parts = []
+    for piece in [None] if x is None else x.split(rows_at_a_time(count * dim, 2 * CACHE)):
+        pred, t = _ball(level_set._replace(x=piece))
+        t = t[..., None]
+        start = rim.expand(count, *(pred.batch_shape or (1,)), dim)
+        ascent = _Ascent(pred, t, generator)
+        smooth = ascent.slope(start[:1].expand(2 * dim, -1, -1)) is not None
+        heights = decode_latent(pred, t * start)
+        parts.append(climb(start, heights, ascent, rounds=rounds if smooth else _AT_RANDOM * rounds))
+    return Bounds(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
-    def propose(best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        noise = width * proposal_noise(best, generator, count)
-        points = _on_rim(pred, best + step[..., None].to(best) * noise)
-        return points, decode_latent(pred, t * points.flatten(0, 1)).unflatten(0, points.shape[:2])
 
-    return propose
+@dataclass
+class _Ascent:
+    """What ``climb`` asks: points of norm 1 between the best ones and where the slope of each output leads.
+
+    Where ``decode`` is not differentiable, points around the best ones.
+    """
+
+    pred: FlowDistribution
+    t: Tensor
+    generator: torch.Generator | None
+
+    def __call__(self, best: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        slope = self.slope(best)
+        if slope is None:
+            noise = proposal_noise(best, self.generator) / math.sqrt(best.shape[-1])
+            points = best + step[..., None].to(best) * noise
+        else:
+            shares = torch.tensor(_SHARES, dtype=best.dtype, device=best.device)[:, None, None, None]
+            shares = (shares * step[..., None].to(best)).clamp(max=1.0)
+            points = torch.lerp(best, self.pred.base.norm.farthest(slope).expand_as(best), shares)
+        points = _on_rim(self.pred, points)
+        return points, decode_latent(self.pred, self.t * points.flatten(0, 1)).unflatten(0, points.shape[:2])
+
+    def slope(self, best: Tensor) -> Tensor | None:
+        """Slope of each search's own output by its latent point, (2d, n, d) -> (2d, n, d), or None."""
+        pred, dim = self.pred, best.shape[-1]
+        dtype, device = tensor_options(pred.flow)
+        with torch.enable_grad(), full_precision(pred.flow):
+            z = (self.t * best).to(dtype=dtype, device=device).requires_grad_()
+            y = pred.flow.decode(z, pred.context)
+            if not y.requires_grad:
+                return None
+            search = torch.arange(2 * dim, device=y.device)
+            own = y[search, :, search % dim]
+            (slope,) = torch.autograd.grad((own[:dim] - own[dim:]).sum(), z, allow_unused=True)
+        return None if slope is None else slope.nan_to_num(0.0, 0.0, 0.0).to(best)
 
 
 def _points(pred: FlowDistribution, radius: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -175,7 +175,7 @@ class Region:
         Args:
             x: features.
             coverage: in place of the region's own.
-            quick: search a hundredth as long where the score is the latent norm; exact for linear flows.
+            quick: search a quarter as long where the score is the latent norm; exact for linear flows.
             generator: source of randomness.
         """
 

@@ -74,12 +74,11 @@ def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
     the mean of anything odd in z is 0 without error.
     """
     half = (count + 1) // 2
-    levels = ((torch.arange(half, dtype=torch.float64) + 0.5) / half)[:, None].expand(half, rows)
     generator = torch.Generator().manual_seed(seed)
     direction = base.norm.sample_direction((half, 1), base.dim, generator)
     # On [0, 1] with the norm z itself there is no opposite.
     opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
-    radius = base.radius.icdf(levels)[..., None]
+    radius = base.radius.middles(half, rows)[..., None]
     return torch.cat([radius * direction, radius * opposite])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._internal.chunks import MEMORY, rows_at_a_time
+from .._internal.chunks import CACHE, rows_at_a_time
 from .._internal.validate import as_whole, check_features
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
@@ -18,7 +18,8 @@ _MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that 
 _LONGER = 2.0  # how much longer than the last step the next one may begin
 _SHORTEST = 1e-30  # a step that moves nothing is taken, unless there is a NaN: then none ever is
 _PROBES = 64
-_HELD = MEMORY // 4  # numbers of a Jacobian at a time
+_CLOSE = 0.1  # times the root of the rounding, in units of the goal: residuals of which the last step is sure
+_HELD = 4 * CACHE  # numbers of a Jacobian at a time
 
 
 class ConvexPotentialFlow(ConditionalFlow):
@@ -153,8 +154,8 @@ def _newton(
     alone makes of that distance, (n,) each.
 
     Each round evaluates the potential once, at u - t * step: with half the last t where that did not lower
-    the convex objective enough, else with a longer one, at most t = 1. Points that arrived take no further
-    part.
+    the convex objective enough, else with a longer one, at most t = 1. Points that arrived, or surely do with
+    the next step, take no further part.
     """
     eps = torch.finfo(goal.dtype).eps
     u, missing = torch.zeros_like(goal), goal.new_full((len(goal),), math.inf)
@@ -173,28 +174,33 @@ def _newton(
         # What rounding of u and of the sum that makes up the gradient costs, in units of the goal.
         steepest = hessian.diagonal(dim1=-2, dim2=-1).amax(-1)
         noise = eps * (goal.norm(dim=-1) + steepest * candidate.norm(dim=-1) + 1)
-        arrived = lower & ((size <= 2 * noise) | ((size <= 8 * noise) & (size > last / 2)))
         here = torch.where(lower[:, None], candidate, here)
+        factor, failed = torch.linalg.cholesky_ex(hessian)
+        newton = torch.cholesky_solve(residual[..., None], factor)[..., 0]
+        newton = newton.masked_fill(failed[:, None] > 0, math.nan)  # such a point stays where it is
+        arrived = lower & ((size <= 2 * noise) | ((size <= 8 * noise) & (size > last / 2)))
+        # Newton squares the error: after residuals r, r' of full steps the next is about r' (r' / r)^2. Where
+        # that is rounding, and r' nearly so that the potential bends no more, the step needs no confirmation.
+        following = size * (size / last) ** 2
+        close = (following <= noise / 4) & (size <= noise * _CLOSE / math.sqrt(eps))
+        sure = lower & (t == 1) & (failed == 0) & torch.isfinite(last) & close & ~arrived
         before, t = (
             torch.where(lower, value - pull, before),
             torch.where(lower, (_LONGER * t).clamp(max=1.0), t / 2),
         )
-        if bool(arrived.any()):
-            done = active[arrived]
-            u[done], missing[done], rounding[done] = here[arrived], size[arrived], noise[arrived]
-            left = (~arrived).nonzero()[:, 0]
-            if len(left) == 0:
-                return u, missing, rounding
-            active, goal, context, lower = active[left], goal[left], context.at(left), lower[left]
-            here, step, t, size, before, slope = (s[left] for s in (here, step, t, size, before, slope))
-            residual, hessian = residual[left], hessian[left]
-        if bool((t < _SHORTEST).all()):
-            break
-        factor, failed = torch.linalg.cholesky_ex(hessian)
-        newton = torch.cholesky_solve(residual[..., None], factor)[..., 0]
-        newton = newton.masked_fill(failed[:, None] > 0, math.nan)  # such a point stays where it is
         step = torch.where(lower[:, None], newton, step)
         slope = torch.where(lower, (residual * newton).sum(-1), slope)  # positive: the Hessian is
+        if bool((done := arrived | sure).any()):
+            u[active[done]] = torch.where(sure[:, None], here - newton, here)[done]
+            missing[active[done]] = torch.where(sure, following, size)[done]
+            rounding[active[done]] = noise[done]
+            left = (~done).nonzero()[:, 0]
+            if len(left) == 0:
+                return u, missing, rounding
+            active, goal, context = active[left], goal[left], context.at(left)
+            here, step, t, size, before, slope = (s[left] for s in (here, step, t, size, before, slope))
+        if bool((t < _SHORTEST).all()):
+            break
     u[active], missing[active] = here, size
     rounding[active] = eps * (1 + goal.norm(dim=-1) + here.norm(dim=-1))
     return u, missing, rounding

@@ -136,11 +136,12 @@ def paths(
     ax = new_axes(ax)
     draws = samples.detach().double().cpu()
     steps = range(1, draws.shape[1] + 1)
-    for level in sorted(levels, reverse=True):
+    for i, level in enumerate(sorted(levels, reverse=True)):
         ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         low, high = torch.quantile(draws, ends, dim=0)
         text = f"{label} {100 * level:g} %".strip()
-        ax.fill_between(steps, low, high, color=COLOURS[1], alpha=0.18, linewidth=0, label=text, gid="band")
+        shade = 0.15 * (i + 1)
+        ax.fill_between(steps, low, high, color=COLOURS[1], alpha=shade, linewidth=0, label=text, gid="band")
     for path in draws[:shown]:
         ax.plot(steps, path, color=COLOURS[1], linewidth=0.8, alpha=0.8, gid="path")
     if y is not None:

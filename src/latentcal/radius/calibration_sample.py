@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._internal.numerics import as_tensor, outside_inference_mode, to_tensor
+from .._internal.numerics import as_tensor, ascending, outside_inference_mode, to_tensor
 from .._internal.validate import LARGEST, as_weights, check_finite
 from .folds import effective_size
 
@@ -196,8 +196,9 @@ def tied_share(radii: Tensor) -> float:
         >>> tied_share(torch.tensor([1.0, 2.0, 2.0, 3.0]))
         0.5
     """
-    _, counts = torch.unique(radii, return_counts=True)
-    return float(counts[counts > 1].sum()) / max(radii.numel(), 1)
+    gaps = ascending(radii.detach()).diff(prepend=radii.new_tensor([-math.inf]))
+    follows = gaps == 0
+    return float((follows | follows.roll(-1)).sum()) / max(radii.numel(), 1)
 
 
 def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:

@@ -59,7 +59,7 @@ class Guarantee:
         there is no such norm. It holds for at least the share ``confidence`` of calibration sets if lambda
         was bounded in advance. With a lambda read off the data that share is approximate.
         """
-        from scipy.stats import beta
+        from scipy.special import betaincinv
 
         coverage = as_share(coverage, "coverage")
         confidence = as_share(confidence, "confidence")
@@ -74,8 +74,8 @@ class Guarantee:
             # Within rounding of a whole number the ranks are those of the number.
             first = math.floor(max(level - self.lambda_ + _ROUNDING, 0.0))
             last = math.ceil(min(level + self.lambda_ - _ROUNDING, self.n + 1))
-        low = float(beta(first, self.n + 1 - first).ppf(tail)) if first >= 1 else 0.0
-        high = float(beta(last, self.n + 1 - last).ppf(1 - tail)) if last <= self.n else 1.0
+        low = float(betaincinv(first, self.n + 1 - first, tail)) if first >= 1 else 0.0
+        high = float(betaincinv(last, self.n + 1 - last, 1 - tail)) if last <= self.n else 1.0
         return low, high
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
         >>> points_needed(0.05), points_needed(0.01)
         (160, 3600)
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     precision = as_share(precision, "precision")
     coverage = as_share(coverage, "coverage")
@@ -159,7 +159,7 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
         rank = coverage * (n + 1)
         if rank >= n:
             return False
-        low, high = beta(rank, n + 1 - rank).ppf(tail), beta(rank + 1, n - rank).ppf(1 - tail)
+        low, high = betaincinv(rank, n + 1 - rank, tail), betaincinv(rank + 1, n - rank, 1 - tail)
         return bool(coverage - low <= precision and high - coverage <= precision)
 
     enough = 1

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._internal.numerics import ascending
+
 _CELLS = 1 << 15
-_FOLDS = 10
+FOLDS = 10
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,14 @@ class FoldedRadii:
     spread: Tensor
 
     @classmethod
-    def of(cls, t: Tensor, weights: Tensor, *, max_nodes: int, contiguous: bool = False) -> FoldedRadii:
-        """At most ten folds of (n,) points with (n,) weights, as by :func:`fold_numbers`."""
-        folds = min(_FOLDS, t.numel())
-        fold = fold_numbers(torch.stack([t, weights], -1), folds, contiguous=contiguous)
+    def of(
+        cls, t: Tensor, weights: Tensor, *, max_nodes: int, contiguous: bool = False, folds: int = FOLDS
+    ) -> FoldedRadii:
+        """At most so many folds of (n,) points with (n,) weights, as by :func:`fold_numbers`."""
+        folds = min(folds, t.numel())
+        fold: Tensor | int = 0
+        if folds > 1:
+            fold = fold_numbers(torch.stack([t, weights], -1), folds, contiguous=contiguous)
         cell = _cells(t, max_nodes)
         count = int(cell.max()) + 1
         by_fold = torch.zeros(folds * count, dtype=t.dtype, device=t.device)
@@ -90,9 +96,10 @@ def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: in
     n = len(rows)
     if contiguous:
         return _blocks(n, folds).to(rows.device)
-    values, order = rows.detach().cpu().numpy(), sorted_order(rows).numpy()
+    order = sorted_order(rows).numpy()
+    values = rows.detach().cpu().numpy()[order]
     begins = np.ones(n, dtype=bool)
-    begins[1:] = (values[order[1:]] != values[order[:-1]]).any(1)
+    begins[1:] = (values[1:] != values[:-1]).any(1)
     copies = np.diff(np.append(np.flatnonzero(begins), n))
     begins |= np.repeat(copies > n / (2 * folds), copies)
     group = np.cumsum(begins) - 1
@@ -120,7 +127,7 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
         values, index = torch.unique(t, return_inverse=True)
         if values.numel() <= max_nodes:
             return index
-    part = torch.sort(t).values[:: max(1, t.numel() // 100_000)]
+    part = ascending(t)[:: max(1, t.numel() // 100_000)]
     quartiles = torch.quantile(part, t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
     if spread == 0:  # one value, however many points

@@ -94,7 +94,7 @@ class GammaKDE(TabulatedLaw):
             contiguous=rates == "paper",
         )
         rate = choose_rate(folded, extend=rates == "extended", upper=upper)
-        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS)
+        kernels = FoldedRadii.of(t, weights, max_nodes=MAX_KERNELS, folds=1)
         return cls(kernels.nodes, rate, kernels.total, upper)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ class GammaKDE(TabulatedLaw):
         return t.reshape(shape) ** 3
 
     def _log_density(self, t: Tensor) -> Tensor:
-        kernels = log_kernels(t, self.centers, self.rate) + torch.log(self.weights)
-        return torch.logsumexp(kernels, dim=-1)
+        share, peak = _shares_of_peak(log_kernels(t, self.centers, self.rate).add_(torch.log(self.weights)))
+        return torch.log(share.sum(-1)) + peak[:, 0]
 
     def _log_mass_below(self, t: Tensor) -> Tensor:
         return self._log_mass(t, 0)
@@ -168,10 +168,16 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
     log_peak = 0.5 * torch.log(shapes / (2 * math.pi)) - stirling_error(shapes)
     of_center = rate * (centers - origin) - shapes * log_centers + log_peak
     exponent = torch.addcmul(of_center[..., None, :], log_t[:, None], shapes[..., None, :])
-    if rate.dim() == 0:
-        return exponent - (rate * excess + torch.log(t))[:, None]
-    # In place: these matrices are what the choice of the rate costs, and nothing is differentiated there.
-    return exponent.addcmul_(excess[:, None], rate[..., None, :], value=-1).sub_(torch.log(t)[:, None])
+    # In place: these matrices are what a fit costs.
+    exponent.addcmul_(excess[:, None], rate[..., None, :] if rate.dim() else rate, value=-1)
+    return exponent.sub_(torch.log(t)[:, None])
+
+
+def _shares_of_peak(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponentials of logs (..., k) over the largest, (..., k), and its log, (..., 1); in place."""
+    peak = logs.detach().amax(-1, keepdim=True)
+    # Where its result is no normal float exp is several times as slow, and beside 1 nobody sees it.
+    return logs.sub_(peak).clamp_(min=-700.0).exp_(), peak
 
 
 def _log_ratio(t: Tensor, origin: Tensor) -> Tensor:
@@ -238,8 +244,8 @@ def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = m
     log_matrix = log_kernels(nodes, nodes, kernel_rates)  # (r, k, k): points, kernels
     training = folded.training if len(folded.weights) > 1 else folded.weights
     training = training / training.sum(1, keepdim=True)
-    peak = log_matrix.amax(-1, keepdim=True)
-    density = log_matrix.sub_(peak).exp_() @ training.T  # (r, k, f)
+    share, peak = _shares_of_peak(log_matrix)
+    density = share @ training.T  # (r, k, f)
     log_density = torch.log(density) + peak
     # Underflow: a node far from all others, held out with its own kernel. Few, so summed in log space.
     for rate, node, fold in torch.nonzero((density < 1e-280) & (folded.weights.T > 0)).tolist():

@@ -158,8 +158,21 @@ class RadiusLaw(Float64Module):
 
     _anchors: tuple[float, ...] | None = None
 
+    def middles(self, count: int, rows: int = 1) -> Tensor:
+        """Radii (count, rows) in the middles of ``count`` steps of equal probability; kept for the next call.
+
+        ``rows`` is 1, or the number of points of a law at given x.
+        """
+        if self._middles is None or self._middles.shape != (count, rows):
+            levels = (torch.arange(count, dtype=torch.float64, device=self.device) + 0.5) / count
+            with torch.inference_mode(False), torch.no_grad():
+                self._middles = self.icdf(levels[:, None].expand(count, rows).clone())
+        return self._middles.to(self.device)
+
+    _middles: Tensor | None = None
+
     def _forget(self) -> None:
-        self._anchors = None
+        self._anchors = self._middles = None
 
     def given(self, x: Tensor | None) -> RadiusLaw:
         """The law at features x, (..., p): itself, unless the law depends on x."""

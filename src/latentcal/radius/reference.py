@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import log1mexp, with_slope
-from .._internal.special import log_beta_cdf_sf, log_beta_density, log_gamma_cdf_sf, log_gamma_density
+from .._internal.special import (
+    gamma_quantile,
+    log_beta_cdf_sf,
+    log_beta_density,
+    log_gamma_cdf_sf,
+    log_gamma_density,
+)
 from .law import LawByTails, as_float64
 
 # Squares of radii outside [1 / _FAR, _FAR] may overflow or vanish; there the leading power of r is exact.
 _FAR = 1e75
+_FAR_TAIL = -300.0  # log-probability below which quantiles of gamma variables are searched for
 
 
 class _ReferenceLaw(LawByTails):
@@ -77,7 +84,32 @@ class _ReferenceLaw(LawByTails):
         return r * self._score(r)
 
 
-class Chi(_ReferenceLaw):
+class _GammaLaw(_ReferenceLaw):
+    """A radius that is a power of a gamma variable with unit rate, of shape ``_shapes[0]``."""
+
+    def _log_radius(self, log_x: Tensor) -> Tensor:
+        """Log of the radius that belongs to the log of the gamma variable."""
+        raise NotImplementedError
+
+    def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        far = torch.minimum(log_cdf, log_sf) < _FAR_TAIL
+        if bool(far.any()):
+            r = torch.empty_like(log_cdf)
+            r[far] = super()._quantile(log_cdf[far], log_sf[far])
+            if not bool(far.all()):
+                r[~far] = self._quantile(log_cdf[~far], log_sf[~far])
+            return r
+        return torch.exp(self._log_radius(torch.log(gamma_quantile(self._shape, log_cdf, log_sf))))
+
+    def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
+        return self._log_radius(_gamma_log_quantile(self._shape, target, lower_half))
+
+    @property
+    def _shape(self) -> float:
+        return float(self._shapes[0])
+
+
+class Chi(_GammaLaw):
     r"""Euclidean norm of a standard normal vector in :math:`\mathbb{R}^d`.
 
     .. math:: f(r) = \frac{r^{d-1} e^{-r^2/2}}{2^{d/2-1}\, \Gamma(d/2)}, \qquad F(r) = P(d/2,\, r^2/2),
@@ -115,8 +147,8 @@ class Chi(_ReferenceLaw):
         tiny = r < 1 / _FAR
         return torch.where(tiny, leading, log_cdf), torch.where(tiny, log1mexp(leading), log_sf)
 
-    def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
-        return 0.5 * (math.log(2) + _gamma_log_quantile(self.dim / 2, target, lower_half))
+    def _log_radius(self, log_x: Tensor) -> Tensor:
+        return 0.5 * (math.log(2) + log_x)
 
 
 class BallRadius(_ReferenceLaw):
@@ -158,7 +190,7 @@ class BallRadius(_ReferenceLaw):
         return torch.exp(log_cdf / self.dim)
 
 
-class GammaRadius(_ReferenceLaw):
+class GammaRadius(_GammaLaw):
     r"""L1 norm of a vector of d independent standard Laplace variables.
 
     .. math:: f(r) = \frac{r^{d-1} e^{-r}}{\Gamma(d)}, \qquad F(r) = P(d, r),
@@ -188,8 +220,8 @@ class GammaRadius(_ReferenceLaw):
     def _tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return log_gamma_cdf_sf(self._shapes[0].to(r.device), r)
 
-    def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
-        return _gamma_log_quantile(self.dim, target, lower_half)
+    def _log_radius(self, log_x: Tensor) -> Tensor:
+        return log_x
 
 
 class StudentRadius(_ReferenceLaw):

@@ -84,7 +84,7 @@ class SplineRadius(TabulatedLaw):
         from scipy.optimize import minimize
 
         warn_if_tied(sample.radii)
-        nodes = FoldedRadii.of(cube_roots(sample.radii), sample.weights, max_nodes=_MAX_NODES)
+        nodes = FoldedRadii.of(cube_roots(sample.radii), sample.weights, max_nodes=_MAX_NODES, folds=1)
         t, weights = nodes.nodes, nodes.total / nodes.total.sum()
         shift = float((weights * t).sum())
         # Constant radii have no spread of their own: a thousandth of their size stands in for it.

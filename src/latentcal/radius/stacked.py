@@ -25,7 +25,7 @@ from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
-_NEWTON_STEPS = 100  # at most; ten are enough
+_NEWTON_STEPS = 100  # at most; twenty are enough
 _RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
 PARTS = 3 + len(_RATES)  # of the stack
 _CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
@@ -116,7 +116,7 @@ class StackedRadius(TabulatedLaw):
             *(log_kde - torch.log(3 * folded.nodes**2)),
         ]
         scaled = [ScaledRadius(reference, float(scales[i]), float(powers[i])) for i in (sets - 1, -1)]
-        kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes))
+        kernels = FoldedRadii.of(t, weights, max_nodes=min(MAX_KERNELS, 2 * nodes), folds=1)
         kdes = [GammaKDE(kernels.nodes, rate, kernels.total, reference.upper) for rate in rates]
         n = sample.effective_n
         level = max(1 / (n + 1), min(5 / (n + 1), 0.01))
@@ -163,6 +163,14 @@ class StackedRadius(TabulatedLaw):
 
     def _log_mass_above(self, t: Tensor) -> Tensor:
         return self._mixture("log_sf", t**3)
+
+    def _quantile_outside(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        r, inner = torch.empty_like(log_cdf), log_cdf < self.table.log_cdf_at_low
+        # In the core F is a multiple of the core's own.
+        r[inner] = self.core.icdf_log_cdf(log_cdf[inner] + self.table.log_total - self._core_end()[1])
+        if not bool(inner.all()):
+            r[~inner] = super()._quantile_outside(log_cdf[~inner], log_sf[~inner])
+        return r
 
     def _span(self) -> tuple[float, float]:
         far = self._scalar(-65.0)
@@ -243,37 +251,27 @@ def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
 
     .. math:: \min_{w \ge 0}\; \sum_k w_k - \sum_i c_i \log \sum_k w_k f_k(r_i), \qquad \sum_i c_i = 1,
 
-    whose solution sums to 1. By Newton's method: the quadratic model of each step is a non-negative least
-    squares problem in k unknowns, and a step is halved until it goes downhill.
+    whose solution sums to 1. By Newton steps on the conditions of the optimum, with slopes :math:`s_k \ge 0`
+    of the objective whose products :math:`w_k s_k` are led to 0 together (a primal-dual interior point
+    method): no weight leaves the positive numbers, so a part that one point alone needs can come back.
     """
-    from scipy.linalg import solve_triangular
-    from scipy.optimize import nnls
-
     kept = counts.reshape(-1) > 0
     logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]
     density = torch.exp(logs - logs.amax(0)).cpu().numpy()
     share = counts.reshape(-1)[kept].cpu().numpy()
     share = share / share.sum()
-    weights = np.full(len(density), 1 / len(density))
-
-    def height(weights: np.ndarray) -> float:
-        mixture = weights @ density
-        return math.inf if mixture.min() <= 0 else float(weights.sum() - share @ np.log(mixture))
-
+    weights, slopes = np.full(len(density), 1 / len(density)), np.ones(len(density))
     for _ in range(_NEWTON_STEPS):
         ratio = density / (weights @ density)
-        gradient = 1 - ratio @ share
-        if max(-gradient.min(), np.abs(weights * gradient).max()) < 1e-9:
+        gradient, gap = 1 - ratio @ share, np.mean(weights * slopes)
+        if max(np.abs(gradient - slopes).max(), gap) < 1e-12:
             break
-        hessian = (ratio * share) @ ratio.T
-        root = np.linalg.cholesky(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)))
-        target = solve_triangular(root, hessian @ weights - gradient, lower=True)
-        # A part that is needed for one point alone must be able to come back: no weight is 0, and none falls
-        # to less than a tenth at once, or the quadratic model of the next step knows nothing of it.
-        new = np.maximum(nnls(root.T, target)[0], 0.1 * weights).clip(min=1e-12)
-        step, size, before = new - weights, 1.0, height(weights)
-        while size > 1e-6 and height(weights + size * step) > before + 1e-4 * size * (gradient @ step):
-            size /= 2
-        # Where rounding has the last word on a small step, one of EM goes downhill anyway.
-        weights = weights + size * step if size > 1e-6 else weights * (1 - gradient)
+        aim = 0.1 * gap / weights
+        hessian = (ratio * share) @ ratio.T + np.diag(slopes / weights)
+        step = np.linalg.solve(hessian, aim - gradient)
+        turn = aim - slopes - slopes / weights * step
+        weights, slopes = (
+            values + min(1.0, 0.95 / max((-move / values).max(), 1e-300)) * move
+            for values, move in ((weights, step), (slopes, turn))
+        )
     return torch.as_tensor(weights / weights.sum(), dtype=log_densities.dtype, device=log_densities.device)

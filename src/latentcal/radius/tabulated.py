@@ -138,8 +138,12 @@ class TabulatedLaw(LawByTails):
             return apply_in_chunks(table.quantile, log_cdf, log_sf).pow(3)
         r = torch.empty_like(log_cdf)
         r[inside] = apply_in_chunks(table.quantile, log_cdf[inside], log_sf[inside]).pow(3)
-        r[~inside] = super()._quantile(log_cdf[~inside], log_sf[~inside])
+        r[~inside] = self._quantile_outside(log_cdf[~inside], log_sf[~inside])
         return r
+
+    def _quantile_outside(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        """Radii (n,) beyond the table, by a search in the exact law."""
+        return super()._quantile(log_cdf, log_sf)
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
         return torch.full_like(target, 3 * math.log(self.table.low if lower_half else self.table.high))

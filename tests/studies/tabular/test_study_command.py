@@ -85,7 +85,7 @@ def test_only_some_data_sets_are_shown_where_asked_for(capsys, store):
     words = ("table", "quick", "--store", str(store), "--datasets", "SLU", "edm")
     code, out, _ = study(capsys, *words)
     assert code == 0
-    assert "Without any record" not in out
+    assert "No records in" not in out
 
 
 def test_status_counts_and_says_why_it_failed(capsys, store):

@@ -88,7 +88,7 @@ def test_missing_failed_and_infinite_figures_are_shown_and_explained():
     assert "RuntimeError: too steep (SLU LR-KDE seed 0; SLU LR-KDE seed 1" in words(table)
     assert "LR-KDE, LR-stacked, auto on EDM" in words(table)
     assert "auto with seeds 1, 2 on SLU" in words(table)
-    assert "Without any record in convex-potential: AT2, SF1" in words(table)
+    assert "No records in convex-potential: AT2, SF1" in words(table)
 
 
 def test_what_is_missing_alike_is_said_once():
@@ -112,19 +112,19 @@ def test_a_complete_study_has_nothing_to_explain():
 def test_weights_are_named_where_they_differ_from_the_published_ones():
     best = metric_table(cells_of("nll", {("slump", "BASE"): BASE}), "nll")
     last = metric_table(cells_of("nll", {("slump", "BASE"): BASE}, weights="last"), "nll")
-    assert "here: those of the best one of a training with patience 60." in words(best)
+    assert "here: weights of the best epoch of a training with patience 60." in words(best)
     assert "as here" in words(last)
     as_patient = records_of("nll", {("slump", "BASE"): BASE}, suite_name="maf")
-    assert "here: those of the best one." in words(metric_table(Cells.of(as_patient, "maf"), "nll"))
+    assert "here: weights of the best epoch." in words(metric_table(Cells.of(as_patient, "maf"), "nll"))
     two_epochs = records_of("nll", {("slump", "BASE"): BASE}, suite_name="misspecified")
     poor = metric_table(Cells.of(two_epochs, "misspecified"), "nll")
-    assert "weights of the second and last epoch; here: those of the best one" in words(poor)
+    assert "weights of the second and last epoch; here: weights of the best epoch" in words(poor)
     assert "last weights" in last.title
 
 
 def test_sets_with_other_rows_than_the_published_are_named():
     values = {("slump", "BASE"): BASE, ("taxi", "BASE"): BASE, ("calcofi", "BASE"): BASE}
-    assert "Other rows than the published ones: CAL, TAX." in words(
+    assert "Rows differ from the published ones: CAL, TAX." in words(
         metric_table(cells_of("nll", values), "nll")
     )
     assert "Other rows" not in words(metric_table(cells_of("nll", {("slump", "BASE"): BASE}), "nll"))

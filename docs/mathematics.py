@@ -1,53 +1,21 @@
-"""What the site needs beyond mkdocs: a list of pages read from the folders, and mathematics as MathML."""
+"""Mathematics of the site as MathML, which browsers draw without a script."""
 
 from __future__ import annotations
 
 import html
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 
-# Sections in order, each with the pages that come first; the others follow by name.
-SECTIONS = {
-    "Concepts": (
-        "concepts",
-        "latent_calibration base_swap radius_laws guarantee conformal_regions hdr_recalibration "
-        "nll_decomposition high_dimensions beyond_one_radius when_not_to_use_it",
-    ),
-    "How to": (
-        "how_to",
-        "which_model own_table output_kinds quantile_forecasts ensembles univariate_models command_line "
-        "how_many_points diagnose when_the_report_says autocalibrate time_order",
-    ),
-    "Tutorials": ("tutorials", "first_table regression decisions correct_an_sbi_posterior images"),
-    "Extending": ("extending", "law norm flow adapter"),
-    "Results": ("results", ""),
-    "Reference": ("reference", "recalibration calibration laws flow regions estimator flows adapters"),
-}
 MATHEMATICS = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 MATHML = "http://www.w3.org/1998/Math/MathML"
 LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 ElementTree.register_namespace("", MATHML)
-
-
-def on_config(config: Any) -> Any:
-    """The start page, then every page that a section's folder holds, and what was done to break it all."""
-    docs = Path(config["docs_dir"])
-    config["nav"] = [{"Start": "index.md"}]
-    for title, (folder, order) in SECTIONS.items():
-        first = order.split()
-        names = [path.stem for path in sorted((docs / folder).glob("*.md"))]
-        names.sort(key=lambda name: first.index(name) if name in first else len(first))
-        if names:
-            config["nav"].append({title: [f"{folder}/{name}.md" for name in names]})
-    config["nav"].append({"Trust": "trust.md"})
-    return config
 
 
 def on_page_content(content: str, **_: Any) -> str:
