@@ -72,13 +72,14 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
             regression; of several ``penalties`` the validation part chooses), or a function of (outputs,
             features) that makes a flow. ``"auto"`` tries linear regression, a Gaussian process, boosted trees
-            and means of spline flows, alone and above these, and takes the simplest that is not clearly
-            behind the best on rows held out; ``selection_`` tells what was tried. Fewer than 1,000 rows are
-            held out in turn, so that all of them train and calibrate: regions then have no finite-sample
+            and means of spline flows, alone and above these, and weighted means of all of them, and takes the
+            simplest that is not clearly behind the best on rows held out in turn; ``selection_`` tells what
+            was tried. Fewer than 1,000 rows calibrate in turn as well: regions then have no finite-sample
             guarantee.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
-        budget: of ``"auto"``: ``"fast"``, ``"balanced"`` or ``"best"`` for 1, 5 or 10 flows in a mean, or
-            seconds of processor time after which no further model is tried.
+        budget: of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of its time, without boosted trees;
+            ``"best"`` for 25 flows in a mean instead of 10; or seconds of processor time after which no
+            further model is tried.
         ensemble: of ``"auto"``: number of flows in a mean, instead of that of the budget.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
@@ -87,8 +88,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         calibration_fraction: share of the rows for recalibration.
         order: ``"time"`` where rows follow each other: the first ones train, those after them tell when to
             stop, the last ones recalibrate.
-        learning_rate: of Adam.
-        batch_size: rows a step.
+        learning_rate: of Adam; ``"auto"`` takes three times as much and averages weights over steps.
+        batch_size: rows a step, at most.
         max_epochs: end of training at the latest.
         patience: epochs without a new best after which training ends.
         draws: latent points behind ``predict`` and ``predict_quantile``; may be changed after ``fit``.
@@ -190,7 +191,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
         chooses = self._chooses(len(x))
         crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
-        if chooses and self.order is None:  # each row then judges in its turn
+        if not self.needs_validation(len(x)):
             shares.pop("validation", None)
         shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
@@ -254,6 +255,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     def holds_out_in_turn(self, n: int) -> bool:
         """Whether n rows are held out in turn to choose and calibrate, rather than some of them set aside."""
         return self._chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
+
+    def needs_validation(self, n: int) -> bool:
+        """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
+        return self.order is not None or not self._chooses(n)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""

@@ -50,6 +50,18 @@ class Budget:
         members = own.members if ensemble is None else as_whole(ensemble, "ensemble")
         return Budget(members, own.simple, own.seconds)
 
+    def estimate_seconds(self, n: int, features: int, outputs: int) -> float:
+        """Processor seconds that a choice takes on a common machine, within a factor of about three.
+
+        Args:
+            n: rows.
+            features: columns of x.
+            outputs: columns of y.
+        """
+        share = 0.3 if self.simple else 0.6 + self.members / 25
+        whole = 4 + n * (0.004 + 0.001 * outputs) + outputs * (0.5 + features / 200)
+        return min(self.seconds, share * whole)
+
 
 _BUDGETS: Mapping[Any, Budget] = dict(
     zip(BUDGETS, (Budget(5, simple=True), Budget(10), Budget(25)), strict=True)
@@ -109,7 +121,9 @@ def select(
         parts, fold = [~seen], torch.zeros(len(y), dtype=torch.long)
     simple = SIMPLE[:-1] if budget.simple else SIMPLE
     members = min(budget.members, _FEWER) if len(y) >= _MANY_ROWS and not alone else budget.members
-    with ProgressBar(total=1 if alone else len(simple) + 4, desc="models", progress=progress) as bar:
+    about = budget.estimate_seconds(len(y), x.shape[1], y.shape[1])
+    total, name = 1 if alone else len(simple) + 4, f"models, about {about:.0f} s"
+    with ProgressBar(total=total, desc=name, progress=progress) as bar:
         race = Race(x, y, parts, fitter, weights, seconds=budget.seconds, contiguous=contiguous, bar=bar)
         if alone:
             race.run([Candidate(None, budget.members)])
