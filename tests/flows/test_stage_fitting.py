@@ -5,7 +5,8 @@ import torch
 
 import latentcal as lc
 import same
-from latentcal.flows import fit_stage, stage_fitting
+from latentcal.flows import fit_stage, stage_parts
+from latentcal.flows.stage_parts import StageRows
 
 KINDS = ["ridge", "ridge_scale", "gp", "boosted"]
 
@@ -43,13 +44,25 @@ def test_residuals_out_of_fold_are_like_those_of_new_rows(fits, kind):
     assert same.decided(fit.fold.unique(), torch.arange(5))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_of_fold_answers_are_those_of_the_stages_without_the_fold(fits, kind):
+    x, y = _rows(400)
+    fit = fits[kind]
+    for number, (stage, model) in enumerate(zip(fit.by_fold, fit.gaussian_by_fold, strict=True)):
+        own = fit.fold == number
+        torch.testing.assert_close(stage(x[own]), (fit.location[own], fit.scale[own]), rtol=1e-6, atol=1e-6)
+        assert model.stage is stage
+        above = fit.below(model.flow, without=number)
+        torch.testing.assert_close(above(x[own]).log_prob(y[own]), model(x[own]).log_prob(y[own]))
+    # The control: the stage of all rows says something else of rows that it has seen.
+    assert float((fit.stage(x)[0] - fit.location).abs().max()) > 1e-3
+
+
 def test_residuals_of_rows_that_taught_the_trees_are_smaller(fits):
     """The control of the test above."""
     x, y = _rows(400)
-    trees = stage_fitting._fit_trees(
-        stage_fitting._Rows.of(x, y, 5, 0, None), y, {"min_samples_leaf": 2}, forest=True
-    )
-    inside, outside = ((y - guess).square().mean(0) for guess in (trees.smoother(x), trees.held_out))
+    trees, _ = stage_parts.fit_forest(StageRows.of(x, y, 5, 0, None), y, {"min_samples_leaf": 2})
+    inside, outside = ((y - guess).square().mean(0) for guess in (trees.every[-1](x), trees.held_out))
     assert bool((inside < 0.5 * outside).all())
 
 
@@ -123,9 +136,10 @@ def test_what_a_fold_says_does_not_reach_its_own_guesses():
     fold = torch.arange(100) % 4
     other = y.clone()
     other[fold == 2] += 10.0
+    columns = [torch.arange(4)] * 5
     first, second = (
-        stage_fitting._fit_trees(
-            stage_fitting._Rows.of(x, values, fold, 0, None), values, {"max_iter": 20}
+        stage_parts.fit_boosting(
+            StageRows.of(x, values, fold, 0, None), values, {"max_iter": 20}, columns
         ).held_out
         for values in (y, other)
     )

@@ -39,6 +39,7 @@ _OTHERS = (
     *("flows.tarflow:TarFlow", "flows.standardized:Standardized", "flows.location_scale:LocationScale"),
     *(
         "flows.averaged:AveragedFlow",
+        "flows.averaged:WeightedFlow",
         "flows.supported:Supported",
         "flows.stages:Stage",
         "flows.stages:SmootherStack",

@@ -126,7 +126,7 @@ def fit_table(
         source, data, rules, settings
     )
     counts = {name: len(parts[name].x) for name in _PARTS if name in parts}
-    in_turn = "" if "validation" in counts else ", each held out in its turn"
+    in_turn = "" if {"validation", "calibration"} & counts.keys() else ", each held out in its turn"
     rows = ", ".join(f"{count:,} {part}" for part, count in counts.items() if part != "test")
     say(f"Rows: {rows}{in_turn}.")
     estimator = _train(parts, rules, settings)
@@ -165,7 +165,7 @@ def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
     counts = {"test": round(settings.test_share * len(data))}
     rest = len(data) - counts["test"]
     share, in_turn = max(_FEWEST, round(_SHARE * rest)), _holds_out_in_turn(rest, settings)
-    if "validation" not in settings.files and not in_turn:
+    if "validation" not in settings.files and _make_estimator(settings).needs_validation(rest):
         counts["validation"] = share
     if (
         settings.repairs

@@ -19,9 +19,8 @@ from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
 from ..outputs import ChainFlow, draw_inside, fit_gaussian, fit_mixed, on_support
 from ..outputs.grid import points_to_line
-from .candidates import Candidate, CandidateFitter
 from .recalibrating import Pair, Weighted, choose
-from .selection import Budget, Choice, Part, Selection, select, split_in_folds
+from .selection import Budget, Choice, Selection, select
 
 FEWEST_ROWS = 2
 """Of a part: with one row nothing has a spread."""
@@ -38,8 +37,6 @@ class Fitted(NamedTuple):
 
     flow: ConditionalFlow
     log: flows.TrainingLog
-    candidate: Candidate | None = None
-    """That was chosen, if any was."""
     selection: Selection | None = None
     others: Sequence[ConditionalFlow] = ()
     """Where rows were held out in turn: flows that have not seen each fold."""
@@ -83,19 +80,20 @@ class FlowFitter:
             )
         return True
 
-    def fit(
-        self, parts: Parts, kinds: Sequence[str], seed: int, candidate: Candidate | None = None
-    ) -> Fitted:
+    def needs_validation(self, n: int) -> bool:
+        """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
+        return self.order is not None or not self.chooses(n)
+
+    def fit(self, parts: Parts, kinds: Sequence[str], seed: int) -> Fitted:
         """A flow of outputs (n, d) of the opened lines; without validation rows each is held out in turn.
 
         Args:
             parts: the rows.
             kinds: of the outputs, without atoms.
             seed: of all random choices.
-            candidate: that was chosen before; nothing is chosen then.
         """
         own = {name: (x, points_to_line(y, kinds), weights) for name, (x, y, weights) in parts.items()}
-        made, units = self._fit_real(own, seed, candidate)
+        made, units = self._fit_real(own, seed)
         return _in_units(made, units, lambda flow: on_support(flow, kinds))
 
     def fit_chain(self, rows: Weighted, kinds: Sequence[str], seed: int) -> Fitted:
@@ -119,8 +117,9 @@ class FlowFitter:
                 made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="nothing was trained by steps")))
                 return flow
             rng = np.random.RandomState(seed % 2**32)
-            held_out = split_rows((features, line, None), {"validation": _STOPPING}, rng, self.order)
-            made.append(_in_units(*self._fit_real(held_out, seed)))
+            shares = {"validation": _STOPPING} if self.needs_validation(len(line)) else {}
+            parts = split_rows((features, line, None), shares, rng, self.order)
+            made.append(_in_units(*self._fit_real(parts, seed)))
             return made[-1].flow
 
         chain = fit_mixed(make, x, y, list(kinds), seed=seed)
@@ -137,21 +136,17 @@ class FlowFitter:
         model = on_support(fit_gaussian(x, lower, upper, kinds=kinds), kinds)
         if self.flow == "linear_gaussian" and not self.flow_options:
             return Fitted(model.eval(), flows.TrainingLog(stopped="nothing was trained by steps"))
-        first: Fitted | None = None
         for step in range(2):
             draw = torch.Generator().manual_seed(seed + step)
             whole = {
                 name: (x, draw_inside(model, x, *bounds, kinds=kinds, generator=draw), parts[name][2])
                 for name, (x, *bounds) in known.items()
             }
-            made = self.fit(whole, kinds, seed, None if first is None else first.candidate)
-            first, model = first or made, made.flow
-        assert first is not None
-        return made._replace(selection=first.selection)
+            made = self.fit(whole, kinds, seed)
+            model = made.flow
+        return made
 
-    def _fit_real(
-        self, parts: Parts, seed: int, candidate: Candidate | None = None
-    ) -> tuple[Fitted, tuple[Tensor, ...]]:
+    def _fit_real(self, parts: Parts, seed: int) -> tuple[Fitted, tuple[Tensor, ...]]:
         """A flow of real outputs in standardised units, and these units."""
         x, y, weights = parts["train"]
         if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
@@ -168,44 +163,28 @@ class FlowFitter:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             if self.chooses(sum(len(part[0]) for part in units.values())):
-                choice = self._select(units, seed) if candidate is None else None
-                candidate = candidate if choice is None else choice.candidate
-                fitter = CandidateFitter(*join_rows(units), **self._how(seed))
-                made = Fitted(fitter.fit(candidate), fitter.log, candidate)  # type: ignore[arg-type]
-                if choice is not None:
-                    made = made._replace(selection=choice.selection, others=choice.flows, fold=choice.fold)
+                choice = self._select(units, seed)
+                made = Fitted(choice.flow, choice.log, choice.selection, choice.by_fold, choice.fold)
             else:
                 made = Fitted(*self._train(units["train"], units["validation"], seed))
         return made, (y_mean, y_scale, x_mean, x_scale)
 
     def _select(self, units: Parts, seed: int) -> Choice:
         """The choice among candidates, by each fold in its turn or by the validation rows."""
-        budget = Budget.of(self.budget, self.ensemble)
         x, y, weights = join_rows(units)
-        if "validation" in units:
-            seen = torch.arange(len(x)) < len(units["train"][0])
-            parts = [Part(seen, ~seen)]
-        else:
-            parts = split_in_folds(x, y, budget.folds, seed)
         return select(
             x,
             y,
-            parts,
-            budget=budget,
+            torch.arange(len(x)) < len(units["train"][0]) if "validation" in units else None,
+            budget=Budget.of(self.budget, self.ensemble),
             alone=self.flow != AUTO,
             weights=weights,
+            contiguous=self.order is not None,
             progress=self.progress,
-            **self._how(seed),
+            seed=seed,
+            flow_options=self.flow_options,
+            training=dict(self.training),
         )
-
-    def _how(self, seed: int) -> dict[str, Any]:
-        """How candidates are fitted."""
-        return {
-            "contiguous": self.order is not None,
-            "seed": seed,
-            "flow_options": self.flow_options,
-            "training": dict(self.training),
-        }
 
     def _train(
         self, train: Weighted, validation: Weighted, seed: int

@@ -20,7 +20,7 @@ from ..radius.folds import fold_numbers
 _FOLDS = 4
 _WORTH = 0.01  # nats: a smaller rise of the NLL has no practical effect
 _FAR = 1e6  # nats, or units of the energy score: instead of infinity
-_ROWS, _DRAWS = 256, 32  # by which draws are compared, at most
+_ROWS, _DRAWS = 256, 16  # by which draws are compared, at most
 _IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in time order learns from
 
 Repair = Callable[..., ConditionalFlow]
@@ -165,6 +165,6 @@ def _nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
 def draw_energy(
     model: ConditionalFlow, x: Tensor, y: Tensor, size: Tensor | float = 1.0, seed: int = 0
 ) -> Tensor:
-    """Energy scores (n,) of 32 draws, with outputs in units of a size (d,)."""
+    """Energy scores (n,) of 16 draws, with outputs in units of a size (d,)."""
     draws = model(x).sample((_DRAWS,), torch.Generator().manual_seed(seed))
     return energy_score(draws / size, y / size)

@@ -59,9 +59,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
             regression; of several ``penalties`` the validation part chooses), or a function of (outputs,
             features) that makes a flow. ``"auto"`` tries linear regression, a Gaussian process, boosted trees
-            and means of spline flows, alone and above these, and takes the simplest that is not clearly
-            behind the best on rows held out; ``selection_`` tells what was tried. Fewer than 1,000 rows are
-            held out in turn, so that all of them train and calibrate: regions then have no finite-sample
+            and means of spline flows, alone and above these, and weighted means of all of them, and takes the
+            simplest that is not clearly behind the best on rows held out in turn; ``selection_`` tells what
+            was tried. Fewer than 1,000 rows calibrate in turn as well: regions then have no finite-sample
             guarantee.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
         outputs: the kind of every output, such as ``{"price": "positive", "share": "unit", "visits":
@@ -69,8 +69,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             ``"auto"``, and outputs that are not named, are guessed with care: outputs that repeat their
             values become counts, rounded values or values with atoms, with a warning that says so, and all
             others real numbers (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` guesses nothing.
-        budget: of ``"auto"``: ``"fast"``, ``"balanced"`` or ``"best"`` for 1, 5 or 10 flows in a mean, or
-            seconds of processor time after which no further model is tried.
+        budget: of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of its time, without boosted trees;
+            ``"best"`` for 25 flows in a mean instead of 10; or seconds of processor time after which no
+            further model is tried.
         ensemble: of ``"auto"``: number of flows in a mean, instead of that of the budget.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
@@ -79,8 +80,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         calibration_fraction: share of the rows for recalibration.
         order: ``"time"`` where rows follow each other: the first ones train, those after them tell when to
             stop, the last ones recalibrate.
-        learning_rate: of Adam.
-        batch_size: rows a step.
+        learning_rate: of Adam; ``"auto"`` takes three times as much and averages weights over steps.
+        batch_size: rows a step, at most.
         max_epochs: end of training at the latest.
         patience: epochs without a new best after which training ends.
         draws: latent points behind ``predict`` and ``predict_quantile``; may be changed after ``fit``.
@@ -201,6 +202,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             )
         crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
         crossed = crossed and not supports.have_atoms and not incomplete
+        if not self.needs_validation(len(x)):
+            shares.pop("validation", None)
         rng = check_random_state(self.random_state)
         table = (x, y, as_weights(sample_weight, len(x)))
         parts = split_rows(table, {} if crossed else shares, rng, self.order)
@@ -258,6 +261,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     def holds_out_in_turn(self, n: int) -> bool:
         """Whether n rows are held out in turn to choose and calibrate, rather than some of them set aside."""
         return self._fitter().chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
+
+    def needs_validation(self, n: int) -> bool:
+        """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
+        return self._fitter().needs_validation(n)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean log-likelihood of y (see ``log_prob``), higher is better; R2 would judge the mean alone."""

@@ -6,7 +6,7 @@ from .._internal.lazy import attach
 
 if TYPE_CHECKING:
     from .autoregressive import AutoregressiveFlow as AutoregressiveFlow
-    from .averaged import AveragedFlow as AveragedFlow
+    from .averaged import AveragedFlow as AveragedFlow, WeightedFlow as WeightedFlow
     from .convex_potential import ConvexPotentialFlow as ConvexPotentialFlow
     from .flow_matching import FlowMatching as FlowMatching
     from .linear_gaussian import LinearGaussianFlow as LinearGaussianFlow
@@ -30,7 +30,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "autoregressive": ["AutoregressiveFlow"],
-        "averaged": ["AveragedFlow"],
+        "averaged": ["AveragedFlow", "WeightedFlow"],
         "convex_potential": ["ConvexPotentialFlow"],
         "flow_matching": ["FlowMatching"],
         "linear_gaussian": ["LinearGaussianFlow"],

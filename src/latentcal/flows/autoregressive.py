@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -12,6 +14,7 @@ from .._internal.optional import require
 from .._internal.validate import as_whole, check_features
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
+from .triangular import Increasing, Triangle
 
 
 class AutoregressiveFlow(ConditionalFlow):
@@ -71,18 +74,11 @@ class AutoregressiveFlow(ConditionalFlow):
         y: Tensor = transform.inv(z)
         return y
 
-    def coordinate_map(self, points: Tensor, x: Tensor | None = None) -> tuple[Any, Tensor]:
-        """The increasing map of each coordinate given those before it, for a flow of a single transform.
-
-        Returns:
-            A torch ``Transform`` that acts on every coordinate by itself, with the others fixed at ``points``
-            (..., d), and the points expanded to the leading dims of x.
-        """
+    def triangle(self, x: Tensor | None) -> Triangle:
+        """The map at features x as a triangular one, for a flow of a single transform."""
         if self.flows > 1:
-            raise ValueError(f"A stack of {self.flows} transforms has no map of one coordinate; flows=1 has.")
-        transform, points = self._transform(x, points)
-        map = transform.transforms[0]
-        return (map.meta(points) if self.dim > 1 else map).base, points
+            raise ValueError(f"A stack of {self.flows} transforms is no triangular map; flows=1 is.")
+        return AutoregressiveStack([self]).at(x)
 
     def _transform(self, x: Tensor | None, points: Tensor) -> tuple[Any, Tensor]:
         """The map at x, and the points expanded to its leading dims."""
@@ -90,6 +86,137 @@ class AutoregressiveFlow(ConditionalFlow):
             return self.network.transform(None), points
         x = check_features(x, self.features).to(points.dtype)
         return self.network.transform(x), broadcast_leading(x, points)[1]
+
+
+class AutoregressiveStack:
+    """Autoregressive flows of one transform each, and of the same sizes, computed side by side.
+
+    Args:
+        flows: the flows.
+        trains: whether to learn copies of their weights, which ``write`` puts into the flows.
+    """
+
+    def __init__(self, flows: Sequence[AutoregressiveFlow], *, trains: bool = False) -> None:
+        self.flows, self.dim = flows, flows[0].dim
+        levels = [*zip(*(_layers(flow) for flow in flows), strict=True)]
+        pairs = [
+            [torch.stack([getattr(layer, name) for layer in level]) for name in ("weight", "bias")]
+            for level in levels
+        ]
+        if trains:
+            pairs = [[values.detach().clone().requires_grad_() for values in pair] for pair in pairs]
+        self.parameters = [values for pair in pairs for values in pair]
+        """Weights (m, o, i) and biases (m, o) of the layers, in turn."""
+        self.masks = [getattr(level[0], "mask", None) for level in levels]
+
+    @staticmethod
+    def sizes(flow: AutoregressiveFlow) -> tuple[Any, ...]:
+        """What flows must have in common."""
+        return flow.transform, flow.hidden, flow.layers, flow.bins
+
+    def write(self, parameters: Sequence[Tensor]) -> None:
+        """Put such parameters into the flows."""
+        with torch.no_grad():
+            for number, flow in enumerate(self.flows):
+                for layer, weight, bias in zip(_layers(flow), parameters[::2], parameters[1::2], strict=True):
+                    layer.weight.copy_(weight[number])
+                    layer.bias.copy_(bias[number])
+
+    def at(self, x: Tensor | None, *, own: bool = False) -> _MapsAt:
+        """The maps at features x (..., p), or at features (m, b, p) of its own for each flow."""
+        if self.flows[0].features:
+            x = check_features(x, self.flows[0].features).to(self.parameters[0].dtype)
+        return _MapsAt(self, x if own or x is None else x[None])
+
+
+class _MapsAt:
+    """Triangle of a stack of flows at features x, (1, ..., p) or (m, b, p)."""
+
+    def __init__(self, stack: AutoregressiveStack, x: Tensor | None) -> None:
+        self.stack, self.map = stack, stack.flows[0].network.transform.transforms[0]
+        count = len(stack.flows)
+        self.weights = stack.parameters[0].new_full((count,), 1 / count)
+        if not hasattr(self.map, "hyper"):  # one output and no features: the numbers are the map's own
+            maps = [flow.network.transform.transforms[0] for flow in stack.flows]
+            self.phi = torch.stack([torch.cat([*each.phi], -1) for each in maps])
+            return
+        self.layers = [
+            (weight if mask is None else weight * mask, bias)
+            for weight, bias, mask in zip(
+                stack.parameters[::2], stack.parameters[1::2], stack.masks, strict=True
+            )
+        ]
+        first, bias = self.layers[0]
+        # With a single output nothing comes before it, and the network sees x alone.
+        self.of_y = first[..., : stack.dim] if stack.dim > 1 else first[..., :0]
+        self.of_x = bias[:, None] if x is None else _apply(x, first[..., self.of_y.shape[-1] :], bias)
+
+    def every(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        return _Spread(self._univariate(y[None], slice(0, self.stack.dim)), len(self.weights)).call_and_ladj(
+            y
+        )
+
+    def every_own(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``every``, where each flow has points (m, b, d) of its own."""
+        z, log_slope = self._univariate(y, slice(0, self.stack.dim)).call_and_ladj(y)
+        return z, log_slope
+
+    def one(self, i: int, y: Tensor) -> Increasing:
+        return _Spread(self._univariate(y[None], slice(i, i + 1)), len(self.weights))
+
+    def _univariate(self, y: Tensor, outputs: slice) -> Any:
+        """zuko's map of some of the outputs, given those before them in y, (1, ..., d) or (m, b, d)."""
+        total, count = self.map.total, len(self.weights)
+        if not hasattr(self.map, "hyper"):
+            phi = self.phi.reshape(count, *[1] * (y.dim() - 2), 1, total)
+        else:
+            values = self._before(y, outputs)
+            for number, (weight, bias) in enumerate(self.layers[1:], 2):
+                if number == len(self.layers):
+                    rows = slice(outputs.start * total, outputs.stop * total)
+                    weight, bias = weight[:, rows], bias[:, rows]
+                values = _apply(values.relu(), weight, bias)
+            phi = values.unflatten(-1, (-1, total))
+        sizes = [shape.numel() for shape in map(torch.Size, self.map.shapes)]
+        parts = zip(phi.split(sizes, -1), self.map.shapes, strict=True)
+        return self.map.univariate(*(part.reshape(*part.shape[:-1], *shape) for part, shape in parts))
+
+    def _before(self, y: Tensor, outputs: slice) -> Tensor:
+        """First layer before its activation, (m, ..., h); without dims of y where nothing depends on it."""
+        shape = (self.of_x.shape[0], *[1] * (y.dim() - self.of_x.dim()), *self.of_x.shape[1:])
+        of_x = self.of_x.reshape(shape)
+        return of_x if outputs.stop == 1 else of_x + _apply(y, self.of_y)
+
+
+class _Spread:
+    """zuko's maps of m flows, at the same points for each."""
+
+    def __init__(self, map: Any, count: int) -> None:
+        self.map, self.count = map, count
+
+    def call_and_ladj(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        z, log_slope = self.map.call_and_ladj(t.expand(self.count, *t.shape))
+        return z, log_slope
+
+    def inv(self, z: Tensor) -> Tensor:
+        t: Tensor = self.map.inv(z.expand(self.count, *z.shape))
+        return t
+
+
+def _apply(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A layer of each flow, (m or 1, ..., i), (m, o, i) -> (m, ..., o)."""
+    flat = values.reshape(len(values), -1, values.shape[-1]).expand(len(weight), -1, -1)
+    if bias is None:
+        out = torch.bmm(flat, weight.transpose(1, 2))
+    else:
+        out = torch.baddbmm(bias[:, None], flat, weight.transpose(1, 2))
+    return out.reshape(len(weight), *values.shape[1:-1], weight.shape[1])
+
+
+def _layers(flow: AutoregressiveFlow) -> list[Any]:
+    """Linear layers of the network of a flow of one transform."""
+    hyper = getattr(flow.network.transform.transforms[0], "hyper", ())
+    return [layer for layer in hyper if hasattr(layer, "weight")]
 
 
 def _import_zuko() -> Any:

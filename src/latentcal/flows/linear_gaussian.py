@@ -12,6 +12,7 @@ from .._internal.validate import as_floating, as_rows, check_finite
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .training import TrainingLog, mean_nll
+from .triangular import LinearTriangle
 
 PENALTIES = tuple(10.0**k for k in range(-6, 3))
 
@@ -112,11 +113,12 @@ class LinearGaussianFlow(ConditionalFlow):
         return 0 if self.weight is None else self.weight.shape[1]
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        residual = y - self._mean(x)
-        flat = residual.reshape(-1, residual.shape[-1])
-        z = torch.linalg.solve_triangular(self.scale_tril.T, flat, upper=True, left=False)
-        log_abs_det = -torch.log(self.scale_tril.diagonal()).sum()
-        return z.reshape(residual.shape), log_abs_det.expand(residual.shape[:-1])
+        z, log_slope = self.triangle(x).every(y)
+        return z[0], log_slope[0].sum(-1)
+
+    def triangle(self, x: Tensor | None) -> LinearTriangle:
+        """The map at features x, (..., p)."""
+        return LinearTriangle(self._mean(x), self.scale_tril)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         return self._mean(x) + z @ self.scale_tril.T

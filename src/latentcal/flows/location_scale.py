@@ -9,6 +9,7 @@ from .._internal.validate import check_features
 from ..flow import ConditionalFlow, tensor_options
 from .stages import Stage
 from .standardized import finite_vector
+from .triangular import MovedTriangle
 
 
 class LocationScale(ConditionalFlow):
@@ -81,6 +82,11 @@ class LocationScale(ConditionalFlow):
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         inner_x, location, scale = self.below(x)
         return self.flow.decode(self._cast(z), inner_x) * scale + location
+
+    def triangle(self, x: Tensor | None) -> MovedTriangle:
+        """The map at features x, (..., p), as a triangular one, where the flow is."""
+        inner_x, location, scale = self.below(x)
+        return MovedTriangle(self.flow.triangle(inner_x), location, scale)  # type: ignore[operator]
 
     def below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Features (..., p + 2 d) as the inner flow sees them, and what y is shifted and divided by."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,25 +24,29 @@ _SAME, _OWN = (True, 0.4), (False, 0.8)  # penalties on length scales that are n
 _CLEAR = 20.0  # nats
 
 
-class ProcessFit(NamedTuple):
-    """A Gaussian process of all rows, and what those without each of the folds say of the fold."""
+class Process(NamedTuple):
+    """Mean and spread of a Gaussian process for each output."""
 
     mean: KernelRegression
     spread: KernelSpread
-    held_out_mean: Tensor
-    """(n, d)."""
-    held_out_spread: Tensor
-    """(n, d) log scales."""
+
+
+class ProcessFit(NamedTuple):
+    """A Gaussian process of all rows, and those without each of the folds."""
+
+    mean: KernelRegression
+    spread: KernelSpread
+    by_fold: list[Process]
 
 
 def fit_gaussian_process(
-    x: Tensor, y: Tensor, fold: Tensor, weights: Tensor, *, seed: int = 0, tried: int = 600
+    x: Tensor, y: Tensor, fold: Tensor, weights: Tensor, *, seed: int = 0, tried: int = 400
 ) -> ProcessFit:
     """A Gaussian process of y (n, d) at x (n, p), each output with a kernel of its own.
 
     The kernel is that of the largest marginal likelihood, with a penalty on length scales that differ, on at
     most ``tried`` rows drawn at random. Up to 500 rows the process is exact; of more, 500 are its points.
-    What is held out of a fold has a kernel that took some more steps without the fold; from 2,000 rows on,
+    The process without a fold has a kernel that took some more steps without the fold; from 2,000 rows on,
     that of all rows, which so many do not mislead.
 
     Args:
@@ -59,60 +64,58 @@ def fit_gaussian_process(
     targets, weights = (y - level) / spread, weights.clamp(min=1e-6)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
     points = order[:_MOST_POINTS].sort().values
-    outputs = [_fit_output(rows, target, weights, fold, points, order, tried) for target in targets.T]
-    kernels = [output.posterior.kernel for output in outputs]
+
+    def infer(seen: Tensor, kernels: Sequence[_Kernel]) -> Process:
+        own = seen.nonzero().reshape(-1)
+        at = own if len(points) == len(rows) else points
+        known = rows[own], weights[own]
+        posteriors = [
+            _Exact(known[0], target[own], known[1], kernel)
+            if len(at) == len(own)
+            else _Sparse(known[0], rows[at], target[own], known[1], kernel)
+            for target, kernel in zip(targets.T, kernels, strict=True)
+        ]
+        return _join(posteriors, mean, scale, rows[at], level, spread)
+
+    def learn(drawn: Tensor, starts: Sequence[_Kernel | None]) -> list[_Kernel]:
+        return [
+            _learn_kernel(rows[drawn], target[drawn], weights[drawn], start)
+            for target, start in zip(targets.T, starts, strict=True)
+        ]
+
+    kernels = learn(order[:tried], [None] * y.shape[1])
+    by_fold = []
+    for number in range(int(fold.max()) + 1):
+        few = order[fold[order] != number][: min(tried, _FOLD_ROWS)]
+        by_fold.append(infer(fold != number, learn(few, kernels) if len(rows) < _MANY_ROWS else kernels))
+    return ProcessFit(*infer(torch.ones_like(fold, dtype=torch.bool), kernels), by_fold)
+
+
+def _join(
+    posteriors: Sequence[_Posterior],
+    mean: Tensor,
+    scale: Tensor,
+    points: Tensor,
+    level: Tensor,
+    spread: Tensor,
+) -> Process:
+    """The processes of the outputs, in units of these, whose levels and spreads are (d,)."""
+    kernels = [posterior.kernel for posterior in posteriors]
     regression = KernelRegression(
         mean,
         scale,
-        rows[points],
+        points,
         torch.stack([kernel.length for kernel in kernels]),
         torch.stack([kernel.signal for kernel in kernels]) * spread**2,
         torch.stack([kernel.slope for kernel in kernels]) * spread**2,
-        torch.stack([output.posterior.coefficients for output in outputs]) / spread[:, None],
+        torch.stack([posterior.coefficients for posterior in posteriors]) / spread[:, None],
         level,
     )
-    precision = torch.stack([output.posterior.precision for output in outputs])
+    precision = torch.stack([posterior.precision for posterior in posteriors])
     noise = torch.stack([kernel.noise for kernel in kernels])
-    return ProcessFit(
-        regression,
-        KernelSpread(regression, precision / spread[:, None, None] ** 2, noise * spread**2),
-        torch.stack([output.mean for output in outputs], 1) * spread + level,
-        torch.stack([output.variance for output in outputs], 1).log() / 2 + spread.log(),
+    return Process(
+        regression, KernelSpread(regression, precision / spread[:, None, None] ** 2, noise * spread**2)
     )
-
-
-class _Output(NamedTuple):
-    """One output: what all rows say, and what is said of each row without its fold."""
-
-    posterior: _Posterior
-    mean: Tensor
-    variance: Tensor
-
-
-def _fit_output(
-    rows: Tensor,
-    target: Tensor,
-    weights: Tensor,
-    fold: Tensor,
-    points: Tensor,
-    order: Tensor,
-    tried: int,
-) -> _Output:
-    def infer(drawn: Tensor, start: _Kernel | None = None) -> _Posterior:
-        drawn = drawn[: tried if start is None else min(tried, _FOLD_ROWS)]
-        kernel = _learn_kernel(rows[drawn], target[drawn], weights[drawn], start)
-        if len(points) == len(rows):
-            return _Exact(rows, target, weights, kernel)
-        return _Sparse(rows, rows[points], target, weights, kernel)
-
-    posterior = blind = infer(order)
-    mean, variance = torch.empty_like(target), torch.empty_like(target)
-    for number in range(int(fold.max()) + 1):
-        own = (fold == number).nonzero().reshape(-1)
-        if len(rows) < _MANY_ROWS:
-            blind = infer(order[fold[order] != number], posterior.kernel)
-        mean[own], variance[own] = blind.hold_out(own)
-    return _Output(posterior, mean, variance)
 
 
 class _Posterior:
@@ -122,25 +125,15 @@ class _Posterior:
     coefficients: Tensor
     precision: Tensor
 
-    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of rows, by their numbers, given the others; (b,) -> (b,), (b,)."""
-        raise NotImplementedError
-
 
 class _Exact(_Posterior):
     """The rows themselves are the points."""
 
     def __init__(self, rows: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel) -> None:
-        self.kernel, self.target, self.noise = kernel, target, kernel.noise / weights
-        covariance = kernel(rows, rows) + torch.diag(self.noise)
+        self.kernel = kernel
+        covariance = kernel(rows, rows) + torch.diag(kernel.noise / weights)
         self.precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
         self.coefficients = self.precision @ target
-
-    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        covariance = torch.cholesky_inverse(torch.linalg.cholesky(self.precision[own][:, own]))
-        mean = self.target[own] - covariance @ self.coefficients[own]
-        signal = (covariance.diagonal() - self.noise[own]).clamp(min=0)
-        return mean, signal + self.kernel.noise
 
 
 class _Sparse(_Posterior):
@@ -150,30 +143,21 @@ class _Sparse(_Posterior):
         self, rows: Tensor, points: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel
     ) -> None:
         self.kernel, self.rows, self.points = kernel, rows, points
-        self.target, self.weights = target, weights / kernel.noise
+        weights = weights / kernel.noise
         identity = torch.eye(len(points), dtype=rows.dtype, device=rows.device)
         jitter = _JITTER * kernel.prior(points).max() * identity
         self.factor = torch.linalg.cholesky(kernel(points, points) + jitter)
-        self.gram, self.cross = identity.clone(), torch.zeros_like(points[:, 0])
+        gram, cross = identity.clone(), torch.zeros_like(points[:, 0])
         for part in torch.arange(len(rows), device=rows.device).split(ROWS):
             white = self._whiten(part)
-            self.gram += (white * self.weights[part]) @ white.T
-            self.cross += white @ (self.weights * target)[part]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.gram))
+            gram += (white * weights[part]) @ white.T
+            cross += white @ (weights * target)[part]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
         half = torch.linalg.solve_triangular(self.factor.T, identity - inverse, upper=True)
         precision = torch.linalg.solve_triangular(self.factor.T, half.T, upper=True)
         self.precision = (precision + precision.T) / 2
-        known = (inverse @ self.cross)[:, None]
+        known = (inverse @ cross)[:, None]
         self.coefficients = torch.linalg.solve_triangular(self.factor.T, known, upper=True)[:, 0]
-
-    def hold_out(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        white, weights = self._whiten(own), self.weights[own]
-        factor = torch.linalg.cholesky(self.gram - (white * weights) @ white.T)
-        cross = self.cross - white @ (weights * self.target[own])
-        known = torch.cholesky_solve(cross[:, None], factor)
-        told = torch.linalg.solve_triangular(factor, white, upper=False).square().sum(0)
-        unknown = (self.kernel.prior(self.rows[own]) - white.square().sum(0)).clamp(min=0)
-        return (white.T @ known)[:, 0], unknown + told + self.kernel.noise
 
     def _whiten(self, own: Tensor) -> Tensor:
         """Rows in coordinates in which the values at the points are independent, (b,) -> (m, b)."""

@@ -39,6 +39,44 @@ def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(found, 1)
 
 
+def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
+    r"""Weights (m,) of triangular maps in their mean, those of the largest likelihood of held-out rows.
+
+    .. math:: \max_w \; \sum_i \log N\Big(\sum_m w_m z_{im};\, 0, I\Big)
+              + \sum_{i, j} \log \sum_m w_m e^{s_{imj}}, \qquad w_m \ge 0, \quad \sum_m w_m = 1
+
+    It is concave in w.
+
+    Args:
+        z: (m, n, d) latents.
+        log_slope: s, (m, n, d) logarithms of the slopes.
+        weights: (n,) of the rows.
+    """
+    from scipy.optimize import minimize
+
+    latent, count = z.reshape(len(z), -1).numpy(), len(z)
+    # A slope of one map that is far above those of the others alone does not overflow.
+    top = log_slope.amax(0)
+    slope = torch.exp(log_slope - top).reshape(count, -1).numpy()
+    share = (weights / weights.sum())[:, None].expand(z.shape[1:]).reshape(-1).numpy()
+
+    def loss(own: np.ndarray) -> tuple[float, np.ndarray]:
+        mean, steep = own @ latent, np.maximum(own @ slope, 1e-300)
+        value = share @ (mean**2 / 2 - np.log(steep))
+        return float(value), latent @ (share * mean) - slope @ (share / steep)
+
+    found = minimize(
+        loss,
+        np.full(count, 1 / count),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * count,
+        constraints={"type": "eq", "fun": lambda own: own.sum() - 1, "jac": np.ones_like},
+    ).x
+    found = np.clip(found, 0.0, None)
+    return torch.from_numpy(found / found.sum())
+
+
 def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
     """The non-negative w of the smallest w' G w / 2 - c' w, for G (j, j) and c (j,)."""
     from scipy.optimize import nnls

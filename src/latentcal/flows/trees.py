@@ -178,6 +178,12 @@ class TreeEnsemble(Smoother):
     def answers(self) -> int:
         return len(self.level)
 
+    def of_columns(self, columns: Tensor, features: int) -> TreeEnsemble:
+        """The same trees, whose features are these columns (p,) of more features."""
+        feature = columns[self.feature.long()].to(torch.int32)
+        arrays = (self.threshold, self.left, self.right, self.value, self.root, self.target, self.level)
+        return TreeEnsemble(feature, *arrays, features, self.single)
+
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
         rows = check_features(x, self.features).detach().reshape(-1, self.features)

@@ -20,6 +20,7 @@ from ..flows.location_scale import LocationScale
 from ..flows.output_kinds import Kind
 from ..flows.standardized import Standardized
 from ..flows.supported import Supported
+from ..flows.triangular import encode_each
 from ..norms import Euclidean
 from .box_integrals import SCRAMBLINGS, check_bounds, log_density, points_in_boxes, take
 from .grid import pick
@@ -300,9 +301,7 @@ def _split_triangular(
     core: AutoregressiveFlow, y: Tensor, x: Tensor | None, known: Tensor, free: Tensor
 ) -> tuple[Tensor, Tensor, Any]:
     """As ``_split_linear``, where the known outputs come first."""
-    z = core.encode(y, x)[0].to(torch.float64)
-    each, points = core.coordinate_map(y, x)
-    log_slope = each.log_abs_det_jacobian(points, each(points)).to(torch.float64)
+    z, log_slope = (part.to(torch.float64) for part in encode_each(core, y, x))
 
     def latent(w: Tensor) -> Tensor:
         filled = z.expand(*w.shape[:-1], -1).clone()
