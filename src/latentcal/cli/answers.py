@@ -166,6 +166,7 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
         raise click.UsageError(error.as_options()) from error
     predictor, targets = request.model.estimator, request.model.targets
     predictor.draws = draws
+    predictor.output_names_ = None  # arrays: to load pandas takes longer than to predict a row
     names = [f"{name}_{what}" for name in targets for what in ("mean", *(f"q{q:g}" for q in quantiles))]
 
     def answer(rows: Chunk) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .._internal.numerics import broadcast_leading
 from ..flow import ConditionalFlow
 from .autoregressive import AutoregressiveFlow
 
@@ -67,20 +68,22 @@ class AveragedFlow(ConditionalFlow):
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
         maps, y = self._maps(y, x)
-        z, log_slope = _mean_map(maps, y)
+        z, log_slope = _mean_map(_join(maps, y.shape[:-1], range(self.base.dim)), y)
         return z, log_slope.sum(-1)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        y = torch.zeros_like(self._maps(z, x)[1])
-        z = z.expand_as(y)
+        if x is not None and self.features:
+            z = broadcast_leading(x, z)[1]
+        y = torch.zeros_like(z)
         for i in range(self.base.dim):  # whose map depends on those before it
-            maps, goal = [_only(map, i) for map in self._maps(y, x)[0]], z[..., i : i + 1]
+            maps, goal = self._maps(y, x)[0], z[..., i : i + 1]
+            map = _join(maps, y.shape[:-1], range(i, i + 1))
             with torch.no_grad():
-                value = _solve(maps, goal)
+                value = _solve(map, goal)
             if torch.is_grad_enabled():
                 # A Newton step from the solution: its value is 0, its derivative that of the implicit
                 # function.
-                reached, log_slope = _mean_map(maps, value)
+                reached, log_slope = _mean_map(map, value)
                 value = value - (reached - goal) * torch.exp(-log_slope.detach())
             y = torch.cat([y[..., :i], value, y[..., i + 1 :]], -1)
         return y
@@ -91,31 +94,43 @@ class AveragedFlow(ConditionalFlow):
         return [map for map, _ in maps], maps[0][1]
 
 
-def _only(map: Any, coordinate: int) -> Any:
-    """The map of one coordinate alone, of a transform that acts on all of them."""
-    part, axis = copy.copy(map), -2 if hasattr(map, "horizontal") else -1  # splines have knots behind it
-    part._inv = None  # a copy would undo the whole map
-    for name, value in vars(map).items():
+class _Joint(NamedTuple):
+    """The maps of k members as one transform of values (k, ..., c)."""
+
+    map: Any
+    members: int
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The same values for all members, (..., c) -> (k, ..., c)."""
+        return values.expand(self.members, *values.shape)
+
+
+def _join(maps: Sequence[Any], leading: torch.Size, coordinates: range) -> _Joint:
+    """The maps of some coordinates of points (*leading, d), of transforms that act on each by itself."""
+    joint, axis = copy.copy(maps[0]), -2 if hasattr(maps[0], "horizontal") else -1  # knots come behind it
+    joint._inv = None  # a copy would undo the whole map
+    for name, value in vars(maps[0]).items():
         if isinstance(value, Tensor):
-            setattr(part, name, value.narrow(axis, coordinate, 1))
-    return part
+            parts = [getattr(map, name).narrow(axis, coordinates[0], len(coordinates)) for map in maps]
+            setattr(joint, name, torch.stack([part.expand(*leading, *part.shape[axis:]) for part in parts]))
+    return _Joint(joint, len(maps))
 
 
-def _mean_map(maps: Sequence[Any], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of maps of each coordinate, (..., d) -> (..., d), and the log of its slope."""
-    z, log_slope = (torch.stack(part) for part in zip(*(map.call_and_ladj(y) for map in maps), strict=True))
-    return z.mean(0), torch.logsumexp(log_slope, 0) - math.log(len(maps))
+def _mean_map(joint: _Joint, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of maps of each coordinate, (..., c) -> (..., c), and the log of its slope."""
+    z, log_slope = joint.map.call_and_ladj(joint.spread(y))
+    return z.mean(0), torch.logsumexp(log_slope, 0) - math.log(joint.members)
 
 
-def _solve(maps: Sequence[Any], z: Tensor) -> Tensor:
+def _solve(joint: _Joint, z: Tensor) -> Tensor:
     """y at which the mean of increasing maps is z: Newton steps, and halves where these do not help."""
-    answers = torch.stack([map.inv(z) for map in maps])
+    answers = joint.map.inv(joint.spread(z))
     low, high = answers.amin(0), answers.amax(0)
     y = answers.mean(0)
     tolerance = 4 * torch.finfo(z.dtype).eps * (1 + z.abs())
     before = torch.full_like(z, math.inf)
-    for _ in range(_STEPS if len(maps) > 1 else 0):
-        reached, log_slope = _mean_map(maps, y)
+    for _ in range(_STEPS if joint.members > 1 else 0):
+        reached, log_slope = _mean_map(joint, y)
         residual = reached - z
         if bool((residual.abs() <= tolerance).all()):
             break

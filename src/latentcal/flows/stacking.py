@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize, nnls
 from torch import Tensor
 
 _COMMON_ROWS = 50  # with what weight, in rows, weights are drawn to those that all outputs share
@@ -42,6 +41,8 @@ def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 
 def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
     """The non-negative w of the smallest w' G w / 2 - c' w, for G (j, j) and c (j,)."""
+    from scipy.optimize import nnls
+
     jitter = 1e-10 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
     factor = torch.linalg.cholesky(gram + jitter)
     aim = torch.linalg.solve_triangular(factor, cross[:, None], upper=False)[:, 0]
@@ -75,6 +76,8 @@ def _fit_log_scale(
     columns: np.ndarray, residuals: np.ndarray, weights: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """c and w of one output, for log scales (n, j), residuals (n,) and weights of the rows (n,)."""
+    from scipy.optimize import minimize
+
     center, unit = columns.mean(0), math.sqrt(float(np.average(residuals**2, weights=weights))) or 1.0
     columns, square = columns - center, (residuals / unit) ** 2
 
