@@ -17,8 +17,8 @@ SECTIONS: dict[str, str | dict[str, str]] = {
             "how_to/adapters_zuko how_to/adapters_nflows how_to/adapters_normflows how_to/adapters_pyro "
             "how_to/adapters_torch how_to/adapters_velocity how_to/adapters_functions"
         ),
-        "quantile forecasts": "how_to/quantile_forecasts",
-        "an ensemble": "how_to/ensembles",
+        "quantile forecasts": "how_to/quantile_forecasts tutorials/forecasts_of_several_days",
+        "an ensemble": "how_to/ensembles tutorials/ensemble_of_a_weather_model",
         "a univariate model": "how_to/univariate_models",
         "an sbi posterior": "tutorials/correct_an_sbi_posterior how_to/adapters_sbi",
         "images": "tutorials/images how_to/images",

@@ -218,6 +218,7 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         ),
         "standardized": lc.flows.Standardized(flow, ones, 2 * ones, X.mean(0), X.std(0)),
         "supported": lc.flows.Supported(flow, ["interval(-3, 5)", "rounded(0.5, -1)"]),
+        "chain_flow": lc.outputs.ChainFlow(_chain()),
         "location_scale": _staged(),
         "other_base": lc.flows.LinearGaussianFlow(flow.weight, flow.bias, flow.scale_tril, student),
         "aligned": _aligned(),
@@ -317,6 +318,11 @@ def _estimators() -> dict[str, Kind]:
         "convex_potential", flow_options={"hidden": 3, "layers": 1}, max_epochs=1, random_state=0, draws=8
     )
     linear.fit(features, outputs)
+    counts = pd.DataFrame(
+        {"u": y[:, 0].abs().ceil().numpy(), "v": (2 * y[:, 1]).round().clamp(min=0).numpy()}
+    )
+    kinds = {"u": "count", "v": "rounded(1, 1) + 0"}
+    counted = clone(linear).set_params(outputs=kinds).fit(features, counts)
     deep.set_params(recalibration=None).fit(x.numpy(), y.numpy())
     table = {"a": x[:, 0].tolist(), "city": ["Bari", "Lyon", "Bonn"] * 20, **outputs}
     rules = lc.tables.Preprocessing.fit(table, targets=["u", "v"])
@@ -324,6 +330,7 @@ def _estimators() -> dict[str, Kind]:
     command_line = Model(clone(linear), rules, {"data": {"rows": 60}, "quality": {"nll": 3.25}})
     command_line.estimator.fit(_features(rules, encoded.x), outputs)
     return {
+        "counted_regressor": Kind(counted, lc.FlowRegressor.save, lc.FlowRegressor.load, answer_of_regressor),
         "regressor": Kind(linear, lc.FlowRegressor.save, lc.FlowRegressor.load, answer_of_regressor),
         "deep_regressor": Kind(deep, lc.FlowRegressor.save, lc.FlowRegressor.load, answer_of_regressor),
         "command_line": Kind(command_line, write_model, load_model, answer_of_command_line),
@@ -389,6 +396,7 @@ _LATER = {
     "order": None,
     "budget": "balanced",
     "ensemble": None,
+    "outputs": "real",
 }  # parameters that files of before lack, with what they mean there
 
 
@@ -396,14 +404,15 @@ def answer_of_regressor(estimator: lc.FlowRegressor) -> Answer:
     """Means, log densities, regions, names and parameters of an estimator."""
     names = getattr(estimator, "feature_names_in_", None)
     x = X.numpy() if names is None else pd.DataFrame(X.numpy(), columns=list(names))
+    y = Y if set(estimator.outputs_) == {"real"} else Y.round().clamp(min=0)
     answer = _numbers(
         predict=np.array(estimator.predict(x)),
-        log_prob=estimator.log_prob(x, Y.numpy()),
+        log_prob=estimator.log_prob(x, y.numpy()),
         draws=estimator.sample(x, 2),
     )
     if len(estimator._norms):
-        answer |= _numbers(pvalue=estimator.anomaly_pvalue(x, Y.numpy()))
-        answer |= _numbers(before=estimator.base_model_(X).log_prob(Y).detach())
+        answer |= _numbers(pvalue=estimator.anomaly_pvalue(x, y.numpy()))
+        answer |= _numbers(before=estimator.base_model_(X).log_prob(y).detach())
     return answer | {
         "parameters": str(
             {k: v for k, v in estimator.get_params().items() if k not in _LATER or v != _LATER[k]}

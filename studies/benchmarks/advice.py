@@ -143,7 +143,8 @@ def go(walk: Walk) -> Iterator[dict[str, object]]:
     in_time, declared = walk.order != "none", walk.order == "declared"
     order = {"order": "time"} if declared else {}
     scale = fit.y.std().to_numpy()
-    model = FlowRegressor(**FLOWS[walk.flow], recalibration=walk.start, random_state=walk.seed, **order)
+    how = {"outputs": "real", "recalibration": walk.start, "random_state": walk.seed}  # NLL of densities
+    model = FlowRegressor(**FLOWS[walk.flow], **how, **order)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(fit.x, fit.y)

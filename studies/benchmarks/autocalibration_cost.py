@@ -1,86 +1,128 @@
-"""Time of autocalibrate at n = 2,000, d = 6, p = 5 on one thread, beside one fit of the stacked law.
+"""Time of autocalibrate at n = 2,000, d = 6, p = 5 on one thread, beside that of an earlier commit.
 
-    python -m studies.benchmarks.autocalibration_cost
+    git worktree add ../before ba22a2a
+    python -m studies.benchmarks.autocalibration_cost --before ../before
 
-writes results/autocalibration_cost.json: medians of seconds on the clock and of the processor. They differ
-where the machine does something else as well. The flow is the identity, so its own time does not count.
+writes results/autocalibration_cost.json. The two versions take turns, each time in a new process, on the same
+rows of each truth; the first call, which loads scipy, is not counted. Seconds are those of the processor. The
+ratio is taken within a round and is the median over the rounds, so that what else the machine does matters
+little. The flow is the identity, and its own time does not count; ``StackedRadius.fit`` is the plain law.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import latentcal as lc
-
-from .simulated_truths import draw, identity
+from latentcal.flows import LinearGaussianFlow
 
 RESULTS = Path(__file__).parent / "results" / "autocalibration_cost.json"
+ROOT = Path(__file__).parents[2]
 N, DIM, GAUSSIAN_FEATURES = 2000, 6, 4  # and a label: p = 5
-LIMIT = 5.0  # seconds
+TRUTHS = ("calibrated", "skewness", "scale by x")
+ROUNDS, CALLS = 3, 1
 
 
-def median_seconds(action: Callable[[], object], repetitions: int) -> tuple[float, float]:
-    """On the clock and of the processor."""
-    clock, processor = [], []
-    for _ in range(repetitions):
-        start, start_processor = time.perf_counter(), time.process_time()
+def median_seconds(action: Callable[[], object]) -> float:
+    """Processor time of a call."""
+    seconds = []
+    for _ in range(CALLS):
+        start = time.process_time()
         action()
-        clock.append(time.perf_counter() - start)
-        processor.append(time.process_time() - start_processor)
-    return statistics.median(clock), statistics.median(processor)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
+
+
+def measure(folder: Path) -> dict[str, dict[str, Any]]:
+    """Seconds of the version that is imported, for the rows of each truth in a folder."""
+    torch.set_num_threads(1)
+    flow = LinearGaussianFlow(None, torch.zeros(DIM).double(), torch.eye(DIM).double())
+    measured = {}
+    for truth in TRUTHS:
+        x, y = torch.load(folder / f"{truth}.pt")
+        ladder = lc.autocalibrate(flow, x, y).recalibration.ladder
+        measured[truth] = {
+            "autocalibrate": median_seconds(lambda x=x, y=y: lc.autocalibrate(flow, x, y)),  # type: ignore[misc]
+            "StackedRadius.fit": median_seconds(
+                lambda y=y: lc.StackedRadius.fit(y.norm(dim=1), reference=flow.base.radius)  # type: ignore[misc]
+            ),
+            "rung": ladder.names[ladder.chosen],
+            "rungs tried": len(ladder.names),
+        }
+    return measured
+
+
+def measure_elsewhere(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """The same in a new process, of the version in another folder."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--rows", str(folder)]
+    paths = {**os.environ, "PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=paths, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(versions: dict[str, Path], folder: Path) -> dict[str, Any]:
+    """Medians of both versions and of their ratio, truth by truth."""
+    rounds = [
+        {name: measure_elsewhere(path, folder) for name, path in versions.items()} for _ in range(ROUNDS)
+    ]
+    report: dict[str, Any] = {}
+    for truth in TRUTHS:
+        report[truth] = {}
+        for name in versions:
+            runs = [each[name][truth] for each in rounds]
+            report[truth][name] = {
+                **{key: runs[0][key] for key in ("rung", "rungs tried")},
+                **{
+                    f"{key}, processor seconds": round(statistics.median(run[key] for run in runs), 3)
+                    for key in ("autocalibrate", "StackedRadius.fit")
+                },
+            }
+        if "before" in versions:
+            ratios = [
+                each["now"][truth]["autocalibrate"] / each["before"][truth]["autocalibrate"]
+                for each in rounds
+            ]
+            report[truth]["now / before, by round"] = [round(ratio, 3) for ratio in ratios]
+            report[truth]["now / before"] = round(statistics.median(ratios), 3)
+        print(truth, json.dumps(report[truth]), flush=True)
+    return report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--before", type=Path, help="folder with the sources of an earlier commit")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of the process of one version
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    flow, reference = identity(DIM), lc.radius.Chi(DIM)
-    # First calls load scipy and compute constants.
-    lc.autocalibrate(flow, *draw("calibrated", 200, torch.Generator().manual_seed(1), DIM, GAUSSIAN_FEATURES))
-    report: dict[str, object] = {
-        "command": "python -m studies.benchmarks.autocalibration_cost",
-        "threads": 1,
-        "n": N,
-        "d": DIM,
-        "p": GAUSSIAN_FEATURES + 1,
-        "repetitions": arguments.repetitions,
-        "limit, seconds": LIMIT,
+    if arguments.rows is not None:
+        print(json.dumps(measure(arguments.rows)))
+        return
+    from studies.benchmarks.simulated_truths import draw
+
+    versions = {"now": ROOT} | ({"before": arguments.before} if arguments.before else {})
+    with tempfile.TemporaryDirectory() as folder:
+        for truth in TRUTHS:
+            rows = draw(truth, N, torch.Generator().manual_seed(0), DIM, GAUSSIAN_FEATURES)
+            torch.save(tuple(rows), Path(folder) / f"{truth}.pt")
+        measured = compare(versions, Path(folder))
+    about = {"threads": 1, "n": N, "d": DIM, "p": GAUSSIAN_FEATURES + 1, "rounds": ROUNDS, "calls": CALLS}
+    report = {
+        "command": "python -m studies.benchmarks.autocalibration_cost --before ...",
+        **about,
+        **measured,
     }
-    print("| model | autocalibrate, s | processor, s | StackedRadius.fit, s | ratio | rung |")
-    print("|" + "---|" * 6)
-    for truth in ("calibrated", "skewness", "scale by x"):
-        x, y = draw(truth, N, torch.Generator().manual_seed(0), DIM, GAUSSIAN_FEATURES)
-        radii = y.norm(dim=1)
-        ladder = lc.autocalibrate(flow, x, y).recalibration.ladder
-        rung = ladder.names[ladder.chosen]
-        auto, processor = median_seconds(lambda x=x, y=y: lc.autocalibrate(flow, x, y), arguments.repetitions)
-        stacked, stacked_processor = median_seconds(
-            lambda radii=radii: lc.StackedRadius.fit(radii, reference=reference), arguments.repetitions
-        )
-        report[truth] = {
-            "seconds": round(auto, 3),
-            "processor seconds": round(processor, 3),
-            "StackedRadius.fit, seconds": round(stacked, 4),
-            "StackedRadius.fit, processor seconds": round(stacked_processor, 4),
-            "ratio of processor seconds": round(processor / stacked_processor, 1),
-            "rung": rung,
-            "rungs tried": len(ladder.names),
-            "within the limit": auto <= LIMIT,
-        }
-        print(
-            f"| {truth} | {auto:.2f} | {processor:.2f} | {stacked:.3f} | {processor / stacked_processor:.0f} "
-            f"| {rung} |",
-            flush=True,
-        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 

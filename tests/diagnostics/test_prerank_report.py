@@ -67,3 +67,15 @@ def test_flows_and_single_outputs_are_taken_too():
         prerank_report(flow, None, y[:5])
     with pytest.raises(TypeError, match="prerank_report"):
         lc.diagnose(sampler(), x, y)
+
+
+def test_a_function_that_draws_is_tested_as_it_is():
+    def draw(x, scale=1.0):
+        return path_law(x.expand(len(x), 5), scale, 0.7).sample((7,))
+
+    report = prerank_report(draw, *rows(200, 0), samples=40)
+    assert not report.found
+    assert "energy" in prerank_report(lambda x: draw(x, 0.6), *rows(200, 0), samples=40).found
+    x, y = rows(200, 0)
+    with pytest.raises(TypeError, match="from_sampler"):
+        lc.recalibrate_prerank(draw, x, y)

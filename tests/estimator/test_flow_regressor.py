@@ -79,6 +79,7 @@ def reason_to_fail(estimator):
     [quick(), quick("convex_potential"), quick("auto")], expected_failed_checks=reason_to_fail
 )
 @pytest.mark.filterwarnings("ignore::latentcal.radius.DiscreteOutputWarning")
+@pytest.mark.filterwarnings("ignore::latentcal.estimator.GuessedKindsWarning")
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 

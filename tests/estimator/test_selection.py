@@ -186,7 +186,8 @@ def test_an_output_that_is_hardly_ever_another_one_is_no_error():
     X, Y = lines(100)
     Y[:, 1] = 0.0
     Y[:3, 1] = [1.0, 2.0, 3.0]
-    model = FlowRegressor(budget="fast", recalibration=None, max_epochs=1, random_state=0).fit(X, Y)
+    how = {"outputs": "real", "recalibration": None, "max_epochs": 1, "random_state": 0}
+    model = FlowRegressor(budget="fast", **how).fit(X, Y)
     assert np.isfinite(model.predict(X)).all()
 
 

@@ -11,6 +11,7 @@ from latentcal.base import standard_normal, uniform_ball
 from latentcal.fingerprint import Fingerprint
 from latentcal.flow import ConditionalFlow
 from latentcal.radius import Chi, ScaledRadius
+from latentcal.radius.mixture import MixtureRadius
 from latentcal.recalibration.draws import MOST_OUTPUTS, DrawComparison
 from latentcal.recalibration.maps import Chain
 from latentcal.recalibration.rows import LatentRows, Outputs
@@ -83,6 +84,17 @@ def test_a_rung_that_raises_the_energy_score_is_refused():
     assert "raises the energy score" in compared.refusal(wider(2.5))
     assert "times their range" in compared.refusal(wider(40.0))
     assert compared.refusal(wider(1.0)) == ""
+
+
+def test_the_plain_law_is_refused_for_clear_harm_only():
+    y = torch.randn(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    compared = comparison(scaled_gaussian(2, 1.0), y)
+    law = MixtureRadius([Chi(2), ScaledRadius(Chi(2), 40.0)], torch.tensor([0.995, 0.005]).double())
+    rare = FittedRung(Chain([]), law)
+    assert "times their range" in compared.refusal([rare] * FOLDS)  # far draws are about 1 in 200
+    assert compared.refusal([rare] * FOLDS, plain=True) == ""
+    assert "times their range" in compared.refusal(wider(40.0), plain=True)  # control: nearly all are far
+    assert "raises the energy score" in compared.refusal(wider(2.5), plain=True)
 
 
 def test_a_rung_that_lacks_the_fit_of_a_fold_is_an_error_and_not_a_comparison_with_other_draws():

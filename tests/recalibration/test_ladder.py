@@ -117,7 +117,7 @@ def test_a_rung_dropped_because_of_one_that_is_refused_comes_back(monkeypatch):
     aligned = ladder.names.index("aligned, radial")
     assert ladder.judged[aligned] < 600
     monkeypatch.setattr(
-        DrawComparison, "refusal", lambda self, fitted: "no" if len(fitted[0].map.maps) > 1 else ""
+        DrawComparison, "refusal", lambda self, fitted, plain: "no" if len(fitted[0].map.maps) > 1 else ""
     )
     again = lc.autocalibrate(flow, None, y).recalibration.ladder
     assert again.chosen == aligned

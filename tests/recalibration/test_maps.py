@@ -9,13 +9,13 @@ import torch
 import same
 from latentcal._internal.smoothers import AdditiveFeatures, RidgeSmoother
 from latentcal.radius.folds import fold_numbers
+from latentcal.recalibration.copula import cross_fit_copula
 from latentcal.recalibration.maps import (
     AffineMap,
     Chain,
     CoordinateMap,
     FeatureAffineMap,
     cross_fit_affine,
-    cross_fit_copula,
     cross_fit_features,
     winsorize,
 )
@@ -385,3 +385,21 @@ def test_a_copula_changes_correlations_and_nothing_else():
     alone = torch.randn(n, 3, dtype=torch.float64, generator=generator)
     nothing = cross_fit_copula(alone, None, fold, weights).map.matrix
     torch.testing.assert_close(nothing, torch.eye(3, dtype=torch.float64), atol=0.06, rtol=0)
+
+
+def test_few_rows_tell_the_dependence_of_a_path():
+    """100 paths of 24 steps cost 0.1 to 0.4 nats in four seeds; as outputs in any order 1.1 to 1.4."""
+    generator = torch.Generator().manual_seed(0)
+    d, n = 24, 100
+    lags = (torch.arange(d)[:, None] - torch.arange(d)).abs().double()
+    factor = torch.linalg.cholesky(0.9**lags)
+    z, new = (torch.randn(k, d, dtype=torch.float64, generator=generator) @ factor.T for k in (n, 2000))
+    fold, weights = torch.arange(n) % 5, torch.ones(n, dtype=torch.float64)
+    best = torch.distributions.MultivariateNormal(torch.zeros(d).double(), scale_tril=factor).log_prob(new)
+    losses = []
+    for order in (torch.arange(d), torch.randperm(d, generator=generator)):
+        mapped, log_abs_det = cross_fit_copula(z[:, order], None, fold, weights).map(new[:, order])
+        own = torch.distributions.Normal(0.0, 1.0).log_prob(mapped).sum(-1) + log_abs_det
+        losses.append(float((best - own).mean()))
+    assert losses[0] < 0.7
+    assert losses[0] < 0.6 * losses[1]

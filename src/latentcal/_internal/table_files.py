@@ -22,6 +22,7 @@ from .wording import check_names, check_unique, quote
 LINE = 1 << 24  # most characters of a line: 160 for each cell of 100,000 columns
 COLUMNS = 250_000  # most columns of a table
 _ROWS = 10_000  # of a parquet file that are read at a time
+_FEW = 10_000
 BLOCK = 1 << 20  # characters of a csv file that are read at a time, where its rows are not long
 _PARQUET = (".parquet", ".pq")
 _OPEN_QUOTE = "a quotation mark lacks its counterpart"
@@ -59,7 +60,9 @@ def file_chunks(
 def column_cells(column: Any) -> np.ndarray:
     """Cells (n,) of a column of pyarrow; times with a zone as objects, since numpy's have none."""
     if getattr(column.type, "tz", None) is None:
-        return column.to_numpy()
+        # For text pyarrow loads pandas, which takes longer than to make so few strings one by one.
+        few = str(column.type).endswith("string") and len(column) <= _FEW
+        return np.array(column.to_pylist(), dtype=object) if few else column.to_numpy()
     arrow = require("pyarrow", "cli", "Reading tables from files needs")
     moments = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
     return np.array(moments.to_pylist(), dtype=object)

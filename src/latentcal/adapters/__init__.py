@@ -7,11 +7,8 @@ from .._internal.lazy import attach
 if TYPE_CHECKING:
     from .bases import AffineBase as AffineBase, BaseKind as BaseKind, read_base as read_base
     from .chains import fit_chain as fit_chain, from_chain as from_chain, from_ngboost as from_ngboost
-    from .ensembles import (
-        SampleFlow as SampleFlow,
-        from_sampler as from_sampler,
-        from_samples as from_samples,
-    )
+    from .ensemble_fitting import from_samples as from_samples
+    from .ensembles import SampleFlow as SampleFlow
     from .forecast_tables import (
         QuantileForecasts as QuantileForecasts,
         read_gluonts as read_gluonts,
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
         QuantileWarning as QuantileWarning,
         from_quantiles as from_quantiles,
     )
+    from .samplers import from_sampler as from_sampler
     from .sbi_models import (
         finite_pairs as finite_pairs,
         from_sbi as from_sbi,
@@ -41,13 +39,15 @@ __getattr__, __dir__, __all__ = attach(
     {
         "bases": ["AffineBase", "BaseKind", "read_base"],
         "chains": ["fit_chain", "from_chain", "from_ngboost"],
-        "ensembles": ["SampleFlow", "from_sampler", "from_samples"],
+        "ensemble_fitting": ["from_samples"],
+        "ensembles": ["SampleFlow"],
         "forecast_tables": ["QuantileForecasts", "read_gluonts", "read_nixtla", "read_tabpfn"],
         "frame": ["AdaptedFlow"],
         "functions": ["from_functions", "from_velocity"],
         "nflows_flows": ["from_nflows"],
         "normflows_flows": ["from_normflows"],
         "quantiles": ["QuantileFlow", "QuantileWarning", "from_quantiles"],
+        "samplers": ["from_sampler"],
         "sbi_models": ["finite_pairs", "from_sbi", "predictor_from_sbi", "to_sbi"],
         "torch_distributions": ["from_pyro", "from_torch"],
         "zuko_flows": ["from_zuko"],

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import with_own_slope
+from .student_fit import fit_student
 
 TIED = 1e-3  # least rise between two quantiles, in units of the spread that the outer ones tell
 LEAST = 0.1  # width of a tail, in units of the spread that the outer quantiles tell
 _FARTHEST = 4.0  # normal score up to which a heavy tail is followed
 _SMALLEST = 1e-6  # spread of a forecast whose quantiles are all the same, relative to its size
 _FEWEST = 20  # rows to choose tails by
-_FOLDS, _FREEDOMS = 5, (3.0, 5.0, 10.0, 30.0, 1000.0)
+_FOLDS = 5
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -280,29 +281,12 @@ def _held_out(curves: QuantileCurves, y: Tensor, fold: Tensor) -> Tensor:
         covariance = (seen - mean).T @ (seen - mean) / len(seen)
         size = covariance.diagonal().clamp(min=1e-12)
         factor = torch.linalg.cholesky(0.98 * covariance + 0.02 * torch.diag(size))
-        squares = [
-            torch.linalg.solve_triangular(factor, (part - mean).T, upper=False).square().sum(0)
-            for part in (seen, z[rows])
+        points = [
+            torch.linalg.solve_triangular(factor, (part - mean).T, upper=False).T for part in (seen, z[rows])
         ]
         total[rows] -= torch.log(factor.diagonal()).sum()
         if dim == 1:
-            total[rows] -= 0.5 * squares[1]
+            total[rows] -= 0.5 * points[1][:, 0] ** 2
             continue
-        laws = [_student(squares[0], dim, freedom) for freedom in _FREEDOMS]
-        best = max(range(len(laws)), key=lambda i: float(laws[i][1].mean()))
-        total[rows] += _student_log_density(squares[1], dim, _FREEDOMS[best], laws[best][0])
+        total[rows] += fit_student(points[0]).log_density(points[1].square().sum(-1), dim)
     return total
-
-
-def _student(square: Tensor, dim: int, freedom: float) -> tuple[Tensor, Tensor]:
-    """Squared scale of a t law of vectors with these squared norms (n,), and their log densities."""
-    scale = square.mean() / dim
-    for _ in range(10):  # of the EM algorithm
-        scale = ((freedom + dim) / (freedom + square / scale) * square).mean() / dim
-    return scale, _student_log_density(square, dim, freedom, scale)
-
-
-def _student_log_density(square: Tensor, dim: int, freedom: float, scale: Tensor) -> Tensor:
-    constant = math.lgamma((freedom + dim) / 2) - math.lgamma(freedom / 2) - 0.5 * dim * math.log(freedom / 2)
-    growth = torch.log1p(square / (freedom * scale))
-    return constant - 0.5 * dim * torch.log(scale) - 0.5 * (freedom + dim) * growth

@@ -166,6 +166,7 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
         raise click.UsageError(error.as_options()) from error
     predictor, targets = request.model.estimator, request.model.targets
     predictor.draws = draws
+    predictor.output_names_ = None  # arrays: to load pandas takes longer than to predict a row
     names = [f"{name}_{what}" for name in targets for what in ("mean", *(f"q{q:g}" for q in quantiles))]
 
     def answer(rows: Chunk) -> dict[str, Any]:
@@ -278,13 +279,16 @@ def probability(request: Request, where: str, samples: str) -> None:
 
     Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
     parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". A name that is no plain word stands in
-    quotes, as in the last example. One line a row: probability, and the standard error of its computation.
+    quotes, as in the last example. Of targets that are counts, rounded or have atoms, single values have a
+    probability: = and != may be asked, and < is not <=. One line a row: probability, and the standard error
+    of its computation.
 
     \b
     Examples:
         latentcal probability model/ new.csv --where "rent > 1000 and heating < 80"
         latentcal probability model/ new.csv --where "rent + heating > 1500" --keep id --out risk.csv
         latentcal probability model/ new.csv --where "'net rent' > 1000"
+        latentcal probability model/ new.csv --where "visits = 0"
     """
     import numpy as np
 
@@ -292,7 +296,7 @@ def probability(request: Request, where: str, samples: str) -> None:
 
     model = request.model
     try:
-        region = parse_where(where, model.targets)
+        region = parse_where(where, model.targets, model.estimator.outputs_)
     except WhereError as error:
         raise click.UsageError(f"--where: {error}") from error
     points = int(samples)

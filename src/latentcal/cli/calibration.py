@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .._internal.chunks import ROWS
 from .._internal.names import spell
 from . import options
 from .messages import command, printable, say
@@ -65,6 +64,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
         "model": size.format(folder, card["bytes"] / 1000, **card),
         "written": str(card["written"]),
         "targets": join(rules["targets"], ", "),
+        "outputs": join([f"{name} {kind}" for name, kind in card.get("outputs", {}).items()], ", "),
         "features": join([feature(rule) for rule in rules["features"]], ", "),
         "not used": join(unused, "; "),
         "missing values": "filled in" if any(r.get("fill") is not None for r in rules["features"]) else "",
@@ -319,9 +319,5 @@ def _calibration_error(model: Model, rows: RandomRows) -> float:
     import torch
 
     from ..metrics import calibration_error
-    from ..pit import latent_pit
 
-    pairs = zip(rows.x.double().split(ROWS), rows.y.double().split(ROWS), strict=True)
-    flow = model.estimator.model_
-    with torch.no_grad():
-        return float(calibration_error(torch.cat([latent_pit(flow(x), y) for x, y in pairs])))
+    return float(calibration_error(torch.from_numpy(model.estimator.latent_pit(rows.x, rows.y))))

@@ -26,6 +26,13 @@ _NEW = 5  # rows of the demo to predict
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model.")
 @click.option(
+    "--outputs",
+    type=options.Kinds(),
+    default="auto",
+    show_default=True,
+    help="Kinds of targets: positive, unit, count, ordered, rounded, 'positive + 0', real.",
+)
+@click.option(
     "--flow",
     type=options.OneName(options.FLOW_NAMES),
     default=options.FLOW_NAMES[0],
@@ -88,6 +95,7 @@ def fit(
     source: Source,
     targets: Sequence[str],
     out: Path,
+    outputs: str | dict[str, str],
     flow: str,
     budget: str | float,
     ensemble: int | None,
@@ -117,7 +125,8 @@ def fit(
     random for the report and, from 1,000 rows on, for the choice and for calibration; fewer are held out in
     turn. All other columns are features, unless constant, mostly missing or text with
     many values. Dates become year, month, day of the week and hour. Rows that follow each other in time:
-    --order.
+    --order. Targets that repeat their values are taken for counts, rounded values or values with atoms;
+    --outputs says what they are.
 
     Ctrl-C ends the training and keeps the best weights so far.
 
@@ -126,6 +135,7 @@ def fit(
         latentcal fit homes.csv --targets rent,heating --out model/
         latentcal fit homes.parquet --targets rent,heating --drop id --flow autoregressive --out model/
         latentcal fit homes.csv --targets rent --missing impute --epochs 50 --html report.html --out model/
+        latentcal fit shop.csv --targets price,visits --outputs price:positive,visits:count --out model/
         latentcal fit hourly.csv --targets temperature,wind --order hour --out model/
         latentcal fit 2023.csv --targets rent --calibration 2024.csv --test-share 0 --out model/
         latentcal fit homes.csv --targets rent --delimiter ';' --decimal , --out model/
@@ -160,6 +170,7 @@ def fit(
         {name: path for name, path in files.items() if path is not None},
         weights,
         order,
+        outputs,
     )
     with ExitStack() as places:  # before training: what cannot be written is known at once
         page = None if html is None else places.enter_context(whole_file(html))

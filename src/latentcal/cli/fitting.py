@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from .._internal.names import spell, suggest
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
+from ..estimator import GuessedKindsWarning
+from ..outputs import describe_kinds
 from ..tables import Preprocessing, TableDataset, load_csv
 from .messages import say
 from .model import FEWEST_ROWS, Model, quality, report_on
@@ -52,6 +55,7 @@ class Settings:
             ``"calibration"``.
         weights: column with the weights of the rows.
         order: ``"time"`` where rows are in time order, or the column that tells it.
+        outputs: kinds of the targets, by their names, or one for all.
     """
 
     flow: str = FLOW_NAMES[0]
@@ -65,6 +69,7 @@ class Settings:
     files: Mapping[str, Path] = field(default_factory=dict)
     weights: str | None = None
     order: str | None = None
+    outputs: str | Mapping[str, str] = "auto"
 
     @property
     def repairs(self) -> bool:
@@ -125,6 +130,7 @@ def fit_table(
     rows = ", ".join(f"{count:,} {part}" for part, count in counts.items() if part != "test")
     say(f"Rows: {rows}{in_turn}.")
     estimator = _train(parts, rules, settings)
+    _describe_outputs(estimator, rules, settings)
     if estimator.selection_ is not None:
         for line in str(estimator.selection_).splitlines():
             say(line)
@@ -134,6 +140,7 @@ def fit_table(
         say(f"Calibration: {estimator.calibration_}.")
     facts: dict[str, Any] = {
         "data": {"file": source.file, "rows": data.file_rows, "read": len(data), "note": data.note},
+        "outputs": dict(zip(rules.targets, estimator.outputs_, strict=True)),
         "flow": settings.flow,
         "recalibration": settings.recalibration if estimator.model_.recalibration is not None else "none",
         "rows": counts,
@@ -236,6 +243,7 @@ def _make_estimator(settings: Settings) -> FlowRegressor:
         recalibration=spell(settings.recalibration) if settings.repairs else None,
         random_state=settings.seed,
         order=None if settings.order is None else "time",
+        outputs=settings.outputs if isinstance(settings.outputs, str) else dict(settings.outputs),
         verbose=sys.stderr.isatty(),
         **settings.training,
     )
@@ -249,7 +257,11 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
     x, y, weights = frames["train"]
     calibration = frames.get("calibration")
     estimator = _make_estimator(settings)
-    estimator.fit(x, y, validation=frames.get("validation"), calibration=calibration, sample_weight=weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedKindsWarning)  # said by the caller
+        estimator.fit(
+            x, y, validation=frames.get("validation"), calibration=calibration, sample_weight=weights
+        )
     return estimator.set_params(verbose=False)
 
 
@@ -276,6 +288,18 @@ def _check_targets(source: Source, data: TableDataset, rows: Tensor) -> None:
     y = data.y[rows]
     if constant := [name for name, same in zip(data.target_names, (y == y[0]).all(0), strict=True) if same]:
         raise click.ClickException(f"{source}: the targets {list_names(constant)} are constant; drop them.")
+
+
+def _describe_outputs(estimator: FlowRegressor, rules: Preprocessing, settings: Settings) -> None:
+    """Say what kinds the targets are, where one is not a real number."""
+    if all(kind == "real" for kind in estimator.outputs_):
+        return
+    declared = {} if isinstance(settings.outputs, str) else settings.outputs
+    guessed = settings.outputs == "auto" or any(name not in declared for name in rules.targets)
+    say(
+        describe_kinds(estimator.outputs_, rules.targets)
+        + (" Guessed where values repeat; --outputs declares kinds." if guessed else "")
+    )
 
 
 def _describe(source: Source, data: TableDataset, rules: Preprocessing) -> None:

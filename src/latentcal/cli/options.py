@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import sys
 import tempfile
@@ -67,6 +68,25 @@ class Budget(click.ParamType):
                 f"{value!r} is neither one of {', '.join(BUDGETS)} nor a number of seconds.", param, ctx
             )
         return seconds
+
+
+class Kinds(click.ParamType):
+    """NAME:KIND with commas between them, or one kind for all; commas in brackets and quotes belong there."""
+
+    name = "column:kind,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | dict[str, str]:
+        if isinstance(value, dict):
+            return value
+        items = [item.strip() for item in re.findall(r"(?:\([^)]*\)|\"[^\"]*\"|[^,])+", value)]
+        pairs = [item.rpartition(":") for item in items]
+        if len(pairs) == 1 and not pairs[0][1]:
+            return str(value).strip()
+        if not pairs or not all(name.strip() and kind.strip() for name, _, kind in pairs):
+            self.fail(f"{value!r}: write for example price:positive,visits:count.", param, ctx)
+        return {name.strip().strip('"'): kind.strip() for name, _, kind in pairs}
 
 
 class Levels(click.ParamType):

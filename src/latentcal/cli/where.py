@@ -21,6 +21,7 @@ import torch
 
 from .._internal.wording import join_some, quote
 from ..events import Box, HalfSpace, Membership
+from ..flows import Kind
 
 _PARTS = re.compile(
     r"(?P<quote>['\"`])(?P<quoted>(?:(?!(?P=quote)).)+)(?P=quote)"
@@ -32,6 +33,7 @@ _MARKS = {"&": "and", "|": "or", "=": "=="}
 _WORDS = {"and", "or", "not"}
 _QUOTES = "'\"`"
 _UNFINISHED = re.compile(r"(\b(and|or|not)|[-+*/<>=])$")
+_SLACK = 1e-6  # of a step, by which values of a grid may be off
 _LONGEST = 200  # characters of a condition that an error repeats
 
 
@@ -39,12 +41,14 @@ class WhereError(ValueError):
     """A condition that cannot be understood, with the place where."""
 
 
-def parse_where(text: str, targets: Sequence[str]) -> Membership:
+def parse_where(text: str, targets: Sequence[str], kinds: Sequence[str] | None = None) -> Membership:
     """The set of outputs (d,) that fulfil a condition.
 
     Args:
         text: the condition.
         targets: names of the outputs.
+        kinds: of the outputs. Where single values have a probability, < and <= are not the same, and = has
+            a meaning; without kinds they have none.
 
     Raises:
         WhereError: says what was expected, and where.
@@ -57,12 +61,15 @@ def parse_where(text: str, targets: Sequence[str]) -> Membership:
         >>> parse_where("a < 0 or not b < 1", ["a", "b"]).contains(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
         tensor([ True, False])
     """
-    return _Reader(text, targets).read()
+    return _Reader(text, targets, kinds).read()
 
 
 class _Reader:
-    def __init__(self, text: str, targets: Sequence[str]) -> None:
+    def __init__(self, text: str, targets: Sequence[str], kinds: Sequence[str] | None) -> None:
         self._text, self._targets = text, list(targets)
+        parsed = [Kind.parse(kind) for kind in kinds or ()]
+        self._mixed = np.array([kind.is_mixed for kind in parsed] or [False] * len(self._targets))
+        self._steps = np.array([kind.step for kind in parsed] or [0.0] * len(self._targets))
         self._shown = repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "…")
         self._example = f"{_quote(self._targets[0])} > 1"
         self._places: list[int] = []  # in the text, of every character that the parser sees
@@ -119,11 +126,15 @@ class _Reader:
         raise self._refusal(node, f"a comparison such as {self._example}")
 
     def _compare(self, node: ast.expr, mark: ast.cmpop, sides: tuple[np.ndarray, np.ndarray]) -> Membership:
+        difference = sides[0] - sides[1]
         match mark:
             case ast.Lt() | ast.LtE():
-                return self._at_most_zero(sides[0] - sides[1])
+                return self._at_most_zero(difference, strict=isinstance(mark, ast.Lt))
             case ast.Gt() | ast.GtE():
-                return self._at_most_zero(sides[1] - sides[0])
+                return self._at_most_zero(-difference, strict=isinstance(mark, ast.Gt))
+            case ast.Eq() | ast.NotEq() if self._mixed[difference[:-1].nonzero()[0]].all():
+                equal = _intersect(self._at_most_zero(difference), self._at_most_zero(-difference))
+                return equal if isinstance(mark, ast.Eq) else ~equal
         raise self._refusal(node, "<, <=, > or >= (a single value has probability 0 under a density)")
 
     def _number(self, node: ast.expr) -> np.ndarray:
@@ -171,12 +182,19 @@ class _Reader:
             raise WhereError(f"{self._shown} has a number that is too large.")
         return number
 
-    def _at_most_zero(self, number: np.ndarray) -> Membership:
-        """The set where a linear expression is at most 0; a box where one target decides."""
+    def _at_most_zero(self, number: np.ndarray, *, strict: bool = False) -> Membership:
+        """The set where a linear expression is at most 0; a box where one target decides.
+
+        Less than 0, if ``strict``: by a little, where single values have a probability.
+        """
         if not np.isfinite(number).all():
             raise WhereError(f"{self._shown} has a number that is too large.")
         weights, constant = number[:-1], float(number[-1])
         (own,) = weights.nonzero()
+        if self._mixed[own].any():
+            slack = _SLACK * float(np.abs(weights) @ self._steps)
+            constant += slack if strict else -slack
+            constant = math.nextafter(constant, math.inf) if strict else constant
         if not len(own):
             raise WhereError(f"{self._shown} compares numbers that no target has a part in.")
         if len(own) > 1:

@@ -14,6 +14,7 @@ from .._internal.numerics import as_tensor
 from .._internal.validate import as_whole
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
+from ..outputs import GridModel, describe_kinds
 from ..recalibration.discrete import Dequantizer, atoms
 from ..recalibration.partitions import DelayedRows
 from ..recalibration.rows import check_order
@@ -38,7 +39,7 @@ from .report import CalibrationReport
 
 
 def diagnose(
-    model: ConditionalFlow,
+    model: ConditionalFlow | GridModel,
     x: Any,
     y: Any,
     *,
@@ -77,12 +78,14 @@ def diagnose(
     for itself.
 
     Outputs that are *rounded* are no fault of the model: PIT values are randomised within the rounding cells,
-    and a note says so. A *recalibrated* model is measured beside the one before, as far as it keeps that, and
+    and a note says so. A :class:`latentcal.outputs.GridModel` says which are: its NLL is that of
+    probabilities, its draws lie on the grid and at the atoms, and its latents are those of points within
+    cells and gaps. A *recalibrated* model is measured beside the one before, as far as it keeps that, and
     the report begins with the comparison: did recalibration help on these rows? With many rows, samples are
     drawn for a random part of them and the energy test takes 1,500; the report says so.
 
     Args:
-        model: a flow, recalibrated or not.
+        model: a flow, recalibrated or not, or a grid model of one.
         x: (n, p) features, or None for an unconditional flow. Rows that neither training nor recalibration
             saw, at least 20.
         y: (n, d) outputs.
@@ -135,9 +138,11 @@ def diagnose(
     as_whole(samples, "samples", least=2)  # for the energy score
     check_permutations(permutations, level, tests=len(QUESTIONS))
     check_order(order)
+    grid = model if isinstance(model, GridModel) else None
+    model = model.flow if isinstance(model, GridModel) else model
     situation = Situation(audience, model=model_name, undone=undone)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    rows = encode_rows(model, x, y)
+    rows = encode_rows(model, x, y, grid=grid)
     n, d = rows.z.shape
     features = name_features(model, x, feature_names, rows.x)
     outputs = name_outputs(y, output_names, d)
@@ -156,13 +161,15 @@ def diagnose(
         "seed": int(torch.randint(2**31, (), generator=generator)),
     }
     # A law that was fitted to outputs with noise on them is scored on such.
-    noisy = record is not None and record.dequantized
+    noisy = record is not None and record.dequantized and grid is None
     scored = Dequantizer.fit(y).jitter(y, torch.Generator().manual_seed(0)) if noisy else y
-    after = case.measured = measure(model, x, scored, rows, **options)
-    found = atoms(y)
+    after = case.measured = measure(model, x, scored, rows, grid=grid, **options)
+    found = atoms(y if grid is None else rows.y)  # those that no kind accounts for
     before = comparison = None
     if earlier is not None:
-        before = measure(earlier.flow, x, scored, encode_rows(earlier.flow, x, y, warn=False), **options)
+        past_grid = None if grid is None else GridModel(earlier.flow, grid.kinds, grid.samples)
+        past_rows = encode_rows(earlier.flow, x, y, warn=False, grid=past_grid)
+        before = measure(earlier.flow, x, scored, past_rows, grid=past_grid, **options)
         in_time = in_time or looks_like_time(before.u)
         if record is not None:
             comparison = compare(
@@ -204,9 +211,19 @@ def diagnose(
         noise=noise,
         situation=situation,
         reused=past.reused,
-        notes=write_notes(n, after, case.against_base.n, past, found, situation, declared=order == "time"),
+        notes=(
+            *([] if grid is None else [_describe_grid(grid, outputs)]),
+            *write_notes(n, after, case.against_base.n, past, found, situation, declared=order == "time"),
+        ),
         model_name=model_name,
         data_name=data_name,
+    )
+
+
+def _describe_grid(grid: GridModel, names: Sequence[str]) -> str:
+    return (
+        f"{describe_kinds(grid.kinds, list(names))} The NLL is that of probabilities where single values "
+        "have one; PIT values are randomised there."
     )
 
 

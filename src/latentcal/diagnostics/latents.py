@@ -15,6 +15,7 @@ from .._internal.validate import as_rows
 from ..fingerprint import warn_of_reuse
 from ..flow import ConditionalFlow, as_context, evaluation_mode, tensor_options
 from ..flows.standardized import Standardized
+from ..outputs import GridModel
 from ..recalibration import Aligned
 from .rounding_cells import randomize_cells
 
@@ -104,10 +105,12 @@ def as_numbers(values: Any, name: str) -> Tensor | None:
         raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
 
 
-def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) -> Latents:
+def encode_rows(
+    model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True, grid: GridModel | None = None
+) -> Latents:
     """Latents and PIT values of rows x (n, p), or None, and y (n, d), in evaluation mode.
 
-    Where outputs are rounded, they are those of :func:`randomize_cells`.
+    Where outputs are rounded, they are those of :func:`randomize_cells`, or of the cells of a grid model.
 
     Raises:
         TypeError: where the model is not a flow.
@@ -126,7 +129,7 @@ def encode_rows(model: ConditionalFlow, x: Any, y: Any, *, warn: bool = True) ->
     x, y = as_rows(x, as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
     parts = []
     with torch.no_grad(), evaluation_mode(model):
-        inside = randomize_cells(model, x, y)
+        inside = randomize_cells(model, x, y) if grid is None else grid(x).randomize(y)
         for part in batches(x, inside):
             pred = model(part.x)
             z = pred.latent(part.y)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 from ..metrics import binomial_interval, calibration_error, energy_score, uniformity_test
+from ..outputs import GridModel, close
 from ..pit import randomize_ranks
 from .latents import Latents, batches
 from .limits import error_limit
@@ -172,6 +173,7 @@ def measure(
     levels: Sequence[float],
     samples: int,
     seed: int,
+    grid: GridModel | None = None,
 ) -> Measured:
     """The numbers of a model at x (n, p) or None and y (n, d).
 
@@ -185,9 +187,10 @@ def measure(
         levels: nominal coverages.
         samples: draws of each of those predictions.
         seed: of the draws; two models with one seed are compared on like random numbers.
+        grid: what has the probabilities of outputs, where single values have one.
     """
     with torch.no_grad(), evaluation_mode(model):
-        nll = _nll(model, x, y)
+        nll = _nll(model if grid is None else grid, x, y)
         scores, in_units, marginal_u, hdr_u = _score_samples(
             model,
             None if x is None else x[part],
@@ -197,6 +200,7 @@ def measure(
             samples,
             seed,
             density=nll is not None,
+            kinds=None if grid is None else grid.kinds,
         )
         norms = norm_law(model, x, rows.norms)
     u = rows.u
@@ -233,7 +237,7 @@ def _coverage(u: Tensor, level: float) -> Measure:
     return Measure(name, inside / len(u), low, high, INTERVAL, p_value, level)
 
 
-def _nll(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor | None:
+def _nll(model: ConditionalFlow | GridModel, x: Tensor | None, y: Tensor) -> Tensor | None:
     """(n,) float64 negative log densities in batches; None for a model without a density."""
     try:
         parts = [-model(part.x).log_prob(part.y).cpu().to(torch.float64) for part in batches(x, y)]
@@ -258,10 +262,12 @@ def _score_samples(
     seed: int,
     *,
     density: bool,
+    kinds: Sequence[str] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Energy scores (m,), the same in units (d,), marginal PIT (m, d) and HDR-PIT (m,), of the same draws.
 
-    Scores are those of y, PIT values those of ``inside``, which has rounded outputs within their cells.
+    Scores are those of y, PIT values those of ``inside``, which has rounded outputs within their cells; draws
+    that are scored are those of outputs of the given kinds.
     """
     generator = torch.Generator().manual_seed(seed)
     scores, in_units, marginals, densities = [], [], [], []
@@ -275,9 +281,9 @@ def _score_samples(
                 f"{draws.numel()} numbers. Run check_flow(model, x, y)."
             )
         here = part.y.to(draws.device)
-        scores.append(energy_score(draws, here).cpu().to(torch.float64))
-        units = spread.to(draws)
-        in_units.append(energy_score(draws / units, here / units).cpu().to(torch.float64))
+        units, drawn = spread.to(draws), draws if kinds is None else close(draws, kinds)
+        scores.append(energy_score(drawn, here).cpu().to(torch.float64))
+        in_units.append(energy_score(drawn / units, here / units).cpu().to(torch.float64))
         here = inside[done : done + len(here)].to(draws.device)
         done += len(here)
         marginals.append(_rank(draws, here, generator).cpu())

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .._internal.validate import as_rows, as_share, as_whole
+from ..adapters.samplers import SamplerDraws
 from ..flow import read_features
 from ..metrics import energy_score, uniformity_test
 from ..pit import draw, marginal_pit, prerank_pit
@@ -77,7 +78,7 @@ class PrerankReport:
 
 
 def prerank_report(
-    model: Callable[..., Distribution],
+    model: Callable[..., Any],
     x: Any,
     y: Any,
     *,
@@ -94,7 +95,8 @@ def prerank_report(
     more, and what to do; a sampler becomes one by ``from_sampler``.
 
     Args:
-        model: x (n, p) -> distribution with batch shape (n,) and event shape (d,).
+        model: x (n, p) -> distribution with batch shape (n,) and event shape (d,), or a sampler, x -> draws
+            (s, n, d).
         x: (n, p) features, or None.
         y: (n, d) outputs, at least 20 rows.
         thresholds: whose fraction of exceedances is tested, too.
@@ -107,6 +109,8 @@ def prerank_report(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.no_grad():
         pred = model(x)
+        if not isinstance(pred, Distribution):
+            pred = SamplerDraws(model, x, y.shape[1])
         if tuple(pred.batch_shape) != (len(y),):
             pred = pred.expand(torch.Size([len(y)]))
         asked: dict[str, Any] = {**NAMED, **{f"above {limit:g}": exceedance(limit) for limit in thresholds}}

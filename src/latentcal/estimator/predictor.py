@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._internal.chunks import CACHE, ROWS, rows_at_a_time
-from .._internal.hints import Argument, ArgumentError
-from .._internal.names import AUTO, LAWS, find, spell, suggest
 from .._internal.numerics import as_tensor
-from .._internal.validate import MOST_DRAWS, as_weights, as_whole, check_finite
+from .._internal.validate import MOST_DRAWS, as_whole, check_finite
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
-from ..diagnostics.remedies import Undone
-from ..events import Box, probability
-from ..fingerprint import CalibrationReuseWarning, Fingerprint
-from ..flow import ConditionalFlow, full_precision
+from ..events import Box
+from ..flow import full_precision
 from ..flows import TrainingLog
-from ..recalibration import autocalibrate, latent_norms, recalibrate
-from ..recalibration.rows import check_order
+from ..outputs import GridModel
+from ..pit import latent_pit
+from ..recalibration import latent_norms
 from . import storage
-from .harm import measure_held_out_change
+from .recalibrating import Pair, Recalibrating
 from .summaries import AS_FITTED, PredictedRegion, check_levels, latent_points, quantile
 
-_REUSE_LIMIT = 0.05
-FEWEST_CALIBRATION = 20
-"""Rows below which a law of the norm is more noise than repair: the model stays as it was trained."""
-
-Pair = tuple[Tensor, Tensor]
-Weighted = tuple[Tensor, Tensor, Tensor | None]
 Self = TypeVar("Self", bound="TablePredictor")
 
 
-class FewCalibrationRowsWarning(UserWarning):
-    """A model was left as it was trained, for want of rows to recalibrate it by."""
-
-
-class RecalibrationRefused(UserWarning):
-    """A recalibration would harm rows that it has not seen, so the model stays as it was."""
-
-
-class TablePredictor:
+class TablePredictor(Recalibrating):
     """A flow that was fitted to a table: all that ``FlowRegressor`` answers, without scikit-learn.
 
     A fitted ``FlowRegressor`` is one, and ``load`` reads one from a folder. Where y was a DataFrame, so are
@@ -66,28 +47,17 @@ class TablePredictor:
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
+        outputs_: the kind of each output.
         calibration_: what was done to the flow after training, in words.
     """
 
     draws: int
-    recalibration: Any
-    model_: ConditionalFlow
-    base_model_: ConditionalFlow
     training_log_: TrainingLog
     n_features_in_: int
     n_outputs_: int
     output_names_: np.ndarray | None
     _flat: bool
     """Whether y was (n,)."""
-    _seed: int
-    """Of the latent points and of draws."""
-    _trained_on: Fingerprint
-    _note: str = ""
-    """What else there is to say about recalibration."""
-    _undone: Undone | None = None
-    """The recalibration that was taken back, if the model is as it was trained for that reason."""
-    _norms: Tensor
-    """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
 
     def __init__(self, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         vars(self).update(parameters)
@@ -122,10 +92,10 @@ class TablePredictor:
         with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
         the error is about a hundredth of the predictive standard deviation.
         """
-        return self._answer(self._summarize(X, lambda y: y.mean(0)), X)
+        return self._answer(self._summarize(X, lambda points: self._supports.close(points).mean(0)), X)
 
     def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
-        """Quantiles of each output by itself, from the same latent points as ``predict``.
+        """Quantiles of each output by itself, from the same latent points as ``predict``; of a grid, on it.
 
         Args:
             X: (n, p) features.
@@ -134,14 +104,17 @@ class TablePredictor:
         Returns:
             (n, d), as ``predict``; for k levels an array (k, n, d).
         """
-        return self._answer(self._summarize(X, partial(quantile, levels=check_levels(q, self.draws))), X)
+        levels = check_levels(q, self.draws)
+        found = self._summarize(X, lambda points: self._supports.close(quantile(points, levels)))
+        return self._answer(found, X)
 
     def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
         """Both ``predict`` and ``predict_quantile``, in the time of one."""
         levels = check_levels(q, self.draws)
 
-        def summary(y: Tensor) -> Tensor:
-            return torch.cat([y.mean(0)[None], quantile(y, levels.reshape(-1))])
+        def summary(points: Tensor) -> Tensor:
+            close = self._supports.close
+            return torch.cat([close(points).mean(0)[None], close(quantile(points, levels.reshape(-1)))])
 
         mean, *quantiles = self._summarize(X, summary)
         several = torch.stack(quantiles) if levels.dim() else quantiles[0]
@@ -158,14 +131,35 @@ class TablePredictor:
         """
         chunks = self._chunks(X, n_samples)
         generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
-        draws = [self.model_(x).sample((n_samples,), generator) for x in chunks]
+        laws = (self._supports.predict(self.model_, x) for x in chunks)
+        draws = [law.sample((n_samples,), generator) for law in laws]  # type: ignore[call-arg]
         return self._answer(torch.cat(draws, dim=1), X)
 
     @torch.no_grad()
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
-        """Log density of each row of y, (n, p), (n, d) -> (n,), in the units of y."""
-        rows = (part.split(ROWS) for part in self._pairs(X, y))
-        return torch.cat([self.model_(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
+        """Log-likelihood of each row of y, (n, p), (n, d) -> (n,), in the units of y.
+
+        A density; where outputs are counts, rounded or have atoms, it is against the mixed measure: their
+        values and atoms have a probability, the others a density. With several outputs of that kind the
+        probability is integrated by quasi-Monte Carlo, to about 0.001.
+        """
+        rows = [part.split(ROWS) for part in self._pairs(X, y)]
+        model = self._supports.wrap(self.model_)
+        return torch.cat([model(x).log_prob(y) for x, y in zip(*rows, strict=True)]).numpy()
+
+    @torch.no_grad()
+    def latent_pit(self, X: Any, y: Any) -> np.ndarray:
+        """Latent PIT of each row, (n, p), (n, d) -> (n,): uniform where the model is calibrated.
+
+        Randomised where single values have a probability, in the same way at every call.
+        """
+        x, y = self._pairs(X, y)
+        self._supports.check(y, self._output_texts)
+        model = self._supports.wrap(self.model_)
+        if isinstance(model, GridModel):
+            y = model(x).randomize(y)
+        rows = zip(x.split(ROWS), y.split(ROWS), strict=True)
+        return torch.cat([latent_pit(self.model_(a), b) for a, b in rows]).numpy()
 
     def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
         """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
@@ -176,7 +170,7 @@ class TablePredictor:
         part of the rows, close to the stated one but not guaranteed. With ``recalibration="auto"`` the region
         is still that of the flow before it: the rows that fitted the maps cannot promise anything about
         them. For a region of the repaired model, give ``model_`` and other rows to
-        ``latentcal.conformal_region``.
+        ``latentcal.conformal_region``. Values of a grid are inside where the middles of their cells are.
 
         Args:
             X: (n, p) features.
@@ -184,14 +178,15 @@ class TablePredictor:
         """
         x = self._rows(X)
         region = Region(self.base_model_, LatentScore(), self._calibration_norms(), coverage)
-        return PredictedRegion(region, x, self.output_names_)
+        return PredictedRegion(region, x, self.output_names_, self._supports)
 
     def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
         """Probability that y falls into a region, (n, p) -> (n,).
 
         Args:
             X: (n, p) features.
-            region: pair (lower, upper) of a box, or a region as for :func:`latentcal.probability`.
+            region: pair (lower, upper) of a box, both ends inside, or a region as for
+                :func:`latentcal.probability`.
             return_error: also return the standard error of each.
             **options: of :func:`latentcal.probability`; its points are the same at every call by default.
         """
@@ -200,7 +195,7 @@ class TablePredictor:
             region = region.region
         region = Box(*region) if isinstance(region, (tuple, list)) else region
         options = {"generator": torch.Generator().manual_seed(self._seed), **options}
-        value, error, _ = probability(self.model_, x, region, **options)
+        value, error, _ = self._supports.probability(self.model_, x, region, **options)
         return (value.numpy(), error.numpy()) if return_error else value.numpy()
 
     @torch.no_grad()
@@ -211,7 +206,9 @@ class TablePredictor:
         ``predict_region``, the flow before recalibration is what is asked.
         """
         x, y = self._pairs(X, y)
-        return rank_pvalue(self._calibration_norms(), latent_norms(self.base_model_, x, y)).numpy()
+        points, known = self._supports.middle(y)
+        norms = latent_norms(self.base_model_, x, points).masked_fill(~known, torch.inf)
+        return rank_pvalue(self._calibration_norms(), norms).numpy()
 
     def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
         """Report on whether the model's probabilities are true, where not, and what to do about it.
@@ -229,6 +226,7 @@ class TablePredictor:
             CalibrationReuseWarning: where the flow was trained or recalibrated on these rows.
         """
         x, y = self._pairs(X, y)
+        self._supports.check(y, self._output_texts)
         use = "used to diagnose it. On them it looks better than it is."
         self._warn_of_training_rows(x, y, use, stacklevel=3)
         features, outputs = getattr(self, "feature_names_in_", None), self.output_names_
@@ -237,64 +235,7 @@ class TablePredictor:
             "output_names": (["y"] if self._flat else None) if outputs is None else outputs.tolist(),
         }
         about = {"audience": "estimator", "trained_on": self._trained_on, "undone": self._undone}
-        return diagnose(self.model_, x, y, **{**names, **about, **options})
-
-    def recalibrate(
-        self: Self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        order: Literal["time"] | None = None,
-        force: bool = False,
-    ) -> Self:
-        """Recalibrate by new rows, in place of what was there; nothing is trained.
-
-        It is first tried on a part of the rows at a time and judged by the others. Where these are
-        predicted worse than by the model as it is, that stays.
-
-        Args:
-            X: (n, p) features of at least 20 rows that the flow was not trained on.
-            y: (n, d) or (n,) outputs.
-            sample_weight: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
-                (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
-            order: ``"time"`` for rows that follow each other: the last ones then judge.
-            force: recalibrate whether it does harm or not.
-
-        Warns:
-            RecalibrationRefused: where it would do harm; ``calibration_`` says so, too.
-        """
-        x, y = self._pairs(X, y)
-        check_order(order)
-        if len(x) < FEWEST_CALIBRATION:
-            raise ValueError(
-                f"Recalibration takes at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law that fewer of "
-                "them tell is mostly noise. Collect more."
-            )
-        repair = choose_repair(self.recalibration) or recalibrate
-        if not self._calibrate(x, y, as_weights(sample_weight, len(x)), repair, order=order, force=force):
-            warnings.warn(
-                f"The model stays as it was: {self._note}. To recalibrate it all the same, pass force=True.",
-                RecalibrationRefused,
-                stacklevel=2,
-            )
-        return self
-
-    def undo_recalibration(self: Self) -> Self:
-        """Take recalibration back: ``model_`` is the flow as it was trained.
-
-        Guarantees of regions rest on the calibration rows themselves, and stay.
-        """
-        if self.model_.recalibration is not None:
-            self._undone = Undone.of(self.model_.recalibration)
-        self.model_, self._note = self.base_model_, "the recalibration was undone"
-        return self
-
-    @property
-    def calibration_(self) -> str:
-        """What was done to the flow after training, in words."""
-        made, note = self.model_.recalibration, f": {self._note}" if self._note else ""
-        return ("left as trained" if made is None else f"recalibrated on {made.n:,} rows") + note
+        return diagnose(self._supports.wrap(self.model_), x, y, **{**names, **about, **options})
 
     @classmethod
     def _restore(cls: type[Self], parameters: Mapping[str, Any], state: Mapping[str, Any]) -> Self:
@@ -360,69 +301,6 @@ class TablePredictor:
             with full_precision(self.model_):
                 parts.append(statistic(self.model_.decode(z.expand(-1, len(x), -1), x)))
         return torch.cat(parts, dim=-2)
-
-    def _calibrate(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weights: Tensor | None,
-        repair: Callable[..., ConditionalFlow],
-        *,
-        order: Literal["time"] | None = None,
-        force: bool = False,
-    ) -> bool:
-        """Recalibrate unless that harms rows that it has not seen; whether it was done."""
-        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
-        self._warn_of_training_rows(x, y, use, stacklevel=4)
-        repair = partial(repair, order=order)
-        change = measure_held_out_change(
-            self.base_model_, self.model_, x, y, repair, weights=weights, in_time=order == "time"
-        )
-        if change.harms and not force:
-            self._note = f"recalibration would make it worse ({change})"
-            return False
-        self.model_, self._undone = repair(self.base_model_, x, y, weights=weights, batch_size=ROWS), None
-        self._norms = self.model_.recalibration.norms.sort().values
-        self._note = f"{'although that makes it worse, ' if change.harms else ''}{change}"
-        return True
-
-    def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
-        share = self._trained_on.share_of(x, y)
-        if share > _REUSE_LIMIT:
-            warnings.warn(
-                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
-                CalibrationReuseWarning,
-                stacklevel=stacklevel,
-            )
-
-    def _calibration_norms(self) -> Tensor:
-        """Ascending norms of the calibration rows, or a clear error."""
-        if len(self._norms) == 0:
-            raise ArgumentError(
-                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by "
-                "new rows, or fit it with ",
-                Argument("recalibration", "stacked"),
-                ".",
-            )
-        return self._norms
-
-
-def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., Any]:
-    """A function, given itself or by its name in a table of places."""
-    if callable(value):
-        return value
-    if isinstance(value, str) and spell(value) in places:
-        return find(places[spell(value)])
-    raise ValueError(f"{what} must be a name or a function, got {value!r}; {suggest(str(value), places)}")
-
-
-def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
-    """Function of (flow, x, y) that recalibrates, by its name; None for no recalibration."""
-    if value is None or value is False:
-        return None
-    law = next(iter(LAWS)) if value is True else value
-    chosen = choose("recalibration", law, {AUTO: "recalibration:autocalibrate", **LAWS})
-    return chosen if chosen is autocalibrate else partial(recalibrate, fit=chosen)
 
 
 def column_names(y: Any) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -120,11 +120,6 @@ class Trial:
     @property
     def candidate(self) -> Candidate:
         return next(iter(self.candidates))
-
-    def refit(self, fitter: CandidateFitter) -> ConditionalFlow:
-        """The model of the rows of another fitter."""
-        flows = [fitter.fit(candidate).flow for candidate in self.candidates]
-        return weigh_flows(flows, list(self.candidates.values()))
 
 
 class Race:
@@ -325,6 +320,11 @@ class Race:
             contiguous=self.contiguous,
             folds=max(len(self.parts), 2),
         )
+
+
+def fit_weighted(fitter: CandidateFitter, candidates: Mapping[Candidate, float]) -> ConditionalFlow:
+    """The weighted mean of candidates, fitted to the rows of a fitter."""
+    return weigh_flows([fitter.fit(each).flow for each in candidates], [*candidates.values()])
 
 
 def weigh_flows(flows: Sequence[ConditionalFlow], weights: Sequence[float]) -> ConditionalFlow:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,38 +18,21 @@ except ImportError as error:
         "FlowRegressor needs scikit-learn 1.6 or later: pip install 'latentcal[sklearn]'."
     ) from error
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 
-from .. import flows
-from .._internal.names import AUTO, FLOWS
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_weights, check_size
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
-from ..flows.linear_gaussian import fit_ridge
-from ..flows.standardized import Standardized
 from ..radius import RadiusLaw
-from ..recalibration import autocalibrate, latent_norms
-from ..recalibration.cross import calibrate_out_of_fold
+from ..recalibration import latent_norms
 from ..recalibration.rows import check_order
-from .harm import compare_held_out
-from .predictor import (
-    FEWEST_CALIBRATION,
-    FewCalibrationRowsWarning,
-    Pair,
-    TablePredictor,
-    Weighted,
-    choose,
-    choose_repair,
-    column_names,
-    float64_copy,
-)
-from .selection import Budget, Choice, out_of_fold_pairs, select
+from .flow_fitting import FEWEST_ROWS, FlowFitter, join_rows, split_rows
+from .predictor import TablePredictor, column_names, float64_copy
+from .recalibrating import FEWEST_CALIBRATION, FewCalibrationRowsWarning, Pair, choose_repair
 from .storage import PARAMETERS
+from .supports import Declared, GuessedKindsWarning, resolve, tell_guess
 
-_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
-_FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
 _FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn, instead of setting some aside
 
 
@@ -63,6 +45,11 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     split into blocks (``order="time"``); other rows that are not exchangeable, such as groups, are set aside
     by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
     it was trained, with a warning: a law of the norm would be mostly their noise.
+
+    Outputs may be positive, bounded, counts, rounded or have atoms (``outputs``): no prediction then leaves
+    their support, and ``log_prob`` has probabilities where single values have one. Rows may miss some of
+    several outputs (NaN): they train and calibrate with what they have. With atoms, outputs are modelled one
+    after the other, in the order of y.
 
     Where y is a DataFrame, so are predictions, with its columns and the index of X (behind a transformer that
     gives arrays X has none: ``set_output(transform="pandas")`` keeps it); where it is (n,), they lack the
@@ -77,6 +64,11 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             was tried. Fewer than 1,000 rows calibrate in turn as well: regions then have no finite-sample
             guarantee.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
+        outputs: the kind of every output, such as ``{"price": "positive", "share": "unit", "visits":
+            "count"}``; also a list with one for each, or one word for all. See :class:`latentcal.flows.Kind`.
+            ``"auto"``, and outputs that are not named, are guessed with care: outputs that repeat their
+            values become counts, rounded values or values with atoms, with a warning that says so, and all
+            others real numbers (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` guesses nothing.
         budget: of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of its time, without boosted trees;
             ``"best"`` for 25 flows in a mean instead of 10; or seconds of processor time after which no
             further model is tried.
@@ -105,6 +97,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
+        outputs_: the kind of each output, as text.
         calibration_: what was done to the flow after training, in words.
 
     Examples:
@@ -131,6 +124,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         flow: str | Callable[..., ConditionalFlow] = "auto",
         *,
         flow_options: dict[str, Any] | None = None,
+        outputs: Declared = "auto",
         budget: str | float = "balanced",
         ensemble: int | None = None,
         recalibration: bool | str | Callable[..., RadiusLaw] | None = True,
@@ -147,6 +141,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     ) -> None:
         self.flow = flow
         self.flow_options = flow_options
+        self.outputs = outputs
         self.budget = budget
         self.ensemble = ensemble
         self.recalibration = recalibration
@@ -174,72 +169,81 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
         Args:
             X: (n, p) features.
-            y: (n, d) or (n,) outputs.
+            y: (n, d) or (n,) outputs; of several, some may be missing (NaN).
             sample_weight: (n,) of the rows of X, in training, early stopping and recalibration; equal if
                 None. Regions and p-values count calibration rows equally all the same.
             validation: (X, y) or (X, y, sample_weight) that tell when to stop, instead of a share of rows.
             calibration: (X, y) or (X, y, sample_weight) for recalibration, instead of a share of the rows.
 
         Warns:
+            GuessedKindsWarning: where outputs are taken for counts, rounded or mixed, without a word of you.
             FewCalibrationRowsWarning: with fewer than 20 calibration rows; nothing is recalibrated then.
         """
         repair = choose_repair(self.recalibration)
         check_order(self.order)
+        fitter = self._fitter()
         shares = {} if validation is not None else {"validation": self.validation_fraction}
         if repair is not None and calibration is None:
             shares["calibration"] = self.calibration_fraction
-        x, y = self._accept(X, y, reset=True, ensure_min_samples=_FEWEST_ROWS * (1 + len(shares)))
-        chooses = self._chooses(len(x))
+        fewest = FEWEST_ROWS * (1 + len(shares))
+        x, y = self._accept(X, y, reset=True, gaps=True, ensure_min_samples=fewest)
+        check_size(x, "X")
+        check_size(y.nan_to_num(), "y")
+        names = self._output_texts
+        supports, guess = resolve(self.outputs, y, names)
+        if guess:
+            warnings.warn(tell_guess(guess), GuessedKindsWarning, stacklevel=2)
+        incomplete = bool(torch.isnan(y).any())
+        if incomplete and (supports.have_atoms or sample_weight is not None):
+            what = "outputs with atoms" if supports.have_atoms else "sample_weight"
+            raise ValueError(
+                f"y misses values, which do not go with {what}. Drop the rows that miss any, or leave out "
+                f"{'the atoms' if supports.have_atoms else 'the weights'}."
+            )
         crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
-        if not self.needs_validation(len(x)):
+        crossed = crossed and not supports.have_atoms and not incomplete
+        if not self.needs_validation(len(x)) and not supports.have_atoms and not incomplete:
             shares.pop("validation", None)
-        shares = {} if crossed else shares
         rng = check_random_state(self.random_state)
-        parts = _split_rows((x, y, as_weights(sample_weight, len(x))), shares, rng, self.order)
+        table = (x, y, as_weights(sample_weight, len(x)))
+        parts = split_rows(table, {} if crossed else shares, rng, self.order)
         for name, given in (("validation", validation), ("calibration", calibration)):
             if given is not None:
-                pair, own = self._accept(*given[:2]), given[2] if len(given) > 2 else None
+                pair, own = self._accept(*given[:2], gaps=True), given[2] if len(given) > 2 else None
                 parts[name] = (*pair, as_weights(own, len(pair[0])))
-        x, y, weights = parts["train"]
-        if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
-            raise ValueError(
-                f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
-                "density. Drop them."
-            )
-        self._trained_on = Fingerprint.of(x, y)
+                supports.check(pair[1], names)
+                incomplete = incomplete or bool(torch.isnan(pair[1]).any())
+        x, y, _ = parts["train"]
+        supports = supports.with_links(x, y)
+        self.outputs_ = list(supports.kinds)
+        self._trained_on = Fingerprint.of(x, y.nan_to_num())
         if "validation" in parts:
-            self._trained_on = self._trained_on.merge(Fingerprint.of(*parts["validation"][:2]))
-        x_mean, x_scale = _mean_and_scale(check_size(x, "X"), weights)
-        y_mean, y_scale = _mean_and_scale(check_size(y, "y"), weights)
-        units = {
-            name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale, own) for name, (x, y, own) in parts.items()
-        }
+            judge_x, judge_y, _ = parts["validation"]
+            self._trained_on = self._trained_on.merge(Fingerprint.of(judge_x, judge_y.nan_to_num()))
         seed, self._seed = rng.randint(2**31 - 1, size=2).tolist()
-        # Layers take their first weights from torch's global generator, whose state is the user's.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            choice = self._select(units, seed) if chooses else None
-            if choice is None:
-                flow, self.training_log_ = self._train(units["train"], units["validation"], seed)
-            else:
-                flow, self.training_log_ = choice.flow, choice.log
-
-        def in_units(flow: ConditionalFlow) -> ConditionalFlow:
-            # Answers are float64: in float32 their last digits depend on which rows are asked together.
-            return Standardized(flow.double(), y_mean, y_scale, x_mean, x_scale).eval()
-
-        self.base_model_: ConditionalFlow = in_units(flow)
-        self.model_: ConditionalFlow = self.base_model_
-        self.selection_ = None if choice is None else choice.selection
+        learns = {name: part for name, part in parts.items() if name != "calibration"}
+        if supports.have_atoms:
+            made = fitter.fit_chain(join_rows(learns), self.outputs_, seed)
+        else:
+            opened = {
+                name: (x, supports.open(y, seed + i), own)
+                for i, (name, (x, y, own)) in enumerate(learns.items())
+            }
+            fit = fitter.fit_incomplete if incomplete else fitter.fit
+            made = fit(opened, self.outputs_, seed)
+        self.base_model_: ConditionalFlow = made.flow
+        self.model_: ConditionalFlow = made.flow
+        self.training_log_, self.selection_ = made.log, made.selection
         self._norms, self._note, self._undone = torch.empty(0, dtype=torch.float64), "", None
         if repair is None:
             return self
         if crossed:
-            assert choice is not None
-            self._calibrate_out_of_fold(parts["train"], [*map(in_units, choice.by_fold)], choice.fold, repair)
+            self._calibrate_out_of_fold(parts["train"], made.others, made.fold, repair)
             return self
-        x, y, _ = parts["calibration"]
-        self._norms = latent_norms(self.base_model_, x, y).double().sort().values
+        x, y, weights = parts["calibration"]
+        whole = ~torch.isnan(y).any(1)
+        middle, _ = supports.middle(y[whole])
+        self._norms = latent_norms(self.base_model_, x[whole], middle).double().sort().values
         if len(x) < FEWEST_CALIBRATION:
             self._note = f"{len(x)} calibration rows, fewer than {FEWEST_CALIBRATION}"
             warnings.warn(
@@ -248,20 +252,22 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 FewCalibrationRowsWarning,
                 stacklevel=2,
             )
+        elif bool(whole.all()):
+            self._calibrate(x, y, weights, repair, order=self.order)
         else:
-            self._calibrate(*parts["calibration"], repair, order=self.order)
+            self._calibrate_incomplete(x, y, repair)
         return self
 
     def holds_out_in_turn(self, n: int) -> bool:
         """Whether n rows are held out in turn to choose and calibrate, rather than some of them set aside."""
-        return self._chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
+        return self._fitter().chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
 
     def needs_validation(self, n: int) -> bool:
         """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
-        return self.order is not None or not self._chooses(n)
+        return self.order is not None or not self._fitter().chooses(n)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean log-likelihood of y, higher is better; R2 would judge the mean alone."""
+        """Mean log-likelihood of y (see ``log_prob``), higher is better; R2 would judge the mean alone."""
         return float(np.average(self.log_prob(X, y), weights=sample_weight))
 
     def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
@@ -297,9 +303,13 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         check_is_fitted(self, "model_")
         return self._accept(X, y)
 
-    def _accept(self, X: Any, y: Any, *, reset: bool = False, **checks: Any) -> Pair:
-        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes."""
-        names = column_names(y)
+    def _accept(self, X: Any, y: Any, *, reset: bool = False, gaps: bool = False, **checks: Any) -> Pair:
+        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes.
+
+        With ``gaps`` rows may miss some of several outputs, which are NaN.
+        """
+        names, missing = column_names(y), _find_missing(y) if gaps else None
+        y = y if missing is None else np.where(missing, 0.0, np.asarray(y, dtype=np.float64))
         x, y = self._validate(X, y, reset=reset, multi_output=True, y_numeric=True, **checks)
         if reset:
             self.output_names_, self._flat = names, y.ndim == 1
@@ -307,7 +317,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         y = y.reshape(len(y), -1)
         self._check_outputs(y.shape[1], names)
         # scikit-learn does not look for infinities among objects.
-        return float64_copy(x, "X"), float64_copy(y, "y")
+        features, values = float64_copy(x, "X"), float64_copy(y, "y")
+        if missing is not None:
+            values[torch.from_numpy(missing)] = torch.nan
+        return features, values
 
     def _validate(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
         """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
@@ -324,92 +337,36 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
 
-    def _chooses(self, n: int) -> bool:
-        """Whether the flow is chosen among several, or a mean of several."""
-        if self.flow == AUTO:
-            return n >= _FEWEST_TO_CHOOSE
-        if self.ensemble in (None, 1):
-            return False
-        if self.flow != "autoregressive":
-            raise ValueError(
-                f"ensemble={self.ensemble} is a mean of autoregressive flows, which has a latent: it takes "
-                f"flow='auto' or flow='autoregressive', got {self.flow!r}. For the mixture of densities of "
-                "other flows see cross_calibrate(..., ensemble=True)."
-            )
-        return True
-
-    def _select(self, units: Mapping[str, Weighted], seed: int) -> Choice:
-        """The choice among candidates, by each fold in its turn or by the validation rows."""
-        budget = Budget.of(self.budget, self.ensemble)
-        x, y, weights = _join_rows(units)
-        seen = torch.arange(len(x)) < len(units["train"][0]) if "validation" in units else None
+    def _fitter(self) -> FlowFitter:
+        """What makes the flow."""
         names = ("learning_rate", "batch_size", "max_epochs", "patience")
-        return select(
-            x,
-            y,
-            seen,
-            budget=budget,
-            alone=self.flow != AUTO,
-            weights=weights,
-            contiguous=self.order is not None,
-            progress=bool(self.verbose),
-            seed=seed,
-            flow_options=self.flow_options,
-            training={name: getattr(self, name) for name in names},
+        return FlowFitter(
+            self.flow,
+            self.flow_options,
+            self.budget,
+            self.ensemble,
+            self.order,
+            {name: getattr(self, name) for name in names},
+            bool(self.verbose),
         )
 
-    def _calibrate_out_of_fold(
-        self,
-        rows: Weighted,
-        flows: list[ConditionalFlow],
-        fold: Tensor,
-        repair: Callable[..., ConditionalFlow],
-    ) -> None:
-        """Recalibrate by flows that have not seen a row's fold, unless that harms rows it has not seen."""
-        x, y, weights = rows
-        law = None if repair is autocalibrate else repair.keywords["fit"]  # type: ignore[attr-defined]
 
-        def calibrate(
-            flow: ConditionalFlow, others: list[ConditionalFlow], fold: Tensor, own: Tensor
-        ) -> ConditionalFlow:
-            share = None if weights is None else weights[own]
-            return calibrate_out_of_fold(flow, others, fold, x[own], y[own], fit=law, weights=share)
-
-        trials = (
-            (own, flow, partial(calibrate, flow, others, numbers, ~own))
-            for own, flow, others, numbers in out_of_fold_pairs(flows, fold)
+def _find_missing(y: Any) -> np.ndarray | None:
+    """Mask (n, d) of what is missing; None where nothing is, or where all of a row is, which is an error."""
+    try:
+        given = np.asarray(as_tensor(y, "y").numpy() if isinstance(y, Tensor) else y)
+        values = given.astype(np.float64) if not np.iscomplexobj(given) else np.zeros(0)
+    except (TypeError, ValueError):  # scikit-learn says what is wrong
+        return None
+    missing = np.isnan(values)
+    if values.ndim != 2 or not missing.any() or values.shape[1] == 1:
+        return None
+    if missing.all(1).any():
+        raise ValueError(
+            f"{int(missing.all(1).sum())} rows of y have no output at all, first row "
+            f"{int(missing.all(1).argmax())}. Drop them; rows may miss some of their outputs."
         )
-        model = calibrate(self.base_model_, flows, fold, torch.ones_like(fold, dtype=torch.bool))
-        self._norms = model.recalibration.norms.double().sort().values
-        change = compare_held_out(trials, x, y, weights=weights)
-        if change.harms:
-            self._note = f"recalibration would make it worse ({change})"
-        else:
-            self.model_, self._note = model, str(change)
-
-    def _train(
-        self, train: Weighted, validation: Weighted, seed: int
-    ) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        name = "linear_gaussian" if self.flow == AUTO else self.flow  # where rows are too few to choose
-        make, options = choose("flow", name, FLOWS), self.flow_options or {}
-        x, y, weights = train
-        if make is flows.LinearGaussianFlow:
-            return fit_ridge(x, y, validation, weights=weights, **options)
-        flow = make(y.shape[1], x.shape[1], **options)
-        log = flows.train_flow(
-            flow,
-            x,
-            y,
-            validation=validation,
-            weights=weights,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            max_epochs=self.max_epochs,
-            patience=self.patience,
-            seed=seed,
-            progress=bool(self.verbose),
-        )
-        return flow, log
+    return missing
 
 
 def _without_graph(values: Any, name: str) -> Any:
@@ -434,38 +391,3 @@ def _holds_text(values: Any) -> bool:
             except ValueError:
                 return True
     return False
-
-
-def _split_rows(
-    table: Weighted, shares: dict[str, float], rng: np.random.RandomState, order: str | None
-) -> dict[str, Weighted]:
-    """Rows drawn for each share, at least two, and the others as ``"train"``; in time order, blocks."""
-    x, y, weights = table
-    counts = [max(_FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
-    if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - _FEWEST_ROWS:
-        raise ValueError(
-            f"The fractions {shares} must lie between 0 and 1, and leave at least {_FEWEST_ROWS} of {len(x)} "
-            "rows for training."
-        )
-    drawn = rng.permutation(len(x)) if order is None else np.roll(np.arange(len(x)), sum(counts))
-    rows = np.split(drawn, np.cumsum(counts))
-    return {
-        name: (x[own], y[own], None if weights is None else as_weights(weights[own], len(own)))
-        for name, own in zip([*shares, "train"], rows, strict=True)
-    }
-
-
-def _join_rows(units: Mapping[str, Weighted]) -> Weighted:
-    """The rows that train and, after them, those that judge, if any."""
-    x, y, weights = zip(*(units[name] for name in ("train", "validation") if name in units), strict=True)
-    if all(part is None for part in weights):
-        return torch.cat(x), torch.cat(y), None
-    ones = [torch.ones(len(part), dtype=torch.float64) for part in x]
-    known = [one if own is None else own for one, own in zip(ones, weights, strict=True)]
-    return torch.cat(x), torch.cat(y), torch.cat(known)
-
-
-def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:
-    """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
-    scaler = StandardScaler().fit(values.numpy(), sample_weight=None if weights is None else weights.numpy())
-    return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)

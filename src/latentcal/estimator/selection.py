@@ -16,7 +16,7 @@ from .._internal.validate import as_whole
 from ..flow import ConditionalFlow
 from ..flows import TrainingLog
 from .candidates import SIMPLE, Candidate, CandidateFitter, list_flows
-from .race import Race, Selection, Tried
+from .race import Race, Selection, Tried, fit_weighted
 
 __all__ = ["Budget", "Choice", "Selection", "Tried", "out_of_fold_pairs", "select"]
 
@@ -76,6 +76,8 @@ class Choice(NamedTuple):
     by_fold: list[ConditionalFlow]
     fold: Tensor
     log: TrainingLog
+    candidates: Mapping[Candidate, float]
+    """With their weights."""
 
 
 def select(
@@ -134,8 +136,8 @@ def select(
             race.run(list_flows(stage, members)[: 2 if budget.simple else None])
             race.stack()
     winner, selection = race.choose()
-    flow = winner.whole if seen is None else winner.refit(fitter_of(every))
-    return Choice(flow, selection, winner.flows, fold, fitter.log)
+    flow = winner.whole if seen is None else fit_weighted(fitter_of(every), winner.candidates)
+    return Choice(flow, selection, winner.flows, fold, fitter.log, winner.candidates)
 
 
 def out_of_fold_pairs(

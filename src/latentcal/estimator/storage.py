@@ -19,6 +19,7 @@ from ..diagnostics.remedies import Undone
 from ..files import ModelFileError, read_sections, write_sections
 from ..fingerprint import Fingerprint
 from ..flow import ConditionalFlow
+from ..flows.output_kinds import Kind
 from ..model_classes import features_of
 from ..recalibration import Aligned
 from .selection import Selection, Tried
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "flow": (str,),
     "flow_options": (dict, type(None)),
+    "outputs": (str, list, dict),
     "budget": (str, float, int),
     "ensemble": (int, type(None)),
     "recalibration": (bool, str, type(None)),
@@ -45,7 +47,7 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
 }
 """Parameters of a ``FlowRegressor`` and what they may be in a file."""
 
-_LATER: Mapping[str, Any] = {"order": None, "budget": "balanced", "ensemble": None}
+_LATER: Mapping[str, Any] = {"order": None, "budget": "balanced", "ensemble": None, "outputs": "real"}
 """Parameters that older files lack, and what they mean there."""
 
 _NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
@@ -54,6 +56,13 @@ _LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_kinds(value: Any) -> bool:
+    try:
+        return _is_names(value) and all(Kind.parse(kind) for kind in value)
+    except ValueError:
+        return False
 
 
 def _is_count(value: Any) -> bool:
@@ -109,6 +118,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "n_features_in_": _is_count,
     "feature_names_in_": _is_names,
     "n_outputs_": _is_count,
+    "outputs_": _is_kinds,
     "output_names_": lambda value: value is None or _is_names(value),
     "training_log_": _is_log,
     "_flat": lambda value: isinstance(value, bool),
@@ -118,7 +128,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "_undone": _is_undone,
     "selection_": _is_selection,
 }
-_OPTIONAL = {"feature_names_in_", "_note", "_undone", "selection_"}
+_OPTIONAL = {"outputs_", "feature_names_in_", "_note", "_undone", "selection_"}
 
 
 class Stored(NamedTuple):
@@ -164,7 +174,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
         raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
     if features_of(model) not in (None, state["n_features_in_"]):
         raise ModelFileError(f"{path} does not fit together: the model has other features.")
-    undone = state.pop("_undone", None)
+    undone, kinds = state.pop("_undone", None), state.pop("outputs_", ["real"] * state["n_outputs_"])
     state = {
         name: np.array(value, dtype=object) if isinstance(value, list) else value
         for name, value in state.items()
@@ -174,6 +184,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
         tried = tuple(Tried(*each) for each in state["selection_"]["tried"])
         state["selection_"] = Selection(**{**state["selection_"], "tried": tried})
     state["_trained_on"] = Fingerprint(tuple(state["_trained_on"]["hashes"]))
+    state["outputs_"] = kinds
     state["_undone"] = None if undone is None else Undone(undone[0], tuple(undone[1]))
     made, flow = model.recalibration, model.flow if isinstance(model, Aligned) else model
     state["model_"] = model
@@ -195,7 +206,8 @@ def _check_document(document: Any, path: str | os.PathLike[str]) -> tuple[dict[s
         raise ModelFileError(f"{path}: the estimator's state must have the entries {sorted(_STATE)}.")
     wrong = {name: value for name, value in state.items() if not _STATE[name](value)}
     wrong |= {name: value for name, value in parameters.items() if not _is_plain(value, PARAMETERS[name])}
-    for names, count in (("feature_names_in_", "n_features_in_"), ("output_names_", "n_outputs_")):
+    counts = {"feature_names_in_": "n_features_in_", "output_names_": "n_outputs_", "outputs_": "n_outputs_"}
+    for names, count in counts.items():
         if not wrong and state.get(names) is not None and len(state[names]) != state[count]:
             wrong[names] = state[names]
     if not wrong and state["_flat"] and state["n_outputs_"] != 1:

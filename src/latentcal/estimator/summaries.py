@@ -14,10 +14,12 @@ from .._internal.hints import Argument, ArgumentError
 from .._internal.numerics import as_tensor
 from ..base import RadialBase
 from ..conformal import Region
+from .supports import Supports
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_TRIES = 50  # rounds of draws until all are inside of a region
 AS_FITTED = "give the same in the same order."
 
 
@@ -29,11 +31,13 @@ class PredictedRegion:
         region: the region at any x.
         x: (n, p) features.
         output_names: columns of y; None where it had none.
+        supports: kinds of the outputs; all real if None.
     """
 
     region: Region
     x: Tensor
     output_names: np.ndarray | None = None
+    supports: Supports | None = None
 
     def contains(self, y: Any) -> np.ndarray:
         """Whether each row of y (n, d), or (n,) for one output, lies in its region, (n,)."""
@@ -46,21 +50,41 @@ class PredictedRegion:
         values = as_tensor(y, "y").to(torch.float64)
         if values.dim() == 0 or len(values) != len(self.x):
             raise ValueError(f"y must have the {len(self.x)} rows of X, got shape {tuple(values.shape)}.")
-        return self.region.contains(values.reshape(len(values), -1), self.x).numpy()
+        points, known = self._supports.middle(values.reshape(len(values), -1))
+        return (self.region.contains(points, self.x) & known).numpy()
 
     def bounds(self, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Least and largest value of each output in each region, (n, d) each; ``quick`` searches less."""
-        lower, upper = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
+        """Least and largest value of each output in each region, (n, d) each; ``quick`` searches less.
+
+        NaN where an output has no value of its grid there.
+        """
+        ends = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
+        lower, upper = self._supports.close_bounds(*ends)
         return lower.numpy(), upper.numpy()
 
     def volume(self, samples: int = 4096) -> np.ndarray:
-        """Volume of each region, (n,), estimated by Monte Carlo."""
+        """Volume of each region, (n,), estimated by Monte Carlo; of a grid that of its cells, roughly."""
         return self.region.volume(self.x, samples=samples).value.numpy()
 
     def sample(self, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws (s, n, d) of the model from within each region."""
+        """Draws (s, n, d) of the model from within each region; NaN where a grid has hardly a value there."""
         generator = torch.Generator().manual_seed(random_state)
-        return self.region.sample(self.x, n_samples, generator=generator).numpy()
+        draws = self.region.sample(self.x, n_samples, generator=generator)
+        if not self._supports.are_mixed:
+            return draws.numpy()
+        for _ in range(_TRIES):  # a point inside may be that of a cell whose middle is outside
+            outside = ~self.region.contains(self._supports.middle(self._supports.close(draws))[0], self.x)
+            if not bool(outside.any()):
+                break
+            fresh = self.region.sample(self.x, n_samples, generator=generator)
+            draws = torch.where(outside[..., None], fresh, draws)
+        else:
+            draws = draws.masked_fill(outside[..., None], torch.nan)
+        return self._supports.close(draws).numpy()
+
+    @property
+    def _supports(self) -> Supports:
+        return Supports(("real",)) if self.supports is None else self.supports
 
     def plot(self, row: int = 0, **options: Any) -> Axes:
         """The region of one row, for two outputs; options of :meth:`latentcal.Region.plot`."""

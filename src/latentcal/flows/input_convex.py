@@ -143,16 +143,20 @@ class InputConvexNetwork(nn.Module):
         # Jacobians are kept transposed, (..., d, h): products run fastest along h, the longer side.
         direct = [weight.T.contiguous() for weight in self.direct]
         stretches = [stretch[..., None] for stretch in context.stretches]
-        # But for the stretch the first one is the same for all points: one product instead of one a point.
+        # But for the stretch the first one is the same for all points: products with it are made once.
         squares = (direct[0][:, None] * direct[0]).flatten(0, 1)
         hessian = linear(bends[0], squares).unflatten(-1, (self.dim, self.dim))
         least = self.alpha * torch.eye(self.dim, dtype=y.dtype, device=y.device)
         hessian = hessian * (stretches[0] * stretches[0].mT) + least
-        jacobian = direct[0] * stretches[0]
+        jacobian = direct[0]
         for k in range(1, self.layers):
-            rate = context.gains[k - 1] * slopes[k - 1]
-            moved = linear(rate[..., None, :] * jacobian, softplus(self.between[k - 1]))
-            jacobian = moved + direct[k] * stretches[k]
+            rate, between = context.gains[k - 1] * slopes[k - 1], softplus(self.between[k - 1])
+            if k == 1:
+                moved = linear(rate, (between * direct[0][:, None]).flatten(0, 1))
+                moved = moved.unflatten(-1, (self.dim, self.hidden)) * stretches[0]
+            else:
+                moved = linear(rate[..., None, :] * jacobian, between)
+            jacobian = torch.addcmul(moved, direct[k], stretches[k])
             hessian = hessian + (bends[k][..., None, :] * jacobian) @ jacobian.mT
         return gradient, hessian
 

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +58,11 @@ class Kind:
     density is a power of the distance from the ends, as that of a beta law.
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
-    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``).
+    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``); after
+    a grid, outside of it. ``count + 0`` is a count whose zeros have a law of their own.
+    :meth:`open` makes all of them continuous: a value of a grid becomes a point of its cell, and the line is
+    opened at an atom by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie
+    outside of it; those inside move what is above them. :meth:`close` is the way back.
 
     Args:
         name: of the kind.
@@ -116,7 +121,9 @@ class Kind:
             raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
             raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
-        if atoms and kind.step:
+        if name == "count" and 0.0 in atoms:
+            kind = replace(kind, lower=0.5, origin=1.0)
+        if kind.step and any(kind.lower < atom < kind.upper for atom in atoms):
             raise ValueError(f"{text!r}: every value of a grid has a probability already, drop the atoms.")
         return replace(kind, atoms=atoms)
 
@@ -198,7 +205,7 @@ class Kind:
             log_slope = log1mexp(-above / self.scale)
             return above + self.scale * log_slope, -log_slope
         if self.link == "exponential":
-            score = _exponential_score(above / self.scale)
+            score = exponential_score(above / self.scale)
             # Far out the first two terms would cancel; there the slope is Mills' ratio.
             below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
             log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
@@ -249,8 +256,99 @@ class Kind:
         values = self.origin + self.step * torch.round((y - self.origin) / self.step)
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
 
+    def is_on_grid(self, y: Tensor) -> Tensor:
+        """Whether values are those of the grid, up to rounding to float32, or atoms, (...) -> (...)."""
+        near = (self.round(y) - y).abs() <= 1e-3 * self.step + 1e-6 * bool(self.step) * y.abs()
+        return near | torch.isin(y, torch.tensor(self.atoms, dtype=y.dtype, device=y.device))
 
-def _exponential_score(t: Tensor) -> Tensor:
+    @property
+    def is_mixed(self) -> bool:
+        """Whether single values have a probability: those of a grid, or atoms."""
+        return self.step > 0 or bool(self.atoms)
+
+    @property
+    def without_atoms(self) -> Kind:
+        """The kind of what is beside the atoms."""
+        name = "rounded" if self.name == "count" and self.origin else self.name  # counts from 1 on
+        return replace(self, name=name, atoms=())
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Of the opened line, from the lowest atom to the highest."""
+        below = [atom for atom in self.atoms if atom <= self.lower]
+        above = [atom for atom in self.atoms if atom >= self.upper]
+        within = [atom for atom in self.atoms if self.lower < atom < self.upper]
+        starts = [self.lower - len(below) + i for i in range(len(below))]
+        starts += [atom + i for i, atom in enumerate(within)]
+        starts += [self.upper + len(within) + i for i in range(len(above))]
+        moves = [False] * len(below) + [True] * len(within) + [False] * len(above)
+        return tuple(Gap(*each) for each in zip(self.atoms, starts, moves, strict=True))
+
+    @property
+    def opened(self) -> tuple[float, float]:
+        """Ends of the opened line."""
+        first = [gap.start for gap in self.gaps]
+        moved = sum(gap.moves for gap in self.gaps)
+        return min([self.lower, *first]), max([self.upper + moved, *(start + 1 for start in first)])
+
+    def open(self, y: Tensor, share: Tensor) -> Tensor:
+        """Points of the opened line that stand for y, (...), (...) -> (...).
+
+        Args:
+            y: outputs.
+            share: how far within its cell or gap each point lies, between 0 and 1; uniform draws, mostly.
+        """
+        point = self.inside(y + self.step * (share.to(y.dtype) - 0.5)) if self.step else y
+        for gap in self.gaps:
+            if gap.moves:  # what lies above stays above, however close to the atom it is
+                end = torch.tensor(gap.start + 1, dtype=y.dtype)
+                least = torch.nextafter(end, end + 1).item()
+                point = torch.where(y > gap.atom, (point + 1).clamp(min=least), point)
+        for gap in self.gaps:
+            point = torch.where(y == gap.atom, gap.start + share.to(y.dtype), point)
+        return point
+
+    def close(self, point: Tensor) -> Tensor:
+        """The output that each point of the opened line stands for, (...) -> (...)."""
+        y = self.round(self.beside(point))
+        for gap in self.gaps:
+            y = torch.where(gap.holds(point), gap.atom, y)
+        return y
+
+    def beside(self, point: Tensor) -> Tensor:
+        """Points of the opened line without what gaps move them by, (...) -> (...); within a gap its atom."""
+        moved = point
+        for gap in self.gaps:
+            if gap.moves:
+                moved = moved - (point - gap.start).clamp(0, 1)
+        return moved
+
+    def cell(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Ends on the opened line of what stands for each y, (...) -> (...), (...); equal for one point."""
+        if not self.step:
+            return self.open(y, torch.zeros_like(y)), self.open(y, torch.ones_like(y))
+        value = self.round(y)
+        low, high = value - self.step / 2, value + self.step / 2
+        for gap in self.gaps:
+            here = y == gap.atom
+            low, high = torch.where(here, gap.start, low), torch.where(here, gap.start + 1, high)
+        return low, high
+
+
+class Gap(NamedTuple):
+    """Where the line is opened for an atom: between ``start`` and ``start`` + 1."""
+
+    atom: float
+    start: float
+    moves: bool
+    """Whether it lies inside the support, so that what is above is moved by 1."""
+
+    def holds(self, point: Tensor) -> Tensor:
+        """Whether points of the opened line stand for the atom, (...) -> (...) bool."""
+        return (point >= self.start) & (point <= self.start + 1)
+
+
+def exponential_score(t: Tensor) -> Tensor:
     """Normal score of t > 0 under the exponential law, (...) -> (...): the s with -log P(Z > s) = t."""
     small, large = t.clamp(max=1.0), t.clamp(min=1.0)
     near = torch.special.ndtri(-torch.expm1(-small))

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from .._internal.chunks import ROWS
@@ -228,6 +227,8 @@ class _Evidence:
 
     def climb(self, start: Tensor, n: int, penalty: tuple[bool, float], steps: int) -> tuple[Tensor, float]:
         """Parameters after so many steps on the first n rows, and their loss."""
+        from scipy.optimize import minimize
+
         found = minimize(
             self.loss,
             start.numpy(),

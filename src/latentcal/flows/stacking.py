@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize, nnls
 from torch import Tensor
 
 _COMMON_ROWS = 50  # with what weight, in rows, weights are drawn to those that all outputs share
@@ -53,6 +52,8 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
         log_slope: s, (m, n, d) logarithms of the slopes.
         weights: (n,) of the rows.
     """
+    from scipy.optimize import minimize
+
     latent, count = z.reshape(len(z), -1).numpy(), len(z)
     # A slope of one map that is far above those of the others alone does not overflow.
     top = log_slope.amax(0)
@@ -78,6 +79,8 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
 
 def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
     """The non-negative w of the smallest w' G w / 2 - c' w, for G (j, j) and c (j,)."""
+    from scipy.optimize import nnls
+
     jitter = 1e-10 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
     factor = torch.linalg.cholesky(gram + jitter)
     aim = torch.linalg.solve_triangular(factor, cross[:, None], upper=False)[:, 0]
@@ -111,6 +114,8 @@ def _fit_log_scale(
     columns: np.ndarray, residuals: np.ndarray, weights: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """c and w of one output, for log scales (n, j), residuals (n,) and weights of the rows (n,)."""
+    from scipy.optimize import minimize
+
     center, unit = columns.mean(0), math.sqrt(float(np.average(residuals**2, weights=weights))) or 1.0
     columns, square = columns - center, (residuals / unit) ** 2
 

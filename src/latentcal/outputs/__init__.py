@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         OutputLaw as OutputLaw,
         fit_mixed as fit_mixed,
     )
+    from .chain_flow import ChainFlow as ChainFlow
     from .conditioning import (
         ConditionedDistribution as ConditionedDistribution,
         condition as condition,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .grid import (
         GridDistribution as GridDistribution,
         GridModel as GridModel,
+        close as close,
         dequantize as dequantize,
         on_support as on_support,
         to_line as to_line,
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
         recalibrate_incomplete as recalibrate_incomplete,
     )
     from .kind_guessing import (
+        check_kinds as check_kinds,
         choose_links as choose_links,
         describe_kinds as describe_kinds,
+        guess_cautiously as guess_cautiously,
         guess_kinds as guess_kinds,
         resolve_kinds as resolve_kinds,
     )
@@ -44,11 +48,15 @@ __getattr__, __dir__, __all__ = attach(
         "atom_chances": ["AtomChance"],
         "box_integrals": ["interval_likelihood"],
         "chain": ["ChainDistribution", "ChainModel", "OutputLaw", "fit_mixed"],
+        "chain_flow": ["ChainFlow"],
         "conditioning": ["ConditionedDistribution", "condition"],
-        "grid": ["GridDistribution", "GridModel", "dequantize", "on_support", "to_line"],
+        "grid": ["GridDistribution", "GridModel", "close", "dequantize", "on_support", "to_line"],
         "incomplete": [
             *("as_bounds", "draw_inside", "fit_gaussian", "fit_incomplete", "recalibrate_incomplete"),
         ],
-        "kind_guessing": ["choose_links", "describe_kinds", "guess_kinds", "resolve_kinds"],
+        "kind_guessing": [
+            *("check_kinds", "choose_links", "describe_kinds"),
+            *("guess_cautiously", "guess_kinds", "resolve_kinds"),
+        ],
     },
 )

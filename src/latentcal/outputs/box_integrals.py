@@ -157,14 +157,15 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
 
     An end beyond the support, or infinite, is the end of the support.
     """
-    open_low, open_high = lower <= kind.lower, upper >= kind.upper
-    empty = (lower >= kind.upper) | (upper <= kind.lower)
+    start, end_of_line = kind.opened
+    open_low, open_high = lower <= start, upper >= end_of_line
+    empty = (lower >= end_of_line) | (upper <= start)
     anywhere = kind.from_line(torch.zeros_like(lower))
     edges = torch.stack(
         [torch.where(open_low | empty, anywhere, lower), torch.where(open_high | empty, anywhere, upper)]
     )
     z = pred.latent(edges[..., None])[..., 0].cpu()
-    end = torch.where(_latent_rises(pred, len(lower)), math.inf, -math.inf)
+    end = torch.where(latent_rises(pred, len(lower)), math.inf, -math.inf)
     first = torch.where(open_low, -end, z[0])
     second = torch.where(open_high, end, z[1])
     low, high = torch.minimum(first, second), torch.maximum(first, second)
@@ -175,8 +176,8 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
     error = (eps * (1 + size) / width.clamp(min=eps)).nan_to_num(0.0)
     narrow = (width < _NARROW) & ~open_low & ~open_high & ~empty
     if bool(narrow.any()):
-        start, step = edges[0], torch.where(narrow, edges[1] - edges[0], 0.0)
-        inside = torch.stack([start + node * step for node in _NODES])
+        step = torch.where(narrow, edges[1] - edges[0], 0.0)
+        inside = torch.stack([edges[0] + node * step for node in _NODES])
         log_weight = torch.tensor(_WEIGHTS, dtype=torch.float64).log()[:, None]
         density = pred.log_prob(inside[..., None]).cpu().to(torch.float64)
         by_nodes = torch.logsumexp(density + log_weight, 0) + torch.log(step)
@@ -184,7 +185,7 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
     return value.masked_fill(empty, -math.inf), error.masked_fill(empty, 0.0)
 
 
-def _latent_rises(pred: FlowDistribution, n: int) -> Tensor:
+def latent_rises(pred: FlowDistribution, n: int) -> Tensor:
     """Whether the latent of the one output increases with it, (n,) bool."""
     # Two latents in the bulk: those of given outputs may both round to an end of a bounded latent space.
     top = min(pred.base.radius.upper, 2.0)
@@ -196,14 +197,14 @@ def _latent_rises(pred: FlowDistribution, n: int) -> Tensor:
 
 def _log_difference(pred: FlowDistribution, low: Tensor, high: Tensor) -> Tensor:
     """Log of the base's probability between latents (n,) of the one output, accurate in both tails."""
-    (below_low, above_low), (below_high, above_high) = (_log_tails(pred, z) for z in (low, high))
+    (below_low, above_low), (below_high, above_high) = (log_tails(pred, z) for z in (low, high))
     by_upper = above_low + log1mexp((above_high - above_low).clamp(max=0))
     by_lower = below_high + log1mexp((below_low - below_high).clamp(max=0))
     value = torch.where(above_low < LOG_HALF, by_upper, by_lower)
     return value.nan_to_num(-math.inf, posinf=0.0, neginf=-math.inf).masked_fill(low >= high, -math.inf)
 
 
-def _log_tails(pred: FlowDistribution, z: Tensor) -> tuple[Tensor, Tensor]:
+def log_tails(pred: FlowDistribution, z: Tensor) -> tuple[Tensor, Tensor]:
     """Log probabilities of a latent of at most z, and of more, (n,) -> (n,), (n,)."""
     law = pred.base.radius
     if isinstance(pred.base.norm, FirstCoordinate):
@@ -260,7 +261,8 @@ def _place(
     cells = [j for j in columns.tolist() if _are_cells(kinds[j], lower[:, j], upper[:, j])]
     for k, j in enumerate(columns.tolist()):
         if j in cells:
-            y[..., j] = kinds[j].inside(lower[:, j] + u[:, k, None] * (upper - lower)[:, j])
+            points = lower[:, j] + u[:, k, None] * (upper - lower)[:, j]
+            y[..., j] = points if kinds[j].atoms else kinds[j].inside(points)
             log_q -= torch.log(upper[:, j] - lower[:, j])
     free = [(k, j) for k, j in enumerate(columns.tolist()) if j not in cells]
     if not free:
@@ -281,7 +283,8 @@ def _place(
 
 
 def _are_cells(kind: Kind, lower: Tensor, upper: Tensor) -> bool:
-    return kind.step > 0 and bool((upper - lower <= 1.001 * kind.step).all())
+    """Whether bounds are those of cells, or of gaps, of which width 1 is that of all."""
+    return kind.is_mixed and bool((upper - lower <= 1.001 * (kind.step or 1.0)).all())
 
 
 def end_on_line(kind: Kind, bound: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class OutputLaw(nn.Module):
 
     def log_prob(self, y: Tensor, features: Tensor | None) -> Tensor:
         """Log-likelihood of y (n,) in float64: of an atom or a cell its probability, else the density."""
-        kind, shares = Kind.parse(self.kind), self.log_shares(features, len(y))
+        kind, shares = Kind.parse(self.kind).without_atoms, self.log_shares(features, len(y))
         beside = ~self._at_atoms(y).any(1)
         total = torch.where(self._at_atoms(y), shares[:, :-1], -math.inf)
         value = total.amax(1) if total.shape[1] else torch.full_like(y, -math.inf)
@@ -72,7 +72,7 @@ class OutputLaw(nn.Module):
             if kind.step:
                 centre = kind.round(y[beside])
                 inner, _ = log_interval(pred, centre - kind.step / 2, centre + kind.step / 2, kind)
-                inner = inner.masked_fill((centre - y[beside]).abs() > 1e-3 * kind.step, -math.inf)
+                inner = inner.masked_fill(~kind.is_on_grid(y[beside]), -math.inf)
             else:
                 inner = pred.log_prob(y[beside][:, None]).cpu()
             value[beside] = shares[beside, -1] + inner
@@ -82,11 +82,12 @@ class OutputLaw(nn.Module):
         """P(Y < y) and P(Y <= y), each (n,)."""
         kind, shares = Kind.parse(self.kind), self.log_shares(features, len(y)).exp()
         at_atoms, pred = self._at_atoms(y), self.flow(features)
-        edges = [kind.round(y) - kind.step / 2, kind.round(y) + kind.step / 2] if kind.step else [y, y]
-        nothing = torch.full_like(y, -math.inf)
+        half, there = 0.5 * kind.step, at_atoms.any(1)
+        edges = [torch.where(there, y, kind.round(y) + side) for side in (-half, half)]
+        nothing, bare = torch.full_like(y, -math.inf), kind.without_atoms
         ends = []
         for edge, reached in zip(edges, (False, True), strict=True):
-            smooth = log_interval(pred, nothing, edge, kind)[0].exp()
+            smooth = log_interval(pred, nothing, edge, bare)[0].exp()
             atoms = torch.tensor(kind.atoms, dtype=torch.float64)
             counted = (atoms < y[:, None]) | (at_atoms if reached else False)
             ends.append((counted * shares[:, :-1]).sum(1) + shares[:, -1] * smooth)
@@ -304,19 +305,23 @@ def fit_mixed(
             part = None if features is None else features[left]
             chances.append(AtomChance.fit(part, hit[left], boosted=boosted, seed=seed))
             left &= ~hit
-        if int(left.sum()) < _FEWEST:
+        count, fewest = int(left.sum()), 1 if kind.step else _FEWEST
+        if count < fewest:
             raise ValueError(
-                f"Output {j} has {int(left.sum())} rows beside its atoms {kind.atoms}; a density needs at "
-                f"least {_FEWEST}. Where all values repeat, its kind is a grid: 'count', 'rounded'."
+                f"Output {j} has {count} rows beside its atoms {kind.atoms}; it takes at least {fewest}. "
+                "Where all values repeat, its kind is a grid: 'count', 'rounded'."
             )
         dtype = torch.get_default_dtype() if features is None else features.dtype
-        rows = left.nonzero().reshape(-1).repeat_interleave(copies if kind.step else 1)
-        line = to_line(column[rows, None], [str(kind)], generator).to(dtype)
-        flow = on_support(make_flow(None if features is None else features[rows], line), [str(kind)])
+        bare = [str(kind.without_atoms)]
+        # Of few rows on a grid so many copies that there is a density.
+        each = max(copies, -(-_FEWEST // count)) if kind.step else 1
+        rows = left.nonzero().reshape(-1).repeat_interleave(each)
+        line = to_line(column[rows, None], bare, generator).to(dtype)
+        flow = on_support(make_flow(None if features is None else features[rows], line), bare)
         if held is not None:
             own = held[1].to(torch.float64)
             beside = ~torch.isin(own[:, j], torch.tensor(kind.atoms, dtype=torch.float64))
-            noisy = dequantize(own[beside, j, None], [str(kind)], generator)
+            noisy = dequantize(own[beside, j, None], bare, generator)
             at = look(held[0], own)
             flow = calibrate(flow, None if at is None else at[beside], noisy)
         laws.append(OutputLaw(str(kind), chances, flow))

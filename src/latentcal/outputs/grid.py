@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from .._internal.numerics import as_tensor, to_tensor
-from .._internal.validate import as_floating, as_shape, as_whole
+from .._internal.validate import as_floating, as_shape, as_whole, check_finite
 from ..events.integration import Estimate
 from ..flow import ConditionalFlow, FlowDistribution, evaluation_mode
 from ..flows.output_kinds import Kind
 from ..flows.supported import Supported
 from ..pit import latent_pit
-from ..recalibration.discrete import Dequantizer
 from .box_integrals import (
     check_bounds,
     interval_likelihood,
@@ -26,52 +25,56 @@ from .box_integrals import (
     take,
 )
 
-_OFF = 1e-3  # of a step, by which a value may be off the grid
-
 
 def dequantize(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
-    """Outputs (..., d) with uniform noise of one step where their kind is a grid, inside of the support.
+    """Outputs (..., d) with uniform noise where single values have a probability, for :class:`GridModel`.
 
-    What a flow of the grid's cells is trained on and recalibrated with. Other outputs stay as they are.
+    A value of a grid becomes a point of its cell, inside of the support; an atom a point of its gap, see
+    :class:`latentcal.flows.Kind`. Other outputs stay as they are.
 
     Examples:
         >>> y = dequantize(torch.tensor([[3.0, 0.2]]), ["count", "unit"], torch.Generator().manual_seed(0))
         >>> bool(y[0, 0] != 3), y[0, 0].round().item(), round(y[0, 1].item(), 4)
         (True, 3.0, 0.2)
     """
-    parsed = [Kind.parse(kind) for kind in kinds]
-    none = torch.zeros(0, dtype=torch.float64)
-    steps = torch.tensor([kind.step for kind in parsed], dtype=torch.float64)
-    noisy = Dequantizer(steps, none.long(), none, none).jitter(y, generator)
-    parts = [
-        kind.inside(part) if kind.step else part for kind, part in zip(parsed, noisy.unbind(-1), strict=True)
-    ]
-    return torch.stack(parts, -1)
+    y = check_finite(as_floating(as_tensor(y, "y")), "y")
+    if isinstance(kinds, str) or y.dim() == 0 or y.shape[-1] != len(kinds):
+        raise ValueError(f"y has shape {tuple(y.shape)}; it takes one kind an output, got {kinds!r}.")
+    noise = torch.rand(y.shape, dtype=torch.float64, generator=generator).to(y.device)
+    columns = zip(map(Kind.parse, kinds), y.unbind(-1), noise.unbind(-1), strict=True)
+    return torch.stack([kind.open(column, share) for kind, column, share in columns], -1)
+
+
+def close(points: Tensor, kinds: Sequence[str]) -> Tensor:
+    """The outputs that points of :func:`dequantize` stand for, (..., d) -> (..., d)."""
+    columns = zip(map(Kind.parse, kinds), points.unbind(-1), strict=True)
+    return torch.stack([kind.close(column) for kind, column in columns], -1)
 
 
 def to_line(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
-    """Outputs (n, d) as real vectors: dequantised, then mapped to the line of each kind.
+    """Outputs (n, d) as real vectors: dequantised, then mapped to the line of each kind; without atoms.
 
     Train a flow on them; ``on_support(flow, kinds)`` then has the outputs' own units.
 
     Raises:
         ValueError: where an output is not of its kind.
     """
-    line = [
-        _column_to_line(Kind.parse(kind), column)
-        for kind, column in zip(kinds, dequantize(y, kinds, generator).unbind(-1), strict=True)
-    ]
-    return torch.stack(line, -1)
+    bare = [Kind.parse(kind).without_atoms for kind in kinds]
+    points = dequantize(y, [str(kind) for kind in bare], generator)
+    for kind, column in zip(bare, points.unbind(-1), strict=True):
+        wrong = ~kind.contains(column)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"{int(wrong.sum())} of {wrong.numel()} values are not {kind}, such as "
+                f"{column[wrong][0].item():g}. Declare another kind, or an atom: 'positive + 0'."
+            )
+    return points_to_line(points, kinds)
 
 
-def _column_to_line(kind: Kind, column: Tensor) -> Tensor:
-    wrong = ~kind.contains(column)
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{int(wrong.sum())} of {wrong.numel()} values are not {kind}, such as "
-            f"{column[wrong][0].item():g}. Declare another kind, or an atom: 'positive + 0'."
-        )
-    return kind.to_line(column)[0]
+def points_to_line(points: Tensor, kinds: Sequence[str]) -> Tensor:
+    """Dequantised outputs (..., d), beside atoms, as real vectors; any outside move into the support."""
+    columns = zip(map(Kind.parse, kinds), points.unbind(-1), strict=True)
+    return torch.stack([kind.to_line(kind.inside(column))[0] for kind, column in columns], -1)
 
 
 def on_support(flow: ConditionalFlow, kinds: Sequence[str]) -> ConditionalFlow:
@@ -81,17 +84,19 @@ def on_support(flow: ConditionalFlow, kinds: Sequence[str]) -> ConditionalFlow:
 
 
 class GridModel(nn.Module):
-    r"""Probabilities of outputs on a grid, from a flow of the dequantised outputs.
+    r"""Probabilities of outputs on a grid, and of atoms, from a flow of the dequantised outputs.
 
     .. math:: P(Y = y \mid x) = \int_{\mathrm{cell}(y)} f(v \mid x) \, dv
 
-    with the cell half a step to both sides of y. Outputs of other kinds keep their density: ``log_prob`` is a
-    log-likelihood against the counting measure in the outputs on a grid and Lebesgue's in the others.
+    with the cell half a step to both sides of y, or the gap of an atom. What is neither keeps its density:
+    ``log_prob`` is a log-likelihood against the mixed measure, counting measure on grids and at atoms and
+    Lebesgue's elsewhere.
     Training and recalibration are those of the flow, with :func:`dequantize`; whatever makes its density
     right makes these probabilities right.
 
     Args:
-        flow: of the dequantised outputs, recalibrated or not; usually a :class:`Supported` inside.
+        flow: of the dequantised outputs, recalibrated or not: a :class:`Supported` inside, or, where there
+            are atoms, a :class:`ChainFlow`.
         kinds: one an output.
         samples: points of the integral over a cell, 16 times a power of 2; one output needs none.
 
@@ -140,7 +145,7 @@ class GridDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the dequantised outputs, which holds the grid."""
+        """That of the dequantised outputs."""
         return self.inner.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> GridDistribution:
@@ -148,7 +153,7 @@ class GridDistribution(Distribution):
         return GridDistribution(self.model, self.inner.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log probability of y in its outputs on a grid, log density in the others, (..., d) -> (...).
+        """Log probability of y where single values have one, log density elsewhere, (..., d) -> (...).
 
         -inf off the grid; without gradients, in the dtype of y.
         """
@@ -170,10 +175,8 @@ class GridDistribution(Distribution):
         return Estimate(log_prob.reshape(leading), found.error.reshape(leading), found.method)
 
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Draws of y on the grid, (*sample_shape, ..., d)."""
-        draws = self.inner.sample(as_shape(sample_shape), generator)
-        parts = [kind.round(part) for kind, part in zip(self.kinds, draws.unbind(-1), strict=True)]
-        return torch.stack(parts, -1)
+        """Draws of y, on the grid and at the atoms, (*sample_shape, ..., d)."""
+        return close(self.inner.sample(as_shape(sample_shape), generator), self.model.kinds)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Monte-Carlo estimates of mean and variance, each (..., d)."""
@@ -195,12 +198,13 @@ class GridDistribution(Distribution):
         flow = self.model.flow
         x, lower, upper, kinds = check_bounds(flow, x, lower, upper, self.model.kinds)
         rows = (lower < upper).any(1).nonzero().reshape(-1)
+        inside = lower.clone()
         source = torch.Generator().manual_seed(0) if generator is None else generator
         with torch.no_grad(), evaluation_mode(flow):
             for points in points_in_boxes(flow, x, lower, upper, rows, kinds, self.model.samples, source):
                 log_ratio = log_density(flow, take(x, points.rows), points.y) - points.log_q
-                y[points.rows] = pick(points.y, log_ratio, source)
-        return y.reshape(*leading, -1)
+                inside[points.rows] = pick(points.y, log_ratio, source)
+        return inside.reshape(*leading, -1)
 
     def pit(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Randomised latent PIT, (..., d) -> (...): uniform where the probabilities are true."""
@@ -221,12 +225,13 @@ class GridDistribution(Distribution):
 
     def _cells(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds (n, d) of the cells of y (n, d), and whether each row is on the grid."""
-        lower, upper, on_grid = y.clone(), y.clone(), torch.ones(len(y), dtype=torch.bool)
-        for j, kind in enumerate(self.kinds):
-            if kind.step:
-                value = kind.round(y[:, j])
-                lower[:, j], upper[:, j] = value - kind.step / 2, value + kind.step / 2
-                on_grid &= (value - y[:, j]).abs() <= _OFF * kind.step
+        on_grid = torch.ones(len(y), dtype=torch.bool)
+        ends = [kind.cell(column) for kind, column in zip(self.kinds, y.T, strict=True)]
+        for kind, column in zip(self.kinds, y.T, strict=True):
+            on_grid &= kind.is_on_grid(column)
+            if kind.atoms:  # the gap of an atom may lie where no other output does
+                on_grid &= kind.contains(column) | torch.isin(column, torch.tensor(kind.atoms).to(column))
+        lower, upper = (torch.stack(side, 1) for side in zip(*ends, strict=True))
         return lower, upper, on_grid
 
 

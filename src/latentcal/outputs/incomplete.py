@@ -21,7 +21,7 @@ from ..radius.stacked import StackedRadius
 from ..recalibration.latent import recalibrate_norms
 from .box_integrals import check_bounds, end_on_line, log_density, points_in_boxes, take
 from .chain import MakeFlow
-from .grid import on_support, pick
+from .grid import on_support, pick, points_to_line
 
 _POINTS = 64  # of a row's box
 _MOVED = 1e-3  # share of the weights that moves in a round, below which another one changes nothing
@@ -239,9 +239,7 @@ def fit_incomplete(
     model = on_support(fit_gaussian(x, lower, upper, kinds=kinds), kinds)
     for _ in range(as_whole(rounds, "rounds")):
         y = draw_inside(model, x, lower, upper, kinds=kinds, samples=samples, generator=generator)
-        columns = zip(map(Kind.parse, kinds), y.unbind(-1), strict=True)
-        line = torch.stack([kind.to_line(kind.inside(column))[0] for kind, column in columns], -1)
-        model = on_support(make_flow(x, line.to(dtype)), kinds)
+        model = on_support(make_flow(x, points_to_line(y, kinds).to(dtype)), kinds)
     return model
 
 

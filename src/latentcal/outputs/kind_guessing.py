@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ _SPAN = 10.0  # largest over smallest value from which on positive numbers are w
 _CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows at its last one
 _LINK_ROWS = 40  # and twice as many as features, to choose a map by
 _ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
+_SURE_ROWS, _SURE_ATOM = 100, 0.1  # rows, and share of them at an atom, for a guess that changes a model
+_MANY_ZEROS, _BESIDE = 0.5, 5  # share of zeros, and rows beside them, for which they have a law of their own
 
 
 def guess_kinds(y: Any) -> list[str]:
@@ -46,8 +48,29 @@ def guess_kinds(y: Any) -> list[str]:
     return [str(_guess(column)) for column in _columns(y)]
 
 
+def guess_cautiously(y: Any) -> list[str]:
+    """As :func:`guess_kinds`, where a model is to be changed by a guess: kinds that are hardly ever wrong.
+
+    Only values that repeat change anything: with at least 100 rows, ``count`` or ``rounded`` where all lie on
+    a grid and one value has at least 5 % of the rows, and an atom where it has at least 10 %, or half of the
+    rows where it is the 0 of a count. (A density is no model of either.) All else is ``real``: that values
+    are above 0, or below 1, may be an accident of the rows, and a new one outside of the support would have
+    no probability. For the same reason a scale is a count without an upper end, but for one of 0 and 1 alone.
+
+    Examples:
+        >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
+        >>> guess_cautiously(torch.stack([counts, torch.linspace(0.01, 0.98, 200) ** 2], 1))
+        ['count', 'real']
+    """
+    return [str(_guess_surely(column)) for column in _columns(y)]
+
+
 def resolve_kinds(
-    outputs: Mapping[str, str] | Sequence[str] | None, y: Any, names: Sequence[str] | None = None
+    outputs: Mapping[str, str] | Sequence[str] | None,
+    y: Any,
+    names: Sequence[str] | None = None,
+    *,
+    cautious: bool = False,
 ) -> list[str]:
     """One complete kind an output: those that are declared, with what they leave open read from y (n, d).
 
@@ -58,6 +81,7 @@ def resolve_kinds(
         outputs: kinds by the names of the outputs, or one for each, ``"auto"`` among them; None guesses all.
         y: (n, d) outputs of the training rows; NaN are left out.
         names: of the outputs; "0", "1", ... if None.
+        cautious: guess by :func:`guess_cautiously`.
 
     Raises:
         ValueError: where a name is unknown, or the data do not have the declared kind.
@@ -78,9 +102,16 @@ def resolve_kinds(
         texts = list(outputs)
     if isinstance(outputs, str) or len(texts) != len(columns) or len(names) != len(columns):
         raise ValueError(f"y has {len(columns)} outputs; got kinds {outputs!r} for the names {names}.")
-    return [
-        str(_complete(text, column, name)) for text, column, name in zip(texts, columns, names, strict=True)
-    ]
+    guess = _guess_surely if cautious else _guess
+    each = zip(texts, columns, names, strict=True)
+    return [str(_complete(text, column, name, guess)) for text, column, name in each]
+
+
+def check_kinds(y: Any, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
+    """Raise where an output (n, d) has a value that its kind has not; NaN are left out."""
+    names = [str(j) for j in range(len(kinds))] if names is None else names
+    for kind, column, name in zip(map(Kind.parse, kinds), _columns(y), names, strict=True):
+        _check(kind, column, name)
 
 
 def describe_kinds(kinds: Sequence[str], names: Sequence[str] | None = None) -> str:
@@ -138,7 +169,7 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
 
 def _held_out_loss(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> float:
     """Mean loss of a linear Gaussian flow on the last quarter of rows (n, p), (n, 1), in units of y."""
-    noisy = dequantize(y, [str(replace(kind, atoms=()))], torch.Generator().manual_seed(seed))
+    noisy = dequantize(y, [str(kind.without_atoms)], torch.Generator().manual_seed(seed))
     line, log_slope = kind.to_line(kind.inside(noisy))
     cut = len(y) - len(y) // 4
     try:
@@ -173,6 +204,25 @@ def _guess(column: Tensor) -> Kind:
     return Kind.parse(" + ".join([name, *(f"{value:.17g}" for value in values)]))
 
 
+def _guess_surely(column: Tensor) -> Kind:
+    found = atoms(column[:, None], _ATOM).outputs[0]
+    if len(column) < _SURE_ROWS or found.distinct < 2 or not found.shares:
+        return Kind.parse("real")
+    if found.step is not None:
+        text = _guess_grid(column, found)
+        if text.startswith("ordered") and text != "ordered(0, 1)":
+            text = "count" if float(column.min()) >= 0 else "rounded(1)"
+        above = int((column > 0).sum())
+        hurdle = text == "count" and len(column) - above >= _MANY_ZEROS * len(column) and above >= _BESIDE
+        return Kind.parse(f"{text} + 0" if hurdle else text)
+    values = [
+        value for value in _lone_atoms(column, found) if (column == value).double().mean() >= _SURE_ATOM
+    ]
+    beside = column[~torch.isin(column, torch.tensor(values, dtype=torch.float64))]
+    name = "positive" if 0.0 in values and float(beside.min()) > 0 else "real"
+    return Kind.parse(" + ".join([name, *(f"{value:.17g}" for value in values)]))
+
+
 def _guess_grid(column: Tensor, found: OutputAtoms) -> str:
     step, low, high = float(found.step or 0.0), float(column.min()), float(column.max())
     whole = abs(step - round(step)) < 1e-9 and low.is_integer()
@@ -198,11 +248,11 @@ def _lone_atoms(column: Tensor, found: OutputAtoms) -> list[float]:
     return values if len(values) < found.distinct - 1 else []
 
 
-def _complete(text: str, column: Tensor, name: str) -> Kind:
+def _complete(text: str, column: Tensor, name: str, guess: Callable[[Tensor], Kind]) -> Kind:
     """A declared kind with what it leaves open, checked against the data."""
     plain = text.strip().lower() if isinstance(text, str) else text
     if plain in ("auto", None):
-        return _guess(column)
+        return guess(column)
     if plain == "rounded":
         step = atoms(column[:, None]).outputs[0].step
         if step is None:
@@ -220,13 +270,15 @@ def _complete(text: str, column: Tensor, name: str) -> Kind:
         end = Kind.parse(plain).lower
         plain = plain.replace(")", f", {float((column[column > end] - end).median()):.4g})")
     kind = Kind.parse(plain)
+    _check(kind, column, name)
+    return kind
+
+
+def _check(kind: Kind, column: Tensor, name: str) -> None:
     beside = column[~torch.isin(column, torch.tensor(kind.atoms, dtype=torch.float64))]
-    wrong = ~kind.contains(beside)
-    if kind.step:
-        wrong |= (kind.round(beside) - beside).abs() > 1e-3 * kind.step + 1e-6 * beside.abs()
+    wrong = ~kind.contains(beside) | ~kind.is_on_grid(beside)
     if bool(wrong.any()):
         raise ValueError(
             f"Output {name!r} is declared as {kind}, but {int(wrong.sum())} of {len(column)} values are not, "
             f"such as {float(beside[wrong][0]):g}. The data look like {_guess(column)}."
         )
-    return kind

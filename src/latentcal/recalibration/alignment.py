@@ -18,13 +18,13 @@ from ..flow import ConditionalFlow, FlowDistribution, tensor_options
 from ..norms import Euclidean
 from ..radius.coverage import guarantee
 from ..radius.reference import Chi
+from .copula import cross_fit_copula
 from .maps import (
     FOLDS,
     Chain,
     CrossFit,
     LatentMap,
     cross_fit_affine,
-    cross_fit_copula,
     cross_fit_features,
 )
 from .marginals import cross_fit_marginals

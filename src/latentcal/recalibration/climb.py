@@ -164,7 +164,8 @@ def climb(
             ladder = comparison.choose(refusals)
             if ladder.chosen == 0:
                 break
-            refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen])
+            plain = not tried[ladder.chosen].depends_on_more_than_norms
+            refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen], plain=plain)
             if not refusals[ladder.chosen]:
                 ladder = replace(ladder, unexamined=draws.obstacle)
                 break

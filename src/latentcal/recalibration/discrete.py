@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,7 +99,8 @@ def atoms(y: Any, share: float = 0.05) -> Atoms:
 
 
 def _column(column: Tensor, share: float) -> OutputAtoms:
-    values, counts = torch.unique(column, return_counts=True)
+    # By numpy, which sorts ten times as fast.
+    values, counts = (torch.from_numpy(part) for part in np.unique(column.cpu().numpy(), return_counts=True))
     shares = counts / len(column)
     order = torch.argsort(counts, descending=True, stable=True)
     order = order[(counts[order] > 1) & (shares[order] > share)]
@@ -256,9 +258,9 @@ class AtomCare:
             warnings.warn(
                 f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A "
                 "density can peak there without bound, so likelihoods depend on how sharp the flow's spike "
-                "is. latentcal.outputs has models for counts, rounding and single values with mass; or "
-                "recalibrate(..., discrete='dequantize') adds noise to the outputs (then jitter those that "
-                "are scored as well), and 'ignore' is silent.",
+                "is. FlowRegressor(outputs=...) and latentcal.outputs model counts, rounding and single "
+                "values with mass; recalibrate(..., discrete='dequantize') adds noise to the outputs (then "
+                "jitter those that are scored as well), and 'ignore' is silent.",
                 DiscreteOutputWarning,
                 stacklevel=5,
             )

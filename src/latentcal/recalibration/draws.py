@@ -21,6 +21,8 @@ _NUMBERS, _FEWEST = 1 << 18, 32  # numbers in all draws of a model, at most, and
 MOST_OUTPUTS = _NUMBERS // _FEWEST
 _FAR = 3.0  # ranges of the calibration outputs, from the nearest of them
 _SHARE = 1e-3  # of draws that may be that far away
+_PLAIN_SHARE = 1e-2  # the same for the plain law
+_PLAIN_ERRORS = 2.0  # standard errors that it may raise the energy score by, where others may by one
 
 
 class Fitted(Protocol):
@@ -71,10 +73,16 @@ class DrawComparison:
         if not bool(self.varied.any()):
             self.obstacle = "every output has the same value in all calibration rows"
 
-    def refusal(self, fitted: Sequence[Fitted]) -> str:
+    def refusal(self, fitted: Sequence[Fitted], *, plain: bool = False) -> str:
         """Why a rung, fitted without each of the folds, is not admissible; empty where it is.
 
         Where the draws of the unchanged model fail, nothing is refused and ``obstacle`` says so.
+
+        Args:
+            fitted: the rung, fitted without each of the folds.
+            plain: whether it is the plain law. That is what recalibration does at the least, so it is refused
+                only for clear harm: more than 1 % of far draws instead of 0.1 %, or an energy score that
+                rises by two standard errors instead of one.
         """
         if not self.obstacle and not hasattr(self, "unchanged"):
             try:
@@ -89,15 +97,16 @@ class DrawComparison:
             score, far = self._judge(self._map_draws(fitted))
         except Exception as problem:
             return f"its draws cannot be decoded ({_describe(problem)})"
+        allowed, errors = (_PLAIN_SHARE, _PLAIN_ERRORS) if plain else (_SHARE, 1.0)
         share, share_before = (self._mean(part)[0] for part in (far, self.unchanged[1]))
-        excess, error = self._mean(far - self.unchanged[1] if share_before > _SHARE else far - _SHARE)
+        excess, error = self._mean(far - (self.unchanged[1] if share_before > allowed else allowed))
         if excess > error:
             return (
                 f"{share:.2%} of its draws lie outside the calibration outputs by more than {_FAR:g} times "
                 f"their range, against {share_before:.2%} of those of the unchanged model"
             )
         rise, error = self._mean(score - self.unchanged[0])
-        if rise > error:
+        if rise > errors * error:
             return (
                 f"it raises the energy score on held-out rows by {rise:.2g} ± {error:.1g}, from "
                 f"{self._mean(self.unchanged[0])[0]:.2g}, each output in units of its range"

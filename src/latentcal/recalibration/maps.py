@@ -269,41 +269,6 @@ def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
     return CrossFitted(whole, *by_fold(z, x, fold, maps))
 
 
-def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    r"""The map :math:`z' = R^{-1/2} z` with the correlations R of the latents, shrunk towards 0.
-
-    It gives the outputs the dependence that the rows show, as a Gaussian copula does, and leaves location
-    and spread of each as they are. R is that of winsorised latents; its shrinkage has the highest held-out
-    Gaussian likelihood.
-
-    Args:
-        z: (n, d) latents.
-        x: not needed.
-        fold: (n,) fold of each row.
-        weights: (n,) of the rows.
-    """
-    calm = winsorize(z)
-    numbers = range(int(fold.max()) + 1)
-
-    def correlate(seen: Tensor) -> tuple[_Cloud, Tensor]:
-        """Correlations of some rows, and all rows in the units of these."""
-        weight = weights[seen]
-        mean = weight @ calm[seen] / weight.sum()
-        spread = (weight @ (calm[seen] - mean) ** 2 / weight.sum()).sqrt().clamp(min=1e-8)
-        standard = (calm - mean) / spread
-        return _cloud(standard[seen], weight), standard
-
-    parts = [correlate(fold != f) for f in numbers]
-    score = sum(
-        _scores(cloud, standard[fold == f], weights[fold == f])[:, -1]
-        for (cloud, standard), f in zip(parts, numbers, strict=True)
-    )
-    assert isinstance(score, Tensor)
-    shape = _SHAPE[len(score) - 1 - int(score.flip(0).argmax())]
-    whole = _rounding_map(correlate(torch.ones_like(fold, dtype=torch.bool))[0], shape, 1.0)
-    return CrossFitted(whole, *by_fold(z, x, fold, [_rounding_map(cloud, shape, 1.0) for cloud, _ in parts]))
-
-
 def _cloud(z: Tensor, weights: Tensor) -> _Cloud:
     mean = weights @ z / weights.sum()
     centred = z - mean

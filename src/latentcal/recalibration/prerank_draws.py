@@ -303,7 +303,10 @@ def predict_batch(
 
 def _check_prediction(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) -> Distribution:
     if not isinstance(pred, Distribution):
-        raise TypeError(f"The model must give a torch Distribution, it gave {type(pred).__name__}.")
+        raise TypeError(
+            f"The model must give a torch Distribution, it gave {type(pred).__name__}. A function that gives "
+            "draws becomes a flow by from_sampler(draw, x)."
+        )
     wrong = pred.batch_shape != torch.Size(batch_shape) or len(pred.event_shape) != 1
     if wrong or dim not in (None, pred.event_shape[0]):
         raise ValueError(

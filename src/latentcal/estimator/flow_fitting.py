@@ -1,0 +1,293 @@
+"""The flow that a regressor asks for: standardised rows, a choice among candidates or one flow, trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from .. import flows
+from .._internal.names import AUTO, FLOWS
+from .._internal.validate import as_weights, check_size
+from ..flow import ConditionalFlow
+from ..flows.linear_gaussian import fit_ridge
+from ..flows.standardized import Standardized
+from ..outputs import ChainFlow, draw_inside, fit_gaussian, fit_mixed, on_support
+from ..outputs.grid import points_to_line
+from .candidates import Candidate, CandidateFitter
+from .race import fit_weighted
+from .recalibrating import Pair, Weighted, choose
+from .selection import Budget, Choice, Selection, select
+
+FEWEST_ROWS = 2
+"""Of a part: with one row nothing has a spread."""
+_FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
+_FEWEST_FOR_X = 60  # rows beside atoms from which on a law looks at x
+_STOPPING = 0.2  # share of the rows that stops the training of a flow of one output of a chain
+
+Parts = Mapping[str, Weighted]
+"""Rows that train, and those that tell when to stop, if any."""
+
+
+class Fitted(NamedTuple):
+    """A flow in the units of the data, and how it came about."""
+
+    flow: ConditionalFlow
+    log: flows.TrainingLog
+    candidates: Mapping[Candidate, float] | None = None
+    """Those chosen, with their weights, if any were."""
+    selection: Selection | None = None
+    others: Sequence[ConditionalFlow] = ()
+    """Where rows were held out in turn: flows that have not seen each fold."""
+    fold: Tensor = torch.empty(0)
+    """The fold of each row."""
+
+
+@dataclass(frozen=True)
+class FlowFitter:
+    """How the flow is made.
+
+    Args:
+        flow: name of a flow, or a function that makes one; ``"auto"`` for a choice.
+        flow_options: of the flow.
+        budget: of a choice.
+        ensemble: number of flows in a mean.
+        order: ``"time"`` where rows follow each other.
+        training: options of ``train_flow``.
+        progress: show progress bars.
+    """
+
+    flow: str | Callable[..., ConditionalFlow]
+    flow_options: Mapping[str, Any] | None
+    budget: str | float
+    ensemble: int | None
+    order: str | None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    progress: bool = False
+
+    def chooses(self, n: int) -> bool:
+        """Whether the flow is chosen among several, or a mean of several."""
+        if self.flow == AUTO:
+            return n >= _FEWEST_TO_CHOOSE
+        if self.ensemble in (None, 1):
+            return False
+        if self.flow != "autoregressive":
+            raise ValueError(
+                f"ensemble={self.ensemble} is a mean of autoregressive flows, which has a latent: it takes "
+                f"flow='auto' or flow='autoregressive', got {self.flow!r}. For the mixture of densities of "
+                "other flows see cross_calibrate(..., ensemble=True)."
+            )
+        return True
+
+    def fit(
+        self,
+        parts: Parts,
+        kinds: Sequence[str],
+        seed: int,
+        candidates: Mapping[Candidate, float] | None = None,
+    ) -> Fitted:
+        """A flow of outputs (n, d) of the opened lines; without validation rows each is held out in turn.
+
+        Args:
+            parts: the rows.
+            kinds: of the outputs, without atoms.
+            seed: of all random choices.
+            candidates: those chosen before, with their weights; nothing is chosen then.
+        """
+        own = {name: (x, points_to_line(y, kinds), weights) for name, (x, y, weights) in parts.items()}
+        made, units = self._fit_real(own, seed, candidates)
+        return _in_units(made, units, lambda flow: on_support(flow, kinds))
+
+    def fit_chain(self, rows: Weighted, kinds: Sequence[str], seed: int) -> Fitted:
+        """A flow of outputs (n, d) of which some have atoms, one output after the other.
+
+        What is told of training is that of the last output.
+        """
+        x, y, weights = rows
+        if weights is not None:
+            raise ValueError(
+                "Outputs with atoms are learned from rows that count equally. Leave out sample_weight, or "
+                "declare other kinds, such as outputs='real'."
+            )
+        made: list[Fitted] = []
+
+        def make(features: Tensor | None, line: Tensor) -> ConditionalFlow:
+            assert features is not None
+            if len(line) < _FEWEST_FOR_X:  # a normal law that does not look at x
+                weight = torch.zeros(1, features.shape[1], dtype=torch.float64)
+                flow = flows.LinearGaussianFlow(weight, line.mean(0).double(), line.std(0).double()[:, None])
+                made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="nothing was trained by steps")))
+                return flow
+            rng = np.random.RandomState(seed % 2**32)
+            held_out = split_rows((features, line, None), {"validation": _STOPPING}, rng, self.order)
+            made.append(_in_units(*self._fit_real(held_out, seed)))
+            return made[-1].flow
+
+        chain = fit_mixed(make, x, y, list(kinds), seed=seed)
+        return Fitted(ChainFlow(chain).eval(), made[-1].log, selection=made[-1].selection)
+
+    def fit_incomplete(self, parts: Parts, kinds: Sequence[str], seed: int) -> Fitted:
+        """A flow of outputs (n, d) of which some are missing: NaN on the opened lines.
+
+        Linear regression by expectation and maximisation. Another flow is trained on rows that this model
+        completes by draws, and once more on rows that the flow itself completes.
+        """
+        known = {name: (x, *_bounds(y)) for name, (x, y, _) in parts.items()}
+        x, lower, upper = (torch.cat(side) for side in zip(*known.values(), strict=True))
+        model = on_support(fit_gaussian(x, lower, upper, kinds=kinds), kinds)
+        if self.flow == "linear_gaussian" and not self.flow_options:
+            return Fitted(model.eval(), flows.TrainingLog(stopped="nothing was trained by steps"))
+        first: Fitted | None = None
+        for step in range(2):
+            draw = torch.Generator().manual_seed(seed + step)
+            whole = {
+                name: (x, draw_inside(model, x, *bounds, kinds=kinds, generator=draw), parts[name][2])
+                for name, (x, *bounds) in known.items()
+            }
+            made = self.fit(whole, kinds, seed, None if first is None else first.candidates)
+            first, model = first or made, made.flow
+        assert first is not None
+        return made._replace(selection=first.selection)
+
+    def _fit_real(
+        self, parts: Parts, seed: int, candidates: Mapping[Candidate, float] | None = None
+    ) -> tuple[Fitted, tuple[Tensor, ...]]:
+        """A flow of real outputs in standardised units, and these units."""
+        x, y, weights = parts["train"]
+        if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
+            raise ValueError(
+                f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
+                "density. Drop them."
+            )
+        x_mean, x_scale = _mean_and_scale(check_size(x, "X"), weights)
+        y_mean, y_scale = _mean_and_scale(check_size(y, "y"), weights)
+        units = {
+            name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale, own) for name, (x, y, own) in parts.items()
+        }
+        # Layers take their first weights from torch's global generator, whose state is the user's.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            if not self.chooses(sum(len(part[0]) for part in units.values())):
+                made = Fitted(*self._train(units["train"], units["validation"], seed))
+            elif candidates is None:
+                choice = self._select(units, seed)
+                made = Fitted(
+                    *(
+                        choice.flow,
+                        choice.log,
+                        choice.candidates,
+                        choice.selection,
+                        choice.by_fold,
+                        choice.fold,
+                    )
+                )
+            else:
+                fitter = CandidateFitter(*join_rows(units), **self._how(seed))
+                made = Fitted(fit_weighted(fitter, candidates), fitter.log, candidates)
+        return made, (y_mean, y_scale, x_mean, x_scale)
+
+    def _select(self, units: Parts, seed: int) -> Choice:
+        """The choice among candidates, by each fold in its turn or by the validation rows."""
+        budget = Budget.of(self.budget, self.ensemble)
+        x, y, weights = join_rows(units)
+        seen = torch.arange(len(x)) < len(units["train"][0]) if "validation" in units else None
+        return select(
+            x,
+            y,
+            seen,
+            budget=budget,
+            alone=self.flow != AUTO,
+            weights=weights,
+            progress=self.progress,
+            **self._how(seed),
+        )
+
+    def _how(self, seed: int) -> dict[str, Any]:
+        """How candidates are fitted."""
+        return {
+            "contiguous": self.order is not None,
+            "seed": seed,
+            "flow_options": self.flow_options,
+            "training": dict(self.training),
+        }
+
+    def _train(
+        self, train: Weighted, validation: Weighted, seed: int
+    ) -> tuple[ConditionalFlow, flows.TrainingLog]:
+        name = "linear_gaussian" if self.flow == AUTO else self.flow  # where rows are too few to choose
+        make, options = choose("flow", name, FLOWS), self.flow_options or {}
+        x, y, weights = train
+        if make is flows.LinearGaussianFlow:
+            return fit_ridge(x, y, validation, weights=weights, **options)
+        flow = make(y.shape[1], x.shape[1], **options)
+        log = flows.train_flow(
+            flow,
+            x,
+            y,
+            validation=validation,
+            weights=weights,
+            seed=seed,
+            progress=self.progress,
+            **self.training,
+        )
+        return flow, log
+
+
+def _in_units(
+    made: Fitted,
+    units: tuple[Tensor, ...],
+    on_top: Callable[[ConditionalFlow], ConditionalFlow] = lambda flow: flow,
+) -> Fitted:
+    """Flows of standardised rows in the units of the data."""
+
+    def whole(flow: ConditionalFlow) -> ConditionalFlow:
+        # Answers are float64: in float32 their last digits depend on which rows are asked together.
+        return on_top(Standardized(flow.double(), *units)).eval()
+
+    return made._replace(flow=whole(made.flow), others=[*map(whole, made.others)])
+
+
+def split_rows(
+    table: Weighted, shares: Mapping[str, float], rng: np.random.RandomState, order: str | None
+) -> dict[str, Weighted]:
+    """Rows drawn for each share, at least two, and the others as ``"train"``; in time order, blocks."""
+    x, y, weights = table
+    counts = [max(FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
+    if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - FEWEST_ROWS:
+        raise ValueError(
+            f"The fractions {dict(shares)} must lie between 0 and 1, and leave at least {FEWEST_ROWS} of "
+            f"{len(x)} rows for training."
+        )
+    drawn = rng.permutation(len(x)) if order is None else np.roll(np.arange(len(x)), sum(counts))
+    rows = np.split(drawn, np.cumsum(counts))
+    return {
+        name: (x[own], y[own], None if weights is None else as_weights(weights[own], len(own)))
+        for name, own in zip([*shares, "train"], rows, strict=True)
+    }
+
+
+def join_rows(parts: Parts) -> Weighted:
+    """The rows that train and, after them, those that judge, if any."""
+    x, y, weights = zip(*(parts[name] for name in ("train", "validation") if name in parts), strict=True)
+    if all(part is None for part in weights):
+        return torch.cat(x), torch.cat(y), None
+    ones = [torch.ones(len(part), dtype=torch.float64) for part in x]
+    known = [one if own is None else own for one, own in zip(ones, weights, strict=True)]
+    return torch.cat(x), torch.cat(y), torch.cat(known)
+
+
+def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:
+    """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
+    scaler = StandardScaler().fit(values.numpy(), sample_weight=None if weights is None else weights.numpy())
+    return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
+
+
+def _bounds(points: Tensor) -> Pair:
+    """Lower and upper bounds (n, d) of outputs that are known or missing."""
+    missing = torch.isnan(points)
+    return points.masked_fill(missing, -torch.inf), points.masked_fill(missing, torch.inf)

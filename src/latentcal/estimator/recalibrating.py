@@ -1,0 +1,283 @@
+"""Recalibration of a fitted table model: tried on rows that it has not seen, done, undone, told in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._internal.chunks import ROWS
+from .._internal.hints import Argument, ArgumentError
+from .._internal.names import AUTO, LAWS, find, spell, suggest
+from .._internal.validate import as_weights
+from ..diagnostics.remedies import Undone
+from ..fingerprint import CalibrationReuseWarning, Fingerprint
+from ..flow import ConditionalFlow
+from ..outputs import recalibrate_incomplete
+from ..radius.folds import fold_numbers
+from ..recalibration import autocalibrate, latent_norms, recalibrate
+from ..recalibration.cross import calibrate_out_of_fold
+from ..recalibration.rows import check_order
+from .harm import compare_held_out, measure_held_out_change
+from .selection import out_of_fold_pairs
+from .supports import Supports
+
+_REUSE_LIMIT = 0.05
+_FOLDS = 4  # of complete rows, where others miss outputs
+FEWEST_CALIBRATION = 20
+"""Rows below which a law of the norm is more noise than repair: the model stays as it was trained."""
+
+Pair = tuple[Tensor, Tensor]
+Weighted = tuple[Tensor, Tensor, Tensor | None]
+Repair = Callable[..., ConditionalFlow]
+Self = TypeVar("Self", bound="Recalibrating")
+
+
+class FewCalibrationRowsWarning(UserWarning):
+    """A model was left as it was trained, for want of rows to recalibrate it by."""
+
+
+class RecalibrationRefused(UserWarning):
+    """A recalibration would harm rows that it has not seen, so the model stays as it was."""
+
+
+class Recalibrating:
+    """A flow of a table before and after recalibration; outputs are opened, see :class:`Supports`."""
+
+    recalibration: Any
+    model_: ConditionalFlow
+    base_model_: ConditionalFlow
+    outputs_: Sequence[str]
+    _seed: int
+    """Of the noise within cells, of latent points and of draws."""
+    _trained_on: Fingerprint
+    _note: str = ""
+    """What else there is to say about recalibration."""
+    _undone: Undone | None = None
+    """The recalibration that was taken back, if the model is as it was trained for that reason."""
+    _norms: Tensor
+    """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
+
+    def _pairs(self, X: Any, y: Any) -> Pair:
+        """Features (n, p) and outputs (n, d) that belong together."""
+        raise NotImplementedError
+
+    @property
+    def _supports(self) -> Supports:
+        return Supports(tuple(self.outputs_))
+
+    @property
+    def _output_texts(self) -> list[str] | None:
+        """Names of the outputs, if they have any."""
+        names = getattr(self, "output_names_", None)
+        return None if names is None else [str(name) for name in names]
+
+    def recalibrate(
+        self: Self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        order: Literal["time"] | None = None,
+        force: bool = False,
+    ) -> Self:
+        """Recalibrate by new rows, in place of what was there; nothing is trained.
+
+        It is first tried on a part of the rows at a time and judged by the others. Where these are
+        predicted worse than by the model as it is, that stays.
+
+        Args:
+            X: (n, p) features of at least 20 rows that the flow was not trained on.
+            y: (n, d) or (n,) outputs.
+            sample_weight: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
+                (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
+            order: ``"time"`` for rows that follow each other: the last ones then judge.
+            force: recalibrate whether it does harm or not.
+
+        Warns:
+            RecalibrationRefused: where it would do harm; ``calibration_`` says so, too.
+        """
+        x, y = self._pairs(X, y)
+        check_order(order)
+        self._supports.check(y, self._output_texts)
+        if len(x) < FEWEST_CALIBRATION:
+            raise ValueError(
+                f"Recalibration takes at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law that fewer of "
+                "them tell is mostly noise. Collect more."
+            )
+        repair = choose_repair(self.recalibration) or recalibrate
+        if not self._calibrate(x, y, as_weights(sample_weight, len(x)), repair, order=order, force=force):
+            warnings.warn(
+                f"The model stays as it was: {self._note}. To recalibrate it all the same, pass force=True.",
+                RecalibrationRefused,
+                stacklevel=2,
+            )
+        return self
+
+    def undo_recalibration(self: Self) -> Self:
+        """Take recalibration back: ``model_`` is the flow as it was trained.
+
+        Guarantees of regions rest on the calibration rows themselves, and stay.
+        """
+        if self.model_.recalibration is not None:
+            self._undone = Undone.of(self.model_.recalibration)
+        self.model_, self._note = self.base_model_, "the recalibration was undone"
+        return self
+
+    @property
+    def calibration_(self) -> str:
+        """What was done to the flow after training, in words."""
+        made, note = self.model_.recalibration, f": {self._note}" if self._note else ""
+        return ("left as trained" if made is None else f"recalibrated on {made.n:,} rows") + note
+
+    def _calibrate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        repair: Callable[..., ConditionalFlow],
+        *,
+        order: Literal["time"] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Recalibrate unless that harms rows that it has not seen; whether it was done."""
+        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
+        self._warn_of_training_rows(x, y, use, stacklevel=4)
+        repair, points = partial(repair, order=order), self._supports.open(y, self._seed)
+        change = measure_held_out_change(
+            self.base_model_, self.model_, x, points, repair, weights=weights, in_time=order == "time"
+        )
+        if change.harms and not force:
+            self._note = f"recalibration would make it worse ({change})"
+            return False
+        model = repair(self.base_model_, x, points, weights=weights, batch_size=ROWS)
+        self.model_, self._undone = model, None
+        self._keep_rows(model, x, y, [(self.base_model_, slice(None))])
+        self._note = f"{'although that makes it worse, ' if change.harms else ''}{change}"
+        return True
+
+    def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
+        share = self._trained_on.share_of(x, y)
+        if share > _REUSE_LIMIT:
+            warnings.warn(
+                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
+                CalibrationReuseWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _calibrate_out_of_fold(
+        self, rows: Weighted, flows: Sequence[ConditionalFlow], fold: Tensor, repair: Repair
+    ) -> None:
+        """Recalibrate by flows that have not seen a row's fold, unless that harms rows it has not seen."""
+        x, y, weights = rows
+        points = self._supports.open(y, self._seed)
+        law = None if repair is autocalibrate else repair.keywords["fit"]  # type: ignore[attr-defined]
+
+        def calibrate(
+            flow: ConditionalFlow, others: list[ConditionalFlow], fold: Tensor, own: Tensor
+        ) -> ConditionalFlow:
+            share = None if weights is None else weights[own]
+            return calibrate_out_of_fold(flow, others, fold, x[own], points[own], fit=law, weights=share)
+
+        trials = (
+            (own, flow, partial(calibrate, flow, others, numbers, ~own))
+            for own, flow, others, numbers in out_of_fold_pairs(flows, fold)
+        )
+        model = calibrate(self.base_model_, list(flows), fold, torch.ones_like(fold, dtype=torch.bool))
+        self._keep_rows(model, x, y, [(flow, fold == number) for number, flow in enumerate(flows)])
+        change = compare_held_out(trials, x, points, weights=weights)
+        if change.harms:
+            self._note = f"recalibration would make it worse ({change})"
+        else:
+            self.model_, self._note = model, str(change)
+
+    def _calibrate_incomplete(self, x: Tensor, y: Tensor, repair: Repair) -> None:
+        """Recalibrate by rows (n, d) of which some miss outputs, unless that harms complete ones not seen."""
+        whole = ~torch.isnan(y).any(1)
+        if int(whole.sum()) < FEWEST_CALIBRATION:
+            self._note = f"{int(whole.sum())} complete calibration rows, fewer than {FEWEST_CALIBRATION}"
+            return
+        if repair is autocalibrate:  # whose maps are learned from complete rows
+            self._calibrate(x[whole], y[whole], None, repair)
+            return
+        law, points = repair.keywords["fit"], self._supports.open(y, self._seed)  # type: ignore[attr-defined]
+        missing = torch.isnan(points)
+        lower, upper = points.masked_fill(missing, -torch.inf), points.masked_fill(missing, torch.inf)
+
+        def calibrate(rows: Tensor) -> ConditionalFlow:
+            bounds = (lower[rows], upper[rows])
+            return recalibrate_incomplete(self.base_model_, x[rows], *bounds, kinds=self.outputs_, fit=law)
+
+        complete = whole.nonzero().reshape(-1)
+        fold = fold_numbers(torch.cat([x, points], 1)[complete], _FOLDS)
+        every = torch.arange(len(x))
+        trials = (
+            (own, self.base_model_, partial(calibrate, every[~torch.isin(every, complete[own])]))
+            for own in (fold == number for number in range(_FOLDS))
+        )
+        change = compare_held_out(trials, x[complete], points[complete])
+        told = f"{change}; {int((~whole).sum()):,} of the rows miss some outputs"
+        if change.harms or change.nll > 0.01:  # few rows judge, so what looks worse is not taken
+            self._note = f"recalibration would make it worse ({told})"
+            return
+        self.model_, self._note = calibrate(every), told
+        self._keep_rows(self.model_, x[whole], y[whole], [(self.base_model_, slice(None))])
+
+    def _keep_rows(
+        self, model: ConditionalFlow, x: Tensor, y: Tensor, parts: Sequence[tuple[ConditionalFlow, Any]]
+    ) -> None:
+        """Keep the norms of calibration rows for regions, and their sketch in the record of a model.
+
+        With probabilities of single values the record has that of points in cells, and a region is about
+        the middles of cells.
+
+        Args:
+            model: the recalibrated one.
+            x: (n, p) features.
+            y: (n, d) outputs.
+            parts: flows, and the rows whose norms are theirs.
+        """
+        record = model.recalibration
+        if not self._supports.are_mixed and record.norms is not None and len(record.norms) == len(y):
+            self._norms = record.norms.double().sort().values
+            return
+        middle, _ = self._supports.middle(y)
+        norms = [latent_norms(flow, x[own], middle[own]).double() for flow, own in parts]
+        self._norms = torch.cat(norms).sort().values
+        if self._supports.are_mixed:
+            fresh = dataclasses.replace(record, fingerprint=Fingerprint.of(x, y))
+            model.recalibration = fresh if record.norms is None else fresh.with_norms(record.norms)
+
+    def _calibration_norms(self) -> Tensor:
+        """Ascending norms of the calibration rows, or a clear error."""
+        if len(self._norms) == 0:
+            raise ArgumentError(
+                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by "
+                "new rows, or fit it with ",
+                Argument("recalibration", "stacked"),
+                ".",
+            )
+        return self._norms
+
+
+def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., Any]:
+    """A function, given itself or by its name in a table of places."""
+    if callable(value):
+        return value
+    if isinstance(value, str) and spell(value) in places:
+        return find(places[spell(value)])
+    raise ValueError(f"{what} must be a name or a function, got {value!r}; {suggest(str(value), places)}")
+
+
+def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
+    """Function of (flow, x, y) that recalibrates, by its name; None for no recalibration."""
+    if value is None or value is False:
+        return None
+    law = next(iter(LAWS)) if value is True else value
+    chosen = choose("recalibration", law, {AUTO: "recalibration:autocalibrate", **LAWS})
+    return chosen if chosen is autocalibrate else partial(recalibrate, fit=chosen)
