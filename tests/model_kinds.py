@@ -212,6 +212,10 @@ def _flows() -> dict[str, lc.ConditionalFlow]:
         "averaged": lc.flows.AveragedFlow(
             [lc.flows.AutoregressiveFlow(2, 3, flows=1, hidden=4, layers=1, bins=3) for _ in range(2)]
         ),
+        "weighted": lc.flows.WeightedFlow(
+            [flow, lc.flows.AutoregressiveFlow(2, 3, flows=1, hidden=4, layers=1, bins=3).double()],
+            torch.tensor([0.25, 0.75], dtype=torch.float64),
+        ),
         "flow_matching": lc.flows.FlowMatching(2, 3, hidden=3, layers=2, steps=2),
         "tarflow": lc.flows.TarFlow(
             (1, 2, 1), patch_size=1, channels=4, num_blocks=2, layers_per_block=1, head_dim=2

@@ -184,7 +184,7 @@ def fit_ours_before(recalibration: bool | str, name: str, x: np.ndarray, y: np.n
 
 
 def fit_ours(budget: str, x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """``FlowRegressor`` that chooses its flow within a budget."""
+    """``FlowRegressor`` that chooses its flow within a budget; outputs of few values are real ones too."""
     model = lc.FlowRegressor(flow="auto", outputs="real", budget=budget, random_state=seed)
     yield f"ours, {budget}", partial(forecast_estimator, model.fit(x, y))
 
