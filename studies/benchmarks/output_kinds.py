@@ -10,7 +10,8 @@ on the line of each output, autocalibrated, with the probabilities of cells; ``c
 other; ``today`` is the same flow of the outputs as real numbers, recalibrated and integrated over the same
 cells; ``normal`` is linear regression of real numbers with normal errors, a control. Noises
 and maps were settled by seeds 0 and 1, which are not in the tables. *Censored*: Student noise with 4
-degrees of freedom in two outputs, n = 1,000 to train and as many to calibrate; three mechanisms. *Missing*: normal noise in
+degrees of freedom in two outputs, n = 1,000 to train and as many to calibrate; three mechanisms.
+*Missing*: normal noise in
 three outputs, linear regression, against complete rows only and complete data. Every run is a line of
 results/output_kinds.csv.
 
