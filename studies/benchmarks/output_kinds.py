@@ -8,9 +8,10 @@ Three parts. *Truths*: laws whose likelihood is known, n = 4,000 rows (3,400 to 
 3,000 new ones. Training rows on a grid come four times, each time with other noise. ``kinds`` is a joint flow
 on the line of each output, autocalibrated, with the probabilities of cells; ``chain`` is one output after the
 other; ``today`` is the same flow of the outputs as real numbers, recalibrated and integrated over the same
-cells; ``normal`` is linear regression of real numbers with normal errors, a control. Noises a row and
-maps were settled by seeds 0 and 1, which are not in the tables. *Censored*: Student noise with 4 degrees of freedom
-in two outputs, n = 1,000 to train and as many to calibrate; three mechanisms. *Missing*: normal noise in
+cells; ``normal`` is linear regression of real numbers with normal errors, a control. Noises
+and maps were settled by seeds 0 and 1, which are not in the tables. *Censored*: Student noise with 4
+degrees of freedom in two outputs, n = 1,000 to train and as many to calibrate; three mechanisms.
+*Missing*: normal noise in
 three outputs, linear regression, against complete rows only and complete data. Every run is a line of
 results/output_kinds.csv.
 
