@@ -38,8 +38,7 @@ def main(folder: Path) -> None:
         edge = model.decode(radius[:, None] * circle, at.x)
         left.plot(*edge.T, color=colour, label=f"90 % region, {name}")
         right.plot(*coverage_by_x(model, x_test, y_test), color=colour, label=name)
-    left.set(title="Direction: the latents are not round", aspect="equal")
-    left.set(ylim=(-3.5, 5.2), xlabel="$z_1$", ylabel="$z_2$")
+    left.set(title="Direction: the latents are not round", aspect="equal", ylim=(-3.5, 5.2))
     right.axhline(0.9, color="0.6", linestyle="--", linewidth=1)
     right.set(title="Dependence on x: calibrated on average only", xlabel="x", ylabel="coverage")
     for ax, place in ((left, "upper left"), (right, "lower left")):

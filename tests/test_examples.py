@@ -15,7 +15,7 @@ PRINTED = {
     "decide": ["before  mean chance 2.6% (happened 4.8%)", "after   mean chance 5.2% (happened 4.8%)"],
     "diagnose": ["Not calibrated: ", "Recalibration helped", "Calibrated as far as"],
     "little_data": ["crossed, by x", "within 5 %: 160 points"],
-    "own_model": ["All 10 checks passed.", "before  L-ECE 0.389"],
+    "own_model": ["All 13 checks passed.", "before  L-ECE 0.389"],
     "recalibrate_a_flow": ["before  NLL", "after   NLL"],
     "save_and_load": ["same log densities: True", "with it: StackedRadius"],
     "streaming": ["3750 to 4000"],

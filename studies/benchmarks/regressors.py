@@ -30,13 +30,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from .regression_hindsight import watch, write_hindsight
 from .regression_peers import FAMILIES, METHODS, Family, has_auto
 from .regression_ranks import (
     RANKED,
@@ -61,21 +59,17 @@ read_once = cache(read_table)
 def run_family(family: Family, case: Case, wanted: Sequence[str]) -> Iterator[tuple[Record, Scores | None]]:
     """The wanted methods of a family on one split: a line of results each, and the scores of its rows."""
     fits, spent, left = family.fit(case.x, case.y, case.split), 0.0, list(family.methods)
-    hindsight: list[Any] = []
     while not set(left).isdisjoint(wanted):
         started, forecast, scores, status = time.process_time(), None, None, "ok"
         try:
-            with stop_after(family.limit), watch() as candidates:
+            with stop_after(family.limit):
                 _, forecast = next(fits)
             spent += time.process_time() - started
-            hindsight = [*candidates]
             if left[0] in wanted:
                 source = torch.Generator().manual_seed(case.split)
                 scores = score_forecast(
                     forecast(case.x_new, source), torch.from_numpy(case.y_new), case.split
                 )
-                if hindsight and left[0] == "ours, balanced":
-                    write_hindsight(case, forecast.args[0], hindsight)
         except TimeoutError:
             status = f"stopped after {family.limit:.0f} s"
         except Exception as error:  # of any library; the others go on

@@ -200,7 +200,7 @@ class _Reader:
         if len(own) > 1:
             return HalfSpace(weights.tolist(), -constant)
         lower, upper = [-math.inf] * len(weights), [math.inf] * len(weights)
-        (upper if weights[own[0]] > 0 else lower)[own[0]] = self._finite(-constant / weights[own[0]])
+        (upper if weights[own[0]] > 0 else lower)[own[0]] = self._finite(0.0 - constant / weights[own[0]])
         return Box(lower, upper)
 
     def _refusal(self, node: ast.expr, expected: str) -> WhereError:
