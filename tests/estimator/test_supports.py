@@ -8,9 +8,15 @@ import pytest
 import torch
 
 import latentcal as lc
-from latentcal.estimator import FlowRegressor, GuessedKindsWarning, TablePredictor
+from latentcal.estimator import (
+    FewCalibrationRowsWarning,
+    FlowRegressor,
+    GuessedKindsWarning,
+    TablePredictor,
+)
+from latentcal.estimator.flow_fitting import FlowFitter
 from latentcal.files import ModelFileError
-from latentcal.outputs import guess_cautiously
+from latentcal.outputs import dequantize, guess_cautiously
 from uniformity import distance_to_uniform, uniform_limit
 
 DECLARED = {
@@ -249,3 +255,43 @@ def test_gaps_that_cannot_be_used_are_refused():
         real.fit(X, gaps)
     with pytest.raises(ValueError, match="Input y contains NaN"):
         real.fit(X, gaps["price"])
+
+
+def test_copies_of_a_counted_row_stay_in_one_fold():
+    """Points are drawn in the cell of each copy: folds by points would let a row judge its own copy."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 2)), rng.poisson(3.0, 30).astype(float)[:, None]
+    x, points = torch.from_numpy(np.repeat(X, 3, 0)), dequantize(np.repeat(y, 3, 0), ["count"])
+    fitter = FlowFitter("auto", None, 1e-9, None, None)
+    made = fitter.fit({"train": (x, points, None)}, ["count"], 0)
+    assert len(made.fold.unique()) > 1
+    assert all(len(set(copies)) == 1 for copies in made.fold.reshape(30, 3).tolist())
+
+
+def test_weights_do_not_go_with_values_missing_in_any_part():
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(80, 1)), rng.normal(size=(80, 2))
+    gap = Y[:30].copy()
+    gap[0, 0] = np.nan
+    model = FlowRegressor("linear_gaussian", outputs="real", random_state=0)
+    for name in ("calibration", "validation"):
+        with pytest.raises(ValueError, match="which do not go with sample_weight"):
+            model.fit(X, Y, np.ones(80), **{name: (X[:30], gap)})
+
+
+@pytest.mark.parametrize("n", [19, 20, 22, 23])
+def test_few_rows_that_miss_an_output_can_be_fitted(n):
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(n, 1)), rng.normal(size=(n, 2))
+    Y[0, 0] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FewCalibrationRowsWarning)
+        model = FlowRegressor(outputs="real", budget=1e-9, random_state=0).fit(X, Y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_too_few_rows_for_a_mean_of_flows_are_named():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 1)), rng.normal(size=60)
+    with pytest.raises(ValueError, match="60 rows are too few for a mean of flows"):
+        FlowRegressor("autoregressive", ensemble=2, outputs="real").fit(X, y)

@@ -98,6 +98,7 @@ class CandidateFitter:
         x: (n, p) features.
         y: (n, d) outputs.
         weights: (n,) of the rows; equal if None.
+        alike: (n, k); rows that are equal in it stay in one fold. Outputs and features if None.
         contiguous: whether folds are blocks of rows, as for rows in time order.
         seed: of all random choices.
         flow_options: of the autoregressive flows.
@@ -110,6 +111,7 @@ class CandidateFitter:
         y: Tensor,
         weights: Tensor | None = None,
         *,
+        alike: Tensor | None = None,
         contiguous: bool = False,
         seed: int = 0,
         flow_options: Mapping[str, Any] | None = None,
@@ -124,7 +126,8 @@ class CandidateFitter:
             self.training["batch_size"] = min(small, self.training.get("batch_size", small))
         self.log = TrainingLog(stopped="nothing was trained by steps")
         """Losses of the flows that were trained last."""
-        self.fold = fold_numbers(torch.cat([y, x], 1), min(_FOLDS, len(x)), contiguous=contiguous, seed=seed)
+        known = torch.cat([y, x], 1) if alike is None else alike
+        self.fold = fold_numbers(known, min(_FOLDS, len(x)), contiguous=contiguous, seed=seed)
         """(n,) fold of each row."""
         self._stages: dict[str, StageFit] = {}
         self._flows: dict[Candidate, list[AutoregressiveFlow]] = {}

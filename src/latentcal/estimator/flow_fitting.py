@@ -17,7 +17,7 @@ from .._internal.validate import as_weights, check_size
 from ..flow import ConditionalFlow
 from ..flows.linear_gaussian import fit_ridge
 from ..flows.standardized import Standardized
-from ..outputs import ChainFlow, draw_inside, fit_gaussian, fit_mixed, on_support
+from ..outputs import ChainFlow, close, draw_inside, fit_gaussian, fit_mixed, on_support
 from ..outputs.grid import points_to_line
 from .recalibrating import Pair, Weighted, choose
 from .selection import Budget, Choice, Selection, select
@@ -84,16 +84,18 @@ class FlowFitter:
         """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
         return self.order is not None or not self.chooses(n)
 
-    def fit(self, parts: Parts, kinds: Sequence[str], seed: int) -> Fitted:
+    def fit(self, parts: Parts, kinds: Sequence[str], seed: int, alike: Tensor | None = None) -> Fitted:
         """A flow of outputs (n, d) of the opened lines; without validation rows each is held out in turn.
 
         Args:
             parts: the rows.
             kinds: of the outputs, without atoms.
             seed: of all random choices.
+            alike: (n, k) what copies of a row have in common, in place of its outputs and features.
         """
+        alike = _find_alike(parts, kinds) if alike is None else alike
         own = {name: (x, points_to_line(y, kinds), weights) for name, (x, y, weights) in parts.items()}
-        made, units = self._fit_real(own, seed)
+        made, units = self._fit_real(own, seed, alike)
         return _in_units(made, units, lambda flow: on_support(flow, kinds))
 
     def fit_chain(self, rows: Weighted, kinds: Sequence[str], seed: int) -> Fitted:
@@ -142,11 +144,13 @@ class FlowFitter:
                 name: (x, draw_inside(model, x, *bounds, kinds=kinds, generator=draw), parts[name][2])
                 for name, (x, *bounds) in known.items()
             }
-            made = self.fit(whole, kinds, seed)
+            made = self.fit(whole, kinds, seed, _find_alike(parts, kinds))
             model = made.flow
         return made
 
-    def _fit_real(self, parts: Parts, seed: int) -> tuple[Fitted, tuple[Tensor, ...]]:
+    def _fit_real(
+        self, parts: Parts, seed: int, alike: Tensor | None = None
+    ) -> tuple[Fitted, tuple[Tensor, ...]]:
         """A flow of real outputs in standardised units, and these units."""
         x, y, weights = parts["train"]
         if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
@@ -162,14 +166,14 @@ class FlowFitter:
         # Layers take their first weights from torch's global generator, whose state is the user's.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            if self.chooses(sum(len(part[0]) for part in units.values())):
-                choice = self._select(units, seed)
+            if self.chooses(len(x)):
+                choice = self._select(units, seed, alike)
                 made = Fitted(choice.flow, choice.log, choice.selection, choice.by_fold, choice.fold)
             else:
                 made = Fitted(*self._train(units["train"], units["validation"], seed))
         return made, (y_mean, y_scale, x_mean, x_scale)
 
-    def _select(self, units: Parts, seed: int) -> Choice:
+    def _select(self, units: Parts, seed: int, alike: Tensor | None) -> Choice:
         """The choice among candidates, by each fold in its turn or by the validation rows."""
         x, y, weights = join_rows(units)
         return select(
@@ -179,6 +183,7 @@ class FlowFitter:
             budget=Budget.of(self.budget, self.ensemble),
             alone=self.flow != AUTO,
             weights=weights,
+            alike=alike,
             contiguous=self.order is not None,
             progress=self.progress,
             seed=seed,
@@ -255,6 +260,15 @@ def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:
     """Mean and standard deviation of the columns, (n, k) -> (k,), (k,); the scale of a constant one is 1."""
     scaler = StandardScaler().fit(values.numpy(), sample_weight=None if weights is None else weights.numpy())
     return torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_)
+
+
+def _find_alike(parts: Parts, kinds: Sequence[str]) -> Tensor:
+    """Outputs as they were observed and features, (n, d + p): equal for copies of a row.
+
+    Points of a cell are drawn for each row, so that they would tell copies apart.
+    """
+    x, points, _ = join_rows({name: (x, y, None) for name, (x, y, _) in parts.items()})
+    return torch.cat([close(points, kinds).nan_to_num(), x], 1)
 
 
 def _bounds(points: Tensor) -> Pair:

@@ -266,6 +266,11 @@ class Race:
     @property
     def best(self) -> int:
         """Number of the candidate that is ahead of all others, one against one."""
+        if not self.trials and not self.failures:
+            raise ValueError(
+                f"{len(self.fitter.y)} rows are too few for a mean of flows; it takes about 75. Leave out "
+                "ensemble=, or take flow='linear_gaussian'."
+            )
         if not self.trials:
             raise ValueError(f"None of the models could be fitted: {self.failures[0]}") from self.failures[0]
         best = 0

@@ -196,14 +196,16 @@ class Recalibrating:
         else:
             self.model_, self._note = model, str(change)
 
-    def _calibrate_incomplete(self, x: Tensor, y: Tensor, repair: Repair) -> None:
+    def _calibrate_incomplete(
+        self, x: Tensor, y: Tensor, repair: Repair, order: Literal["time"] | None
+    ) -> None:
         """Recalibrate by rows (n, d) of which some miss outputs, unless that harms complete ones not seen."""
         whole = ~torch.isnan(y).any(1)
         if int(whole.sum()) < FEWEST_CALIBRATION:
             self._note = f"{int(whole.sum())} complete calibration rows, fewer than {FEWEST_CALIBRATION}"
             return
         if repair is autocalibrate:  # whose maps are learned from complete rows
-            self._calibrate(x[whole], y[whole], None, repair)
+            self._calibrate(x[whole], y[whole], None, repair, order=order)
             return
         law, points = repair.keywords["fit"], self._supports.open(y, self._seed)  # type: ignore[attr-defined]
         missing = torch.isnan(points)

@@ -194,15 +194,10 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         if guess:
             warnings.warn(tell_guess(guess), GuessedKindsWarning, stacklevel=2)
         incomplete = bool(torch.isnan(y).any())
-        if incomplete and (supports.have_atoms or sample_weight is not None):
-            what = "outputs with atoms" if supports.have_atoms else "sample_weight"
-            raise ValueError(
-                f"y misses values, which do not go with {what}. Drop the rows that miss any, or leave out "
-                f"{'the atoms' if supports.have_atoms else 'the weights'}."
-            )
         crossed = self.holds_out_in_turn(len(x)) and validation is None and calibration is None
         crossed = crossed and not supports.have_atoms and not incomplete
-        if not self.needs_validation(len(x)):
+        set_aside = 0 if crossed else max(FEWEST_ROWS, round(shares.get("calibration", 0) * len(x)))
+        if not self.needs_validation(len(x) - set_aside):
             shares.pop("validation", None)
         rng = check_random_state(self.random_state)
         table = (x, y, as_weights(sample_weight, len(x)))
@@ -213,6 +208,12 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
                 parts[name] = (*pair, as_weights(own, len(pair[0])))
                 supports.check(pair[1], names)
                 incomplete = incomplete or bool(torch.isnan(pair[1]).any())
+        if incomplete and (supports.have_atoms or any(own is not None for *_, own in parts.values())):
+            what = "outputs with atoms" if supports.have_atoms else "sample_weight"
+            raise ValueError(
+                f"y misses values, which do not go with {what}. Drop the rows that miss any, or leave out "
+                f"{'the atoms' if supports.have_atoms else 'the weights'}."
+            )
         x, y, _ = parts["train"]
         supports = supports.with_links(x, y)
         self.outputs_ = list(supports.kinds)
@@ -255,7 +256,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         elif bool(whole.all()):
             self._calibrate(x, y, weights, repair, order=self.order)
         else:
-            self._calibrate_incomplete(x, y, repair)
+            self._calibrate_incomplete(x, y, repair, self.order)
         return self
 
     def holds_out_in_turn(self, n: int) -> bool:

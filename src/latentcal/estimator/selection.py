@@ -86,6 +86,7 @@ def select(
     budget: Budget,
     alone: bool = False,
     weights: Tensor | None = None,
+    alike: Tensor | None = None,
     contiguous: bool = False,
     progress: bool = False,
     **how: Any,
@@ -104,14 +105,15 @@ def select(
         budget: how much is tried.
         alone: whether flows alone are the only candidate.
         weights: (n,) of the rows; equal if None.
+        alike: (n, k); rows that are equal in it stay in one fold. Outputs and features if None.
         contiguous: whether rows are in time order.
         progress: show a progress bar.
         how: options of :class:`CandidateFitter`.
     """
 
     def fitter_of(rows: Tensor) -> CandidateFitter:
-        own = None if weights is None else weights[rows]
-        return CandidateFitter(x[rows], y[rows], own, contiguous=contiguous, **how)
+        own, known = (None if each is None else each[rows] for each in (weights, alike))
+        return CandidateFitter(x[rows], y[rows], own, alike=known, contiguous=contiguous, **how)
 
     every = torch.ones(len(y), dtype=torch.bool)
     fitter = fitter_of(every if seen is None else seen)
