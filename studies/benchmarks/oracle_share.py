@@ -315,7 +315,7 @@ def table(rows: list[dict[str, str]]) -> str:
                 alone = statistics.fmean(row["auto_rung"] == "unchanged" for row in runs)
                 share = f"left alone {alone:.1%}, worst loss {max(-float(row['auto']) for row in runs):.3f}"
             cells = [
-                f"{name}{' *' * (name in FRESH)}",
+                name.replace("|", r"\|") + " *" * (name in FRESH),
                 *(n, len(runs), f"{oracle:.4f}", f"{plain:.4f}", f"{auto:.4f}", share),
                 "" if math.isnan(every) else f"{every / oracle:.0%}",
                 "; ".join(f"{count}x {rung}" for rung, count in rungs),
