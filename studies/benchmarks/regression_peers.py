@@ -41,6 +41,7 @@ Fits = Iterator[tuple[str, Forecaster]]
 FOLDS = 5
 JITTER = 1e-8  # on the diagonal of covariances, in standardised units
 MEMBERS = 5
+AT_A_TIME = 20  # draws of all rows, of a flow
 TREES, LEAF = 200, 5
 ONE_SCALE_FROM = 20  # features: a Gaussian process with more has one length scale for all of them
 VALIDATION_SHARE, PATIENCE = 0.15, 30  # of peers that stop early
@@ -275,12 +276,16 @@ def forecast_mixture(members: list[lc.ConditionalFlow], x: np.ndarray, source: G
     laws = [member(torch.from_numpy(x)) for member in members]
     counts = torch.bincount(torch.randint(len(laws), (DRAWS,), generator=source), minlength=len(laws))
     pairs = zip(laws, counts.tolist(), strict=True)
-    draws = torch.cat([law.sample((count,), source) for law, count in pairs if count])
+    parts = [
+        (law, min(AT_A_TIME, count - first)) for law, count in pairs for first in range(0, count, AT_A_TIME)
+    ]
+    draws = torch.cat([law.sample((count,), source) for law, count in parts])
     draws = draws[torch.randperm(DRAWS, generator=source)]
 
     @torch.no_grad()
     def log_prob(y: Tensor) -> Tensor:
-        return torch.stack([law.log_prob(y) for law in laws]).logsumexp(0) - math.log(len(laws))
+        parts = [torch.stack([law.log_prob(part) for law in laws]) for part in y.split(AT_A_TIME)]
+        return torch.cat(parts, 1).logsumexp(0) - math.log(len(laws))
 
     return Forecast(draws, draws.mean(0), log_prob)
 
