@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from latentcal._internal.splines import LineSpline, UnitSpline, monotone_slopes
+from latentcal._internal.splines import LineSpline, SplineStep, UnitSpline, monotone_slopes
 
 
 def random_spline(bins: int, seed: int = 0) -> UnitSpline:
@@ -189,3 +192,45 @@ def test_knots_that_nearly_meet_leave_the_inverse_finite():
     points = torch.cat([torch.linspace(-1e-9, 3e-9, 100, dtype=torch.float64), x[0]])[:, None]
     back = spline.inverse(spline(points)[0])
     torch.testing.assert_close(back, points, rtol=1e-6, atol=1e-13)
+
+
+def zuko_spline(phi: Tensor) -> Any:
+    """zuko's map of the same numbers, (..., 3 K - 1)."""
+    transforms = pytest.importorskip("zuko.transforms")
+    bins = (phi.shape[-1] + 1) // 3
+    return transforms.MonotonicRQSTransform(*phi.split([bins, bins, bins - 1], -1), bound=5.0, slope=1e-3)
+
+
+@pytest.mark.parametrize("bins", [2, 8])
+def test_a_step_of_a_spline_is_that_of_zuko_with_its_derivatives(bins, generator):
+    phi = 3 * torch.randn(400, 3, 3 * bins - 1, generator=generator, dtype=torch.float64)
+    t = 3 * torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    assert 0.02 < float((t.abs() > 5).double().mean()) < 0.5  # control: both parts of the map are asked for
+    of_z, of_slope = (torch.randn(400, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    answers = []
+    for call in (
+        lambda phi, t: SplineStep.apply(phi, t, 5.0, 1e-3),
+        lambda phi, t: zuko_spline(phi).call_and_ladj(t),
+    ):
+        arguments = phi.clone().requires_grad_(), t.clone().requires_grad_()
+        values = call(*arguments)
+        answers.append([*values, *torch.autograd.grad(values, arguments, (of_z, of_slope))])
+    for ours, theirs in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+def test_a_step_of_a_spline_agrees_with_finite_differences(generator):
+    phi = torch.randn(20, 11, generator=generator, dtype=torch.float64, requires_grad=True)
+    t = torch.linspace(-6, 6, 20, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda phi, t: SplineStep.apply(phi, t, 5.0, 1e-3), (phi, t))
+
+
+def test_a_step_of_a_spline_is_finite_at_its_knots_and_ends():
+    # Equal bins have their knots at known points; the map is the identity beyond the ends.
+    t = torch.tensor([-5.0, -2.5, 0.0, 2.5, 5.0, 5.0 + 1e-6, -1e30, 1e30], dtype=torch.float32)
+    phi = torch.zeros(8, 11, requires_grad=True)
+    z, log_slope = SplineStep.apply(phi, t, 5.0, 1e-3)
+    (z.sum() + log_slope.sum()).backward()
+    torch.testing.assert_close(z.detach(), t)
+    torch.testing.assert_close(log_slope.detach(), torch.zeros(8))
+    assert bool(torch.isfinite(phi.grad).all())

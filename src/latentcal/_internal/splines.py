@@ -1,6 +1,9 @@
-"""Monotone rational-quadratic splines of the unit interval: value, complement, slope, inverse."""
+"""Monotone rational-quadratic splines: of the unit interval, of the line, and many at one point each."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,3 +151,108 @@ class _LineBins:
         self.first, self.last = spline.slopes[coordinate, k], spline.slopes[coordinate, k + 1]
         self.mean = self.height / self.width
         self.bend = self.first + self.last - 2 * self.mean
+
+
+class SplineStep(torch.autograd.Function):
+    r"""Values and log slopes of many splines at one point each; their derivatives are written out.
+
+    The map is zuko's ``MonotonicRQSTransform``: on :math:`[-B, B]` a ratio of quadratics with K bins, as in
+    :class:`UnitSpline`, and the identity outside. Every parameter :math:`\phi` is first bounded,
+
+    .. math:: \tilde\phi = \frac{\phi}{1 + |c\, \phi / \log \epsilon|}, \qquad c = 2 \text{ or } 1;
+
+    bin widths and heights (c = 2) are proportional to :math:`e^{\tilde\phi}`, and the slopes at the inner
+    knots (c = 1) are :math:`e^{\tilde\phi}`. Training evaluates this map more than anything else, and
+    automatic differentiation of it takes about twice as long. There is no second derivative.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, t: Tensor, bound: float, smallest: float) -> tuple[Tensor, Tensor]:
+        """z and log dz/dt, (..., 3 K - 1), (...) -> (...), (...)."""
+        bins = (phi.shape[-1] + 1) // 3
+        squeeze = phi.new_full((phi.shape[-1],), 1 / abs(math.log(smallest)))
+        squeeze[: 2 * bins] *= 2
+        squeezed = (phi * squeeze).abs_().add_(1).reciprocal_()
+        powers = (phi * squeezed).exp_()
+        shares = powers[..., : 2 * bins].unflatten(-1, (2, bins))
+        shares = shares / shares.sum(-1, keepdim=True)  # (..., 2, K) widths and heights
+        ends = shares.cumsum(-1)
+        u = t / (2 * bound) + 0.5
+        k = (ends[..., 0, :] < u[..., None]).sum(-1)
+        inside = (u > 0) & (k < bins)
+        k = k.clamp_(max=bins - 1)
+        at = k[..., None, None].expand(*k.shape, 2, 1)
+        width, height = (sizes := shares.gather(-1, at)[..., 0]).unbind(-1)
+        left, low = (ends.gather(-1, at)[..., 0] - sizes).unbind(-1)
+        slopes = powers[..., 2 * bins :]  # at the inner knots; at both ends it is 1
+        first = slopes.gather(-1, (k - 1).clamp_(min=0)[..., None])[..., 0].masked_fill_(k == 0, 1.0)
+        last = slopes.gather(-1, k.clamp(max=bins - 2)[..., None])[..., 0].masked_fill_(k == bins - 1, 1.0)
+        xi = ((u - left) / width).clamp_(0, 1)
+        eta, mean = 1 - xi, height / width
+        both = xi * eta
+        below = mean + (first + last - 2 * mean) * both
+        ratio = xi * (mean * xi + first * eta) / below
+        above = last * xi * xi + 2 * mean * both + first * eta * eta
+        log_slope = (torch.log((mean / below).square_() * above)).masked_fill_(~inside, 0.0)
+        z = torch.where(inside, (2 * bound) * (low + height * ratio) - bound, t)
+        ctx.bound, ctx.squeeze = bound, squeeze
+        ctx.save_for_backward(
+            *(squeezed, powers, shares, k, inside, width, height, first, last, xi, below, ratio, above),
+            log_slope,
+        )
+        return z, log_slope
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_z: Tensor, of_log_slope: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        squeezed, powers, shares, k, inside, *rest = ctx.saved_tensors
+        width, height, first, last, xi, below, ratio, above, log_slope = rest
+        bins = shares.shape[-1]
+        # Of the value in [0, 1] and of the log slope; outside nothing depends on phi.
+        of_value = (of_z * (2 * ctx.bound)).masked_fill_(~inside, 0.0)
+        of_slope = of_log_slope.masked_fill(~inside, 0.0)
+        eta, mean = 1 - xi, height / width
+        both, tilt = xi * eta, eta - xi
+        bend = first + last - 2 * mean
+        of_ratio = of_value * height / below
+        by_above, by_below = of_slope / above, -2 * of_slope / below
+        of_xi = (
+            of_value * width * log_slope.exp()
+            + 2 * by_above * (last * xi + mean * tilt - first * eta)
+            + by_below * bend * tilt
+        )
+        of_mean = (
+            of_ratio * (xi * xi - ratio * (1 - 2 * both))
+            + 2 * of_slope / mean
+            + 2 * by_above * both
+            + by_below * (1 - 2 * both)
+        )
+        by_both = (by_below - of_ratio * ratio) * both
+        of_first = of_ratio * both + by_above * eta * eta + by_both
+        of_last = by_above * xi * xi + by_both
+        of_left = -of_xi / width
+        of_width = of_left * xi - of_mean * mean / width
+        of_height = of_value * ratio + of_mean / width
+        number = torch.arange(bins, device=k.device)
+        bin_, before = k[..., None] == number, number < k[..., None]
+        of_shares = torch.stack(
+            [
+                of_left[..., None] * before + of_width[..., None] * bin_,
+                of_value[..., None] * before + of_height[..., None] * bin_,
+            ],
+            -2,
+        )
+        of_phi = torch.empty_like(powers)
+        of_phi[..., : 2 * bins] = (shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))).flatten(
+            -2
+        )
+        inner = number[:-1]
+        of_slopes = (of_first[..., None] * (k[..., None] == inner + 1)).add_(
+            of_last[..., None] * (k[..., None] == inner)
+        )
+        of_phi[..., 2 * bins :] = of_slopes * powers[..., 2 * bins :]
+        of_phi *= squeezed.square()
+        of_t = None
+        if ctx.needs_input_grad[1]:
+            of_t = torch.where(inside, of_xi / (width * (2 * ctx.bound)), of_z)
+        return of_phi, of_t, None, None

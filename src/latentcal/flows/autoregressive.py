@@ -11,10 +11,13 @@ from torch.distributions import Distribution
 
 from .._internal.numerics import broadcast_leading
 from .._internal.optional import require
+from .._internal.splines import SplineStep
 from .._internal.validate import as_whole, check_features
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .triangular import Increasing, Triangle
+
+_BOUND, _LEAST = 5.0, 1e-3  # of zuko's splines: where they end, and their smallest slope
 
 
 class AutoregressiveFlow(ConditionalFlow):
@@ -157,26 +160,33 @@ class _MapsAt:
         )
 
     def every_own(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``every``, where each flow has points (m, b, d) of its own."""
-        z, log_slope = self._univariate(y, slice(0, self.stack.dim)).call_and_ladj(y)
+        """As ``every``, where each flow has points (m, b, d) of its own; differentiable once."""
+        outputs = slice(0, self.stack.dim)
+        if self.stack.flows[0].transform == "spline":
+            z, log_slope = SplineStep.apply(self._numbers(y, outputs), y, _BOUND, _LEAST)
+        else:
+            z, log_slope = self._univariate(y, outputs).call_and_ladj(y)
         return z, log_slope
 
     def one(self, i: int, y: Tensor) -> Increasing:
         return _Spread(self._univariate(y[None], slice(i, i + 1)), len(self.weights))
 
+    def _numbers(self, y: Tensor, outputs: slice) -> Tensor:
+        """Parameters of the maps of some outputs, given those before, (m, ..., d) -> (m, ..., o, k)."""
+        total = self.map.total
+        if not hasattr(self.map, "hyper"):
+            return self.phi.reshape(len(self.weights), *[1] * (y.dim() - 2), 1, total)
+        values = self._before(y, outputs)
+        for number, (weight, bias) in enumerate(self.layers[1:], 2):
+            if number == len(self.layers):
+                rows = slice(outputs.start * total, outputs.stop * total)
+                weight, bias = weight[:, rows], bias[:, rows]
+            values = _apply(values.relu(), weight, bias)
+        return values.unflatten(-1, (-1, total))
+
     def _univariate(self, y: Tensor, outputs: slice) -> Any:
         """zuko's map of some of the outputs, given those before them in y, (1, ..., d) or (m, b, d)."""
-        total, count = self.map.total, len(self.weights)
-        if not hasattr(self.map, "hyper"):
-            phi = self.phi.reshape(count, *[1] * (y.dim() - 2), 1, total)
-        else:
-            values = self._before(y, outputs)
-            for number, (weight, bias) in enumerate(self.layers[1:], 2):
-                if number == len(self.layers):
-                    rows = slice(outputs.start * total, outputs.stop * total)
-                    weight, bias = weight[:, rows], bias[:, rows]
-                values = _apply(values.relu(), weight, bias)
-            phi = values.unflatten(-1, (-1, total))
+        phi = self._numbers(y, outputs)
         sizes = [shape.numel() for shape in map(torch.Size, self.map.shapes)]
         parts = zip(phi.split(sizes, -1), self.map.shapes, strict=True)
         return self.map.univariate(*(part.reshape(*part.shape[:-1], *shape) for part, shape in parts))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class TriangularFlow(ConditionalFlow):
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         x = check_features(x, self.features) if self.features else None
         lead = () if x is None else x.shape[:-1]
-        shape = torch.broadcast_shapes(z.shape[:-1], lead)
+        shape = np.broadcast_shapes(z.shape[:-1], lead)
         z = z.expand(*shape, z.shape[-1])
         triangle = self.triangle(x)
         if len(shape) == len(lead):
@@ -81,7 +82,7 @@ class TriangularFlow(ConditionalFlow):
 def encode_each(flow: Any, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Latent of a flow that has a triangle, and the logarithms of its slopes, (..., d) -> (..., d) each."""
     if x is not None:
-        y = y.expand(*torch.broadcast_shapes(y.shape[:-1], x.shape[:-1]), y.shape[-1])
+        y = y.expand(*np.broadcast_shapes(y.shape[:-1], x.shape[:-1]), y.shape[-1])
     triangle = flow.triangle(x)
     return _mean(triangle.weights, *triangle.every(y))
 
