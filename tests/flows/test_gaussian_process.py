@@ -126,3 +126,26 @@ def test_the_gradient_of_the_evidence_is_its_slope():
                 evidence.loss(at + step, 30, *penalty)[0] - evidence.loss(at - step, 30, *penalty)[0]
             ) / 2e-5
             assert math.isclose(slope, gradient[j], rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_the_evidence_is_the_likelihood_under_the_kernel():
+    x, y, _, _ = _rows(30)
+    weights = torch.linspace(0.5, 2.0, 30, dtype=torch.float64)
+    rows, target = (x - x.mean(0)) / x.std(0), y[:, 0] / y[:, 0].std()
+    evidence = process_fitting._Evidence(rows, target, weights)
+
+    def likelihood(values: np.ndarray) -> float:
+        kernel = process_fitting._Kernel(torch.from_numpy(values))
+        covariance = kernel(rows, rows) + torch.diag(kernel.noise / weights)
+        normal = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), covariance)
+        return float(normal.log_prob(target))
+
+    # Shapes of one common and three own length scales, the same penalties: only the likelihood differs.
+    one, other = (
+        np.array([0.5, 0.2, -1.0, -1.5, 0.3, -0.2, 0.1]),
+        np.array([0.5, 0.2, -1.0, -1.5, -0.3, 0.2, -0.1]),
+    )
+    gain = evidence.loss(one, 30, True, 0.4)[0] - evidence.loss(other, 30, True, 0.4)[0]
+    expected = likelihood(other) - likelihood(one)
+    assert abs(expected) > 0.1  # control: the two kernels are told apart
+    assert math.isclose(gain, expected, rel_tol=1e-8)

@@ -220,6 +220,7 @@ class _Evidence:
 
     def __init__(self, rows: Tensor, target: Tensor, weights: Tensor) -> None:
         self.rows, self.target, self.weights = rows, target, weights
+        self.linear = rows @ rows.T / rows.shape[1]
         usual = math.log(rows.shape[1]) / 2
         self.expected = torch.tensor([usual + math.sqrt(2), 0.0, 0.0, -2.0], dtype=torch.float64)
         self.bounds = [(-4.0, 9.0), (-8.0, 5.0), (-12.0, 5.0), (math.log(_SMALLEST_NOISE), 2.0)]
@@ -241,23 +242,35 @@ class _Evidence:
         return torch.from_numpy(found.x), float(found.fun)
 
     def loss(self, values: np.ndarray, n: int, far: bool, width: float) -> tuple[float, np.ndarray]:
-        """Negative log-likelihood and penalty, and their gradient."""
-        rows, target = self.rows[:n], self.target[:n]
-        parameters = torch.tensor(values, requires_grad=True)
-        own = parameters[4:] / width
-        penalty = (torch.log1p(own**2) if far else own**2 / 2).sum()
-        penalty = penalty + ((parameters[:4] - self.expected) ** 2).sum() / 18
-        kernel = _Kernel(parameters)
-        covariance = kernel(rows, rows) + torch.diag(kernel.noise / self.weights[:n])
-        with torch.no_grad():
-            factor, failed = torch.linalg.cholesky_ex(covariance)
-            if int(failed):
-                return math.inf, np.zeros_like(values)
-            inverse = torch.cholesky_inverse(factor)
-            solved = inverse @ target
-            value = target @ solved / 2 + factor.diagonal().log().sum()
-            # The derivative of the likelihood by the covariance; the rest is the chain rule.
-            slope = (inverse - torch.outer(solved, solved)) / 2
-        ((slope * covariance).sum() + penalty).backward()
-        assert parameters.grad is not None
-        return float(value + penalty.detach()), parameters.grad.numpy()
+        r"""Negative log-likelihood and penalty, and their gradient.
+
+        With K the covariance and :math:`a = K^{-1} y`, a parameter moves the likelihood by the trace of
+        :math:`S\, \partial K`, :math:`S = (K^{-1} - a a^\top) / 2`. For squared distances in units of the
+        length scales the Matérn kernel has the derivative :math:`-\tfrac{5}{6} (1 + r) e^{-r}`.
+        """
+        kernel = _Kernel(torch.from_numpy(values))
+        rows, target, linear = self.rows[:n] / kernel.length, self.target[:n], self.linear[:n, :n]
+        noise = kernel.noise / self.weights[:n]
+        size = rows.square().sum(1)
+        r = (5 * (size[:, None] + size - 2 * rows @ rows.T)).clamp_(min=0).sqrt_()
+        decay = kernel.signal * torch.exp(-r)
+        matern = (1 + r + r * r / 3) * decay
+        covariance = torch.add(matern, linear, alpha=float(kernel.slope))
+        covariance.diagonal().add_(noise)
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if int(failed):
+            return math.inf, np.zeros_like(values)
+        inverse = torch.cholesky_inverse(factor)
+        solved = inverse @ target
+        by_covariance = inverse.addr_(solved, solved, alpha=-1).mul_(0.5)
+        by_square = (1 + r).mul_(decay).mul_(by_covariance).mul_(-5 / 6)
+        by_length = -4 * ((by_square.sum(1) @ rows.square()) - (rows * (by_square @ rows)).sum(0))
+        gap, own = kernel.parameters[:4] - self.expected, kernel.parameters[4:] / width
+        gradient = torch.cat([gap / 9, by_length + (2 * own / (1 + own**2) if far else own) / width])
+        gradient[0] += by_length.sum()
+        gradient[1] += (by_covariance * matern).sum()
+        gradient[2] += (by_covariance * linear).sum() * kernel.slope
+        gradient[3] += by_covariance.diagonal() @ noise
+        penalty = (torch.log1p(own**2) if far else own**2 / 2).sum() + gap.square().sum() / 18
+        value = target @ solved / 2 + factor.diagonal().log().sum() + penalty
+        return float(value), gradient.numpy()
