@@ -140,7 +140,7 @@ def _errors(cells: Cells, methods: Sequence[str]) -> list[str]:
 
 def absent(cells: Cells) -> list[str]:
     """A note on the published data sets of which there is no record at all; none for a suite of a few."""
-    if cells.part or cells.suite in ("quick", "tuned"):
+    if cells.part or cells.suite == "quick":
         return []
     missing = [short_name(name) for name in published_sets() if name not in cells.datasets]
     return [f"No records in {cells.suite}: {', '.join(missing)}."] if missing else []

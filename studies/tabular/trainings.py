@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import shutil
 import time
 import traceback
 import warnings
@@ -23,7 +22,7 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from latentcal import ConditionalFlow, __version__
-from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
+from latentcal.flows import TrainingLog, TrainingWarning, train_flow
 from latentcal.splits import Split, split
 from latentcal.tables import Dataset
 
@@ -59,11 +58,11 @@ class TrainedRun:
         split: the parts of the data; the validation part is the calibration set.
         log: losses and durations of the training, whichever weights are asked for.
         latents: of the calibration and the test rows under these weights.
-        sizes: hyper-parameters, those chosen by tuning included.
+        sizes: hyper-parameters.
         epoch: index of the epoch of the weights; -1 where the very first one diverged. That of the best
             weights may be after that of the last ones, see ``RunSpec``.
-        seconds: wall-clock time of training, with that of the grid search where there was one.
-        cpu_seconds: processor time of the same (of a search that was cut, only since it was taken up again).
+        seconds: wall-clock time of training.
+        cpu_seconds: processor time of training.
     """
 
     spec: RunSpec
@@ -133,10 +132,15 @@ def one_thread() -> Iterator[None]:
 def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
     """Train and write the entry."""
     start, cpu_start = time.perf_counter(), time.process_time()
-    search = folder.parent.parent / "tuning" / spec.key
     with one_thread():
-        sizes, table = _tune(spec, parts, search) if spec.tuned else (dict(spec.sizes), [])
-        flow, snapshots, log = _fit(spec, sizes, parts)
+        flow = make_flow(spec, parts)
+        snapshots = Snapshots(flow)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
+            log = fit(flow, spec, parts, snapshots)
+        if log.stopped.startswith("interrupted"):
+            raise KeyboardInterrupt
+        snapshots.complete(log)
         files: dict[str, bytes] = {}
         latents: dict[str, np.ndarray] = {}
         failures: dict[str, str] = {}
@@ -148,16 +152,14 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
                 latents |= {f"{choice}_{name}": values for name, values in _encode(flow, parts).items()}
             except Exception:  # hours of training are not lost because one of two encodings fails
                 failures[choice] = traceback.format_exc()
-    searched = sum(row["seconds"] for row in table)  # over all processes and interruptions, not only this one
     report = {
         "spec": {name: value for name, value in spec.to_dict().items() if name not in _NOT_OF_TRAINING},
         "split": digest,
-        "sizes": sizes,
+        "sizes": dict(spec.sizes),
         "log": dataclasses.asdict(log),
         "epochs": snapshots.epoch,
-        "seconds": log.seconds + searched if spec.tuned else seconds,
+        "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "tuning": table,
         "failures": failures,
         "versions": {"latentcal": __version__, "torch": torch.__version__},
     }
@@ -165,10 +167,9 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
     np.savez_compressed(compressed, **latents)  # type: ignore[arg-type]
     files |= {_LATENTS: compressed.getvalue(), _LOG: json.dumps(report, indent=1).encode()}
     write_entry(folder, files)
-    shutil.rmtree(search, ignore_errors=True)
 
 
-class _Snapshots:
+class Snapshots:
     """Weights of the best epoch, and of the first one at which the published rule would have stopped.
 
     Either may come first: with more patience than published, training goes on after that stop, and may find
@@ -199,58 +200,37 @@ class _Snapshots:
         self.epoch[choice] = epoch
 
 
-def _fit(
-    spec: RunSpec, sizes: dict[str, Any], parts: Split
-) -> tuple[ConditionalFlow, _Snapshots, TrainingLog]:
-    options = dict(sizes)
-    learning_rate = options.pop("learning_rate")
-    with _seed_torch(spec.seed), warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
-        flow = _flow(spec, sizes, parts)
-        snapshots = _Snapshots(flow)
-        log = train_flow(
-            flow,
-            *parts.train,
-            validation=parts.validation,
-            learning_rate=learning_rate,
-            max_epochs=spec.max_epochs,
-            patience=spec.patience,  # type: ignore[arg-type]
-            restore_best=False,
-            seed=spec.seed,
-            on_epoch=snapshots,
-        )
-    if log.stopped.startswith("interrupted"):
-        raise KeyboardInterrupt
-    snapshots.complete(log)
-    return flow, snapshots, log
-
-
-def _flow(spec: RunSpec, sizes: dict[str, Any], parts: Split) -> ConditionalFlow:
-    options = {name: value for name, value in sizes.items() if name != "learning_rate"}
+def make_flow(spec: RunSpec, parts: Split) -> ConditionalFlow:
+    """The flow of a run before its training."""
+    options = {name: value for name, value in spec.sizes if name != "learning_rate"}
     y = parts.train.y
-    return FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options).to(y.dtype)  # type: ignore[call-arg, arg-type]
+    with _seed_torch(spec.seed):
+        flow = FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options)  # type: ignore[call-arg, arg-type]
+    return flow.to(y.dtype)
 
 
-def _tune(spec: RunSpec, parts: Split, storage: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The sizes that the published grid search chooses, and its table; a search that was cut goes on."""
-    tuning = tune_flow(
-        FLOWS[spec.flow],
+def fit(
+    flow: ConditionalFlow, spec: RunSpec, parts: Split, on_epoch: Callable[[int, TrainingLog], bool | None]
+) -> TrainingLog:
+    """Train the flow of a run; the weights of the last epoch stay.
+
+    Args:
+        flow: from ``make_flow``.
+        spec: the run.
+        parts: of its data.
+        on_epoch: as of ``train_flow``.
+    """
+    return train_flow(
+        flow,
         *parts.train,
         validation=parts.validation,
-        storage=storage,
-        seed=spec.seed,
+        learning_rate=dict(spec.sizes)["learning_rate"],
         max_epochs=spec.max_epochs,
-        patience=spec.patience,
+        patience=spec.patience,  # type: ignore[arg-type]
+        restore_best=False,
+        seed=spec.seed,
+        on_epoch=on_epoch,
     )
-    if not tuning.finished:
-        raise KeyboardInterrupt
-    rows = [{name: _plain(value) for name, value in row.items()} for row in tuning.table.to_dict("records")]
-    return dict(sorted(tuning.params.items())), rows
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @torch.no_grad()
@@ -275,8 +255,7 @@ def _read(spec: RunSpec, parts: Split, digest: str, folder: Path) -> TrainedRun:
         )
     if failure := report["failures"].get(spec.weights):
         raise RuntimeError(f"The {spec.weights} weights of {folder} have no latents:\n{failure}")
-    with _seed_torch(spec.seed):  # the random weights that are replaced at once
-        flow = _flow(spec, report["sizes"], parts)
+    flow = make_flow(spec, parts)  # whose random weights are replaced at once
     flow.load_state_dict(load_file(folder / f"{spec.weights}.safetensors"))
     with np.load(folder / _LATENTS) as arrays:
         fields = [field.name for field in dataclasses.fields(Latents)]

@@ -20,8 +20,8 @@ BASE_MODELS = {
     "flow-matching": "flow_matching",
     "misspecified": "misspecified_convex_potential",
     "quick": "convex_potential",
-    "tuned": "convex_potential",
 }
+BASE_MODELS |= {f"tuned-{name}": model for name, model in BASE_MODELS.items() if name != "quick"}
 """Published base model by suite."""
 
 PUBLISHED_AS = {"BASE": "BASE", "LR-KDE": "LR", "HDR-R": "HDR-R"}

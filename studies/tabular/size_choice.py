@@ -1,0 +1,146 @@
+"""Which sizes and learning rate a data set gets: the trials of a search, and the rule of choice.
+
+The grids are those of the paper (``latentcal.flows.GRIDS``). A search is made with the first seed of a data
+set, by validation NLL; the sizes that it chooses are used for all seeds. Its trials are in
+``benchmarks/results/tuning``, a file for each flow and data set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "tuning"
+SEARCH_SEED = 0
+RUNGS = (2, 10, 25, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
+"""Numbers of epochs at which the loss of a trial is recorded, and at which it may be given up."""
+
+
+@dataclass
+class Trial:
+    """What became of one combination of a grid so far.
+
+    Attributes:
+        sizes: the combination.
+        losses: lowest validation loss after so many epochs, by rung.
+        epochs: that were trained.
+        best_epoch: index of the epoch of the lowest validation loss.
+        loss: that loss; for flow matching the error of the velocity, else the NLL.
+        nll: validation NLL of that epoch's weights; None while the trial has not ended.
+        stopped: why the training ended; empty while it has not.
+        cpu_seconds: processor time of the training.
+        nll_seconds: processor time of the NLL, where it is not the loss.
+    """
+
+    sizes: dict[str, Any]
+    losses: dict[int, float] = field(default_factory=dict)
+    epochs: int = 0
+    best_epoch: int = -1
+    loss: float = math.inf
+    nll: float | None = None
+    stopped: str = ""
+    cpu_seconds: float = 0.0
+    nll_seconds: float = 0.0
+
+    def loss_at(self, rung: int) -> float | None:
+        """Lowest loss after so many epochs; None where it is not known yet, infinite after a divergence."""
+        if rung in self.losses:
+            return self.losses[rung]
+        if not self.stopped:
+            return None
+        return math.inf if self.stopped.startswith("diverged") else self.loss
+
+
+Keep = Callable[[Sequence[Trial], float], set[int]]
+"""The trials of a search, known up to the rung before, and a rung -> places of those that go on to it."""
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the lowest validation NLL of those that ended well; None if there is none."""
+    ended = [trial for trial in trials if trial.nll is not None and math.isfinite(trial.nll)]
+    return min(ended, key=lambda trial: trial.nll or 0.0, default=None)
+
+
+def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
+    """Places of all trials: the full grid."""
+    return set(range(len(trials)))
+
+
+def path_of(dataset: str, flow: str) -> Path:
+    """The file of a search."""
+    return RESULTS / flow / f"{dataset}.json"
+
+
+def chosen_sizes(dataset: str, flow: str, epochs: int | None = None) -> dict[str, Any] | None:
+    """What a search chose; None where it has not ended.
+
+    Args:
+        dataset: full name.
+        flow: whose grid.
+        epochs: of trainings that end after so many, the first rung; None for those that end by themselves.
+    """
+    path = path_of(dataset, flow)
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    chosen = found["chosen"] if epochs is None else found["chosen_after"].get(str(epochs))
+    return None if chosen is None else dict(chosen["sizes"])
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """The trials of a file; none where there is no file."""
+    if not path.exists():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    losses = [{int(rung): loss for rung, loss in row.pop("losses").items()} for row in rows]
+    return [Trial(**row, losses=own) for row, own in zip(rows, losses, strict=True)]
+
+
+def write_trials(path: Path, trials: Sequence[Trial], going: set[int], **about: Any) -> None:
+    """Write the trials of a search, one a line, and what it chose so far.
+
+    Args:
+        path: the file.
+        trials: all of them.
+        going: places of those that are trained to their end.
+        **about: what else is to be known.
+    """
+    ended = all(trials[place].stopped for place in going)
+    first = {RUNGS[0]: _best_after(trials, RUNGS[0])}
+    head = {
+        **about,
+        "chosen": _chosen(best_of(trials)) if ended else None,
+        "chosen_after": {rung: found for rung, found in first.items() if found is not None},
+        "cpu_seconds": sum(trial.cpu_seconds + trial.nll_seconds for trial in trials),
+    }
+    start = "".join(f"{json.dumps(name)}: {json.dumps(_rounded(value))},\n" for name, value in head.items())
+    lines = ",\n".join(json.dumps(_rounded(asdict(trial))) for trial in trials)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(f'{{{start}"trials": [\n{lines}\n]}}\n', encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _chosen(trial: Trial | None) -> dict[str, Any] | None:
+    return None if trial is None else {"sizes": trial.sizes, "nll": trial.nll}
+
+
+def _best_after(trials: Sequence[Trial], rung: int) -> dict[str, Any] | None:
+    """The lowest loss after so many epochs; None where one is not known."""
+    losses = [loss for trial in trials if (loss := trial.loss_at(rung)) is not None]
+    if len(losses) < len(trials):
+        return None
+    place = losses.index(min(losses))
+    return {"sizes": trials[place].sizes, "nll": losses[place]}
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with five decimals."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return round(value, 5) if isinstance(value, float) else value

@@ -1,0 +1,195 @@
+"""Search of sizes and learning rates over the paper's grids, resumable.
+
+    LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential maf flow-matching
+    LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --datasets enb jura
+    LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --until 2
+
+Cells (a flow and a data set) are searched in the order of their expected cost. All combinations of a cell
+are trained to the first rung of epochs, then the remaining ones to the next. Each loss is written as soon as
+it is known, and the same command resumes an interrupted search; combinations that are still in the race are
+then trained again up to their rung. ``--until 2`` stops after two epochs: that is the search of the suite
+``misspecified``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import threading
+import time
+import warnings
+from typing import Any
+
+from latentcal.flows import GRIDS, TrainingLog, TrainingWarning, mean_nll
+from latentcal.splits import Split, split
+
+from .datasets import load
+from .size_choice import (
+    RUNGS,
+    SEARCH_SEED,
+    Keep,
+    Trial,
+    best_of,
+    full_grid,
+    path_of,
+    read_trials,
+    write_trials,
+)
+from .spec import FLOWS, RunSpec, cost_of, study_sets
+from .trainings import Load, Snapshots, fit, make_flow, one_thread
+
+
+class PausedTraining:
+    """A training that goes on as far as it is told, on a thread of its own; one of them runs at a time.
+
+    It is the training that a run of the study with these sizes has.
+
+    Args:
+        spec: the run.
+        parts: of its data.
+    """
+
+    def __init__(self, spec: RunSpec, parts: Split) -> None:
+        self.log = TrainingLog()
+        self.cpu_seconds = 0.0
+        self.ended = False
+        self._spec, self._parts = spec, parts
+        self._flow = make_flow(spec, parts)
+        self._snapshots = Snapshots(self._flow)
+        self._error: BaseException | None = None
+        self._limit = 0.0
+        self._may_go, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._train, daemon=True).start()
+
+    def advance(self, epochs: float) -> None:
+        """Train until there are so many epochs, or until the training ends."""
+        if not self.ended and epochs > len(self.log.train_loss):
+            self._limit = epochs
+            self._may_go.release()
+            self._has_paused.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End the training here."""
+        if not self.ended:
+            self._limit = -1
+            self._may_go.release()
+            self._has_paused.acquire()
+
+    def nll(self) -> float:
+        """Validation NLL of the weights of the best epoch; infinite where there is none."""
+        if not hasattr(self._flow, "validation_loss") or self.log.best_epoch < 0:
+            return self.log.best_loss
+        self._flow.load_state_dict(self._snapshots.state["best"])
+        try:
+            return mean_nll(self._flow, *self._parts.validation)
+        except ArithmeticError:  # the solver of an ordinary differential equation gave up
+            return math.inf
+
+    def _train(self) -> None:
+        self._may_go.acquire()
+        try:
+            if self._limit >= 0:
+                with one_thread():
+                    self.log = fit(self._flow, self._spec, self._parts, self._pause)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.cpu_seconds = time.thread_time()
+            self.ended = True
+            self._has_paused.release()
+
+    def _pause(self, epoch: int, log: TrainingLog) -> bool:
+        self._snapshots(epoch, log)
+        if epoch + 1 >= self._limit:
+            self.log, self.cpu_seconds = log, time.thread_time()
+            self._has_paused.release()
+            self._may_go.acquire()
+        return self._limit < 0
+
+
+def grid_of(flow: str) -> list[dict[str, Any]]:
+    """All combinations of the paper's grid of a flow."""
+    grid = GRIDS[FLOWS[flow]]
+    names = sorted(grid)
+    combinations = itertools.product(*(grid[name] for name in names))
+    return [dict(zip(names, values, strict=True)) for values in combinations]
+
+
+def search(
+    dataset: str, flow: str, *, keep: Keep = full_grid, until: float = math.inf, load: Load = load
+) -> list[Trial]:
+    """Train the combinations of a grid, rung by rung, from where the file of the search ends.
+
+    Args:
+        dataset: full name.
+        flow: whose grid.
+        keep: which trials go on to a rung.
+        until: the last rung; infinity for trainings that end by themselves.
+        load: gives a data set by its name.
+    """
+    path = path_of(dataset, flow)
+    trials = read_trials(path) or [Trial(sizes) for sizes in grid_of(flow)]
+    specs = [RunSpec(dataset, flow, SEARCH_SEED, tuple(trial.sizes.items())) for trial in trials]
+    parts = split(load(dataset), SEARCH_SEED, specs[0].split)
+    trainings: dict[int, PausedTraining] = {}
+    for rung in (*RUNGS, math.inf):
+        if rung > until:
+            break
+        going = keep(trials, rung)
+        for place in sorted(trainings.keys() - going):
+            trainings.pop(place).abandon()
+        for place in sorted(going):
+            trial = trials[place]
+            if trial.stopped or rung in trial.losses:
+                continue
+            if place not in trainings:
+                trainings[place] = PausedTraining(specs[place], parts)
+            trainings[place].advance(rung)
+            _record(trial, trainings[place], rung)
+            about = {"dataset": dataset, "flow": flow, "seed": SEARCH_SEED, "rule": keep.__name__}
+            write_trials(path, trials, keep(trials, math.inf), **about)
+            if trial.stopped:
+                del trainings[place]
+    for training in trainings.values():
+        training.abandon()
+    return trials
+
+
+def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
+    """Write down how far a training is."""
+    log = training.log
+    trial.epochs, trial.best_epoch, trial.loss = len(log.train_loss), log.best_epoch, log.best_loss
+    trial.cpu_seconds = training.cpu_seconds
+    if not training.ended:
+        trial.losses[int(rung)] = log.best_loss
+        return
+    start = time.process_time()
+    trial.nll = math.inf if log.stopped.startswith("diverged") else training.nll()
+    trial.stopped, trial.nll_seconds = log.stopped, time.process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("flows", nargs="+", choices=FLOWS)
+    parser.add_argument("--datasets", nargs="+", help="full names; all by default")
+    parser.add_argument("--until", type=float, default=math.inf, help="the last rung, in epochs")
+    arguments = parser.parse_args()
+    cells = [
+        RunSpec(name, flow, SEARCH_SEED)
+        for flow in arguments.flows
+        for name in arguments.datasets or study_sets()
+    ]
+    for spec in sorted(cells, key=cost_of):
+        with one_thread(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a trial that ended
+            trials = search(spec.dataset, spec.flow, until=arguments.until)
+        best, seconds = best_of(trials), sum(trial.cpu_seconds + trial.nll_seconds for trial in trials)
+        found = "not finished" if best is None else f"{best.nll:.4f} with {best.sizes}"
+        print(f"{spec.flow} {spec.dataset}: {found}; {seconds:.0f} s of one processor", flush=True)
+
+
+if __name__ == "__main__":
+    main()
