@@ -61,6 +61,8 @@ class RunSpec:
             study's fixed sizes.
         max_epochs: end of training at the latest.
         patience: epochs without a new best after which training ends; None for the flow's default.
+        smooth: epochs over which the validation loss is averaged before it says which epoch is the best and
+            when to stop; 1 as published. With more the stop depends less on rounding.
         weights: ``"best"`` for those of the epoch with the lowest validation loss of the whole training,
             ``"last"`` for those of the first epoch at which 30 epochs had passed without a new best: there
             the published training stops, and its figures are made of these weights. Where ``patience`` is
@@ -80,6 +82,7 @@ class RunSpec:
     sizes: Sizes = ()
     max_epochs: int = MAX_EPOCHS
     patience: int | None = None
+    smooth: int = 1
     weights: Weights = "best"
     split: tuple[float, float, float] = SPLIT
     recalibrations: tuple[str, ...] = METHODS
@@ -105,7 +108,7 @@ class RunSpec:
         set_once(self, "recalibrations", tuple(self.recalibrations))
         if self.patience is None:
             set_once(self, "patience", _PATIENCE[self.flow])
-        for name in ("max_epochs", "patience"):
+        for name in ("max_epochs", "patience", "smooth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
@@ -117,6 +120,8 @@ class RunSpec:
         """
         sizes = [f"{name}{value:g}" for name, value in self.sizes]
         ends = [f"epochs{self.max_epochs}", f"patience{self.patience}", f"seed{self.seed}"]
+        if self.smooth > 1:
+            ends.insert(2, f"smooth{self.smooth}")
         if self.split != SPLIT:
             ends.append("split" + "_".join(f"{share:g}" for share in self.split))
         return "-".join([self.dataset, self.flow, *sizes, *ends])
@@ -155,6 +160,7 @@ Suite = Callable[..., list[RunSpec]]
 
 QUICK_SETS = ("slump", "edm", "jura", "enb", "scpf", "ansur2")
 MISSPECIFIED_EPOCHS = 2
+SMOOTHED = 10  # epochs
 TUNED_SEEDS, TUNED_SEEDS_OF_LARGE_SETS, LARGE_FROM = range(10), range(5), 1900  # rows
 
 
@@ -246,6 +252,7 @@ SUITES: dict[str, Suite] = {
     "flow-matching": partial(fixed_sizes, "flow-matching"),
     "misspecified": misspecified_suite,
     "quick": quick_suite,
+    **{f"smoothed-{name}": partial(fixed_sizes, name, smooth=SMOOTHED) for name in FLOWS},
     **{f"tuned-{name}": partial(tuned_suite, name) for name in (*FLOWS, "misspecified")},
 }
 

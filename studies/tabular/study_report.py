@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_SPEC = ("dataset", "flow", "seed", "sizes", "max_epochs", "patience", "weights", "split")
+_SPEC = ("dataset", "flow", "seed", "sizes", "max_epochs", "patience", "smooth", "weights", "split")
 _LAWS = ("LR-KDE", "LR-spline", "LR-stacked")
 _MOST_MAPS = 5  # data sets in one figure
 _ABOUT = "predictive densities, laws of the norm"

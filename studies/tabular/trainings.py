@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import statistics
 import time
 import traceback
 import warnings
@@ -138,7 +139,7 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
     start, cpu_start = time.perf_counter(), time.process_time()
     with one_thread():
         flow = make_flow(spec, parts)
-        snapshots = Snapshots(flow)
+        snapshots = Snapshots(flow, spec)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
             log = fit(flow, spec, parts, snapshots)
@@ -208,19 +209,29 @@ class Snapshots:
     """Weights of the best epoch, and of the first one at which the published rule would have stopped.
 
     Either may come first: with more patience than published, training goes on after that stop, and may find
-    a better epoch.
+    a better epoch. Called after each epoch, it says whether a smoothed loss ends the training.
+
+    Args:
+        flow: that is trained.
+        spec: of the run; a loss of every epoch counts by itself if None.
     """
 
-    def __init__(self, flow: ConditionalFlow) -> None:
+    def __init__(self, flow: ConditionalFlow, spec: RunSpec | None = None) -> None:
         self._flow = flow
+        self._smooth, self._patience = (1, 0) if spec is None else (spec.smooth, spec.patience or 0)
+        self._best_loss = math.inf
         self.state: dict[str, dict[str, Tensor]] = {}
         self.epoch: dict[str, int] = {}
 
-    def __call__(self, epoch: int, log: TrainingLog) -> None:
-        if log.best_epoch == epoch:
+    def __call__(self, epoch: int, log: TrainingLog) -> bool:
+        loss = statistics.fmean(log.validation_loss[-self._smooth :])
+        if loss < self._best_loss:
+            self._best_loss = loss
             self._keep("best", epoch)
-        elif "last" not in self.state and epoch - log.best_epoch >= PUBLISHED_PATIENCE:
+        waited = epoch - self.epoch.get("best", -1)
+        if "last" not in self.state and waited >= PUBLISHED_PATIENCE:
             self._keep("last", epoch)
+        return self._smooth > 1 and waited >= self._patience
 
     def complete(self, log: TrainingLog) -> None:
         """Where training ended before its time, the weights at its end stand for what is missing."""
@@ -261,7 +272,8 @@ def fit(
         validation=parts.validation,
         learning_rate=dict(spec.sizes)["learning_rate"],
         max_epochs=spec.max_epochs,
-        patience=spec.patience,  # type: ignore[arg-type]
+        # A smoothed loss ends the training by on_epoch, with patience of its own.
+        patience=spec.max_epochs if spec.smooth > 1 else spec.patience,  # type: ignore[arg-type]
         restore_best=False,
         seed=spec.seed,
         on_epoch=on_epoch,

@@ -21,7 +21,12 @@ BASE_MODELS = {
     "misspecified": "misspecified_convex_potential",
     "quick": "convex_potential",
 }
-BASE_MODELS |= {f"tuned-{name}": model for name, model in BASE_MODELS.items() if name != "quick"}
+BASE_MODELS |= {
+    f"{kind}-{name}": model
+    for name, model in BASE_MODELS.items()
+    for kind in ("tuned", "smoothed")
+    if name != "quick"
+}
 """Published base model by suite."""
 
 PUBLISHED_AS = {"BASE": "BASE", "LR-KDE": "LR", "HDR-R": "HDR-R"}

@@ -99,6 +99,29 @@ def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losse
     assert {choice: float(state["bias"]) for choice, state in snapshots.state.items()} == snapshots.epoch
 
 
+def test_a_smoothed_loss_passes_over_a_lucky_epoch_and_ends_the_training_itself(tmp_path):
+    """A single low loss among noisy ones is the best epoch as published, and is none of a mean of five."""
+    losses = [5.0 - epoch / 10 for epoch in range(20)] + [1.0] + [3.1 + epoch / 100 for epoch in range(60)]
+    found = {}
+    for smooth in (1, 5):
+        flow, log = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1)), TrainingLog()
+        snapshots = trainings.Snapshots(flow, spec(smooth=smooth, patience=40))
+        for epoch, loss in enumerate(losses):
+            log.validation_loss.append(loss)
+            if snapshots(epoch, log):
+                break
+        found[smooth] = (snapshots.epoch["best"], epoch)
+    assert found[1] == (20, len(losses) - 1)  # train_flow itself would end it
+    assert found[5] == (23, 63)
+    run = train_or_load(spec(**{**LONG, "smooth": 5}), load=load, cache=tmp_path)
+    means = torch.tensor(run.log.validation_loss).unfold(0, 5, 1).mean(1)
+    assert run.epoch == int(means.argmin()) + 4
+    assert len(run.log.validation_loss) == run.epoch + 1 + 60
+    assert mean_nll(run.flow, *run.split.validation) == pytest.approx(
+        run.log.validation_loss[run.epoch], abs=1e-5
+    )
+
+
 def test_where_training_ends_first_the_last_weights_are_those_of_its_end(tmp_path):
     last = train_or_load(spec(weights="last"), load=load, cache=tmp_path)
     assert last.epoch == 4
