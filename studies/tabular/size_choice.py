@@ -17,6 +17,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "tuning"
 SEARCH_SEED = 0
+HALVED_AFTER = 50  # epochs with the largest learning rate
 RUNGS = (2, 10, 25, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
 """Numbers of epochs at which the loss of a trial is recorded, and at which it may be given up."""
 
@@ -60,15 +61,86 @@ Keep = Callable[[Sequence[Trial], float], set[int]]
 """The trials of a search, known up to the rung before, and a rung -> places of those that go on to it."""
 
 
+def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
+    """Places of all trials."""
+    return set(range(len(trials)))
+
+
+def halving(trials: Sequence[Trial], rung: float) -> set[int]:
+    """Places of the trials that successive halving trains up to a rung.
+
+    All sizes are trained with the largest learning rate for 50 epochs, then the better half of them until
+    they end. This half is trained with the next learning rate, for more epochs in proportion to 1 / rate,
+    then its better half until it ends; and so on. Sizes start from the same weights at every rate and mostly
+    keep their order, and small rates take most of the time. Two epochs are trained of everything.
+    """
+    if rung <= RUNGS[0]:
+        return full_grid(trials, rung)
+    rates = sorted({trial.sizes["learning_rate"] for trial in trials}, reverse=True)
+    going: set[int] = set()
+    sizes = [trial.sizes | {"learning_rate": None} for trial in trials]
+    left = sizes
+    for rate in rates:
+        members = [
+            place
+            for place, trial in enumerate(trials)
+            if trial.sizes["learning_rate"] == rate and sizes[place] in left
+        ]
+        cut = min(RUNGS, key=lambda known: abs(known - HALVED_AFTER * rates[0] / rate))
+        losses = {place: loss for place in members if (loss := trials[place].loss_at(cut)) is not None}
+        if rung <= cut:
+            going |= set(members)
+        if len(losses) < len(members):
+            break
+        better = sorted(members, key=losses.__getitem__)[: math.ceil(len(members) / 2)]
+        going |= set(better)
+        if not all(trials[place].stopped for place in better):
+            break
+        left = [sizes[place] for place in better]
+    return going
+
+
+def walk(
+    trials: Sequence[Trial], keep: Keep, advance: Callable[[int, float], None], until: float = math.inf
+) -> None:
+    """Advance the trials rung by rung, as far as they are kept and not yet known.
+
+    Args:
+        trials: of a search, changed by ``advance``.
+        keep: which of them go on to a rung.
+        advance: trains the trial at a place up to a rung, infinity for its end.
+        until: the last rung.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for rung in (rung for rung in (*RUNGS, math.inf) if rung <= until):
+            for place in sorted(keep(trials, rung)):
+                if not trials[place].stopped and rung not in trials[place].losses:
+                    advance(place, rung)
+                    moved = True
+
+
+def replay(full: Sequence[Trial], keep: Keep) -> tuple[Trial | None, float]:
+    """What a rule would have chosen of a full grid, and its processor time, in proportion to epochs."""
+    trials = [Trial(trial.sizes) for trial in full]
+
+    def advance(place: int, rung: float) -> None:
+        known = full[place]
+        if known.epochs <= rung:
+            trials[place] = known
+            return
+        trials[place].losses = {at: loss for at, loss in known.losses.items() if at <= rung}
+        trials[place].cpu_seconds = known.cpu_seconds * rung / known.epochs
+
+    walk(trials, keep, advance)
+    return best_of(trials), sum(trial.cpu_seconds + trial.nll_seconds for trial in trials)
+
+
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial with the lowest validation NLL of those that ended well; None if there is none."""
     ended = [trial for trial in trials if trial.nll is not None and math.isfinite(trial.nll)]
     return min(ended, key=lambda trial: trial.nll or 0.0, default=None)
-
-
-def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
-    """Places of all trials: the full grid."""
-    return set(range(len(trials)))
 
 
 def path_of(dataset: str, flow: str) -> Path:

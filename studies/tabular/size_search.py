@@ -3,12 +3,14 @@
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential maf flow-matching
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --datasets enb jura
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --until 2
+    python -m studies.tabular.size_search convex-potential --compare
 
-Cells (a flow and a data set) are searched in the order of their expected cost. All combinations of a cell
-are trained to the first rung of epochs, then the remaining ones to the next. Each loss is written as soon as
-it is known, and the same command resumes an interrupted search; combinations that are still in the race are
-then trained again up to their rung. ``--until 2`` stops after two epochs: that is the search of the suite
-``misspecified``.
+Cells (a flow and a data set) are searched in the order of their expected cost: data sets with fewer than
+2,000 rows, households and rf1 on the full grid, the others by successive halving. Trainings advance from rung
+to rung of epochs. Each loss is written as soon as it is known, and the same command resumes an interrupted
+search; combinations that are still in the race are then trained again up to their rung. ``--until 2`` stops
+after two epochs: that is the search of the suite ``misspecified``. ``--compare`` shows what halving would
+have chosen of the full grids that are known.
 """
 
 from __future__ import annotations
@@ -19,25 +21,32 @@ import math
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from latentcal.flows import GRIDS, TrainingLog, TrainingWarning, mean_nll
 from latentcal.splits import Split, split
 
-from .datasets import load
+from .datasets import find, load
 from .size_choice import (
-    RUNGS,
     SEARCH_SEED,
     Keep,
     Trial,
     best_of,
     full_grid,
+    halving,
     path_of,
     read_trials,
+    replay,
+    walk,
     write_trials,
 )
 from .spec import FLOWS, RunSpec, cost_of, study_sets
+from .study_cells import short_name
 from .trainings import Load, Snapshots, fit, make_flow, one_thread
+
+FULL_BELOW = 2000  # rows
+COMPARED = ("households", "rf1")
 
 
 class PausedTraining:
@@ -135,24 +144,18 @@ def search(
     specs = [RunSpec(dataset, flow, SEARCH_SEED, tuple(trial.sizes.items())) for trial in trials]
     parts = split(load(dataset), SEARCH_SEED, specs[0].split)
     trainings: dict[int, PausedTraining] = {}
-    for rung in (*RUNGS, math.inf):
-        if rung > until:
-            break
-        going = keep(trials, rung)
-        for place in sorted(trainings.keys() - going):
-            trainings.pop(place).abandon()
-        for place in sorted(going):
-            trial = trials[place]
-            if trial.stopped or rung in trial.losses:
-                continue
-            if place not in trainings:
-                trainings[place] = PausedTraining(specs[place], parts)
-            trainings[place].advance(rung)
-            _record(trial, trainings[place], rung)
-            about = {"dataset": dataset, "flow": flow, "seed": SEARCH_SEED, "rule": keep.__name__}
-            write_trials(path, trials, keep(trials, math.inf), **about)
-            if trial.stopped:
-                del trainings[place]
+    about = {"dataset": dataset, "flow": flow, "seed": SEARCH_SEED, "rule": keep.__name__}
+
+    def advance(place: int, rung: float) -> None:
+        if place not in trainings:
+            trainings[place] = PausedTraining(specs[place], parts)
+        trainings[place].advance(rung)
+        _record(trials[place], trainings[place], rung)
+        write_trials(path, trials, keep(trials, math.inf), **about)
+        if trials[place].stopped:
+            del trainings[place]
+
+    walk(trials, keep, advance, until)
     for training in trainings.values():
         training.abandon()
     return trials
@@ -171,21 +174,49 @@ def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
     trial.stopped, trial.nll_seconds = log.stopped, time.process_time() - start
 
 
+def rule_of(dataset: str) -> Keep:
+    """The full grid of small data sets and of those on which halving is compared with it, else halving."""
+    small = find(dataset).shape[0] < FULL_BELOW
+    return full_grid if small or dataset in COMPARED else halving
+
+
+def compare(specs: Sequence[RunSpec]) -> list[str]:
+    """Lines in Markdown: what halving chooses beside full grids, as far as these are known."""
+    lines = [
+        "| suite | data set | NLL, full grid | NLL, halving | seconds, full grid | seconds, halving |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spec in specs:
+        trials = read_trials(path_of(spec.dataset, spec.flow))
+        if not trials or not all(trial.stopped for trial in trials):
+            continue
+        cells = [spec.flow, short_name(spec.dataset)]
+        both = [replay(trials, keep) for keep in (full_grid, halving)]
+        cells += ["–" if best is None else f"{best.nll:.3f}" for best, _ in both]
+        cells += [f"{seconds:.0f}" for _, seconds in both]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flows", nargs="+", choices=FLOWS)
     parser.add_argument("--datasets", nargs="+", help="full names; all by default")
     parser.add_argument("--until", type=float, default=math.inf, help="the last rung, in epochs")
+    parser.add_argument("--compare", action="store_true", help="only show halving beside full grids")
     arguments = parser.parse_args()
     cells = [
         RunSpec(name, flow, SEARCH_SEED)
         for flow in arguments.flows
         for name in arguments.datasets or study_sets()
     ]
+    if arguments.compare:
+        print("\n".join(compare(cells)))
+        return
     for spec in sorted(cells, key=cost_of):
         with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a trial that ended
-            trials = search(spec.dataset, spec.flow, until=arguments.until)
+            trials = search(spec.dataset, spec.flow, keep=rule_of(spec.dataset), until=arguments.until)
         best, seconds = best_of(trials), sum(trial.cpu_seconds + trial.nll_seconds for trial in trials)
         found = "not finished" if best is None else f"{best.nll:.4f} with {best.sizes}"
         print(f"{spec.flow} {spec.dataset}: {found}; {seconds:.0f} s of one processor", flush=True)
