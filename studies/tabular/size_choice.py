@@ -31,8 +31,8 @@ class Trial:
         losses: lowest validation loss after so many epochs, by rung.
         epochs: that were trained.
         best_epoch: index of the epoch of the lowest validation loss.
-        loss: that loss; for flow matching the error of the velocity, else the NLL.
-        nll: validation NLL of that epoch's weights; None while the trial has not ended.
+        loss: that loss; for flow matching the error of the velocity, else the NLL. None before any.
+        nll: validation NLL of that epoch's weights; None while the trial has not ended, or where it diverged.
         stopped: why the training ended; empty while it has not.
         cpu_seconds: processor time of the training.
         nll_seconds: processor time of the NLL, where it is not the loss.
@@ -42,7 +42,7 @@ class Trial:
     losses: dict[int, float] = field(default_factory=dict)
     epochs: int = 0
     best_epoch: int = -1
-    loss: float = math.inf
+    loss: float | None = None
     nll: float | None = None
     stopped: str = ""
     cpu_seconds: float = 0.0
@@ -139,8 +139,8 @@ def replay(full: Sequence[Trial], keep: Keep) -> tuple[Trial | None, float]:
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial with the lowest validation NLL of those that ended well; None if there is none."""
-    ended = [trial for trial in trials if trial.nll is not None and math.isfinite(trial.nll)]
-    return min(ended, key=lambda trial: trial.nll or 0.0, default=None)
+    ended = {place: trial.nll for place, trial in enumerate(trials) if trial.nll is not None}
+    return trials[min(ended, key=ended.__getitem__)] if ended else None
 
 
 def path_of(dataset: str, flow: str) -> Path:
@@ -212,7 +212,9 @@ def _best_after(trials: Sequence[Trial], rung: int) -> dict[str, Any] | None:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with five decimals."""
+    """Numbers with five decimals; None for infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
-    return round(value, 5) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return round(value, 5) if math.isfinite(value) else None
+    return value

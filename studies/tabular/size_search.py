@@ -87,15 +87,15 @@ class PausedTraining:
             self._may_go.release()
             self._has_paused.acquire()
 
-    def nll(self) -> float:
-        """Validation NLL of the weights of the best epoch; infinite where there is none."""
-        if not hasattr(self._flow, "validation_loss") or self.log.best_epoch < 0:
+    def nll(self) -> float | None:
+        """Validation NLL of the weights of the best epoch; None where it cannot be computed."""
+        if not hasattr(self._flow, "validation_loss"):
             return self.log.best_loss
         self._flow.load_state_dict(self._snapshots.state["best"])
         try:
             return mean_nll(self._flow, *self._parts.validation)
         except ArithmeticError:  # the solver of an ordinary differential equation gave up
-            return math.inf
+            return None
 
     def _train(self) -> None:
         self._may_go.acquire()
@@ -155,7 +155,9 @@ def search(
         if trials[place].stopped:
             del trainings[place]
 
-    walk(trials, keep, advance, until)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a trial that ended
+        walk(trials, keep, advance, until)
     for training in trainings.values():
         training.abandon()
     return trials
@@ -170,7 +172,7 @@ def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
         trial.losses[int(rung)] = log.best_loss
         return
     start = time.process_time()
-    trial.nll = math.inf if log.stopped.startswith("diverged") else training.nll()
+    trial.nll = None if log.stopped.startswith("diverged") else training.nll()
     trial.stopped, trial.nll_seconds = log.stopped, time.process_time() - start
 
 
@@ -214,8 +216,7 @@ def main() -> None:
         print("\n".join(compare(cells)))
         return
     for spec in sorted(cells, key=cost_of):
-        with one_thread(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a trial that ended
+        with one_thread():
             trials = search(spec.dataset, spec.flow, keep=rule_of(spec.dataset), until=arguments.until)
         best, seconds = best_of(trials), sum(trial.cpu_seconds + trial.nll_seconds for trial in trials)
         found = "not finished" if best is None else f"{best.nll:.4f} with {best.sizes}"

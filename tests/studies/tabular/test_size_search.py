@@ -67,6 +67,20 @@ def test_a_search_that_was_cut_trains_nothing_twice_to_the_end(monkeypatch):
 
 
 @pytest.mark.usefixtures("_small_grid")
+def test_a_combination_that_diverges_is_not_chosen(monkeypatch):
+    monkeypatch.setitem(GRIDS, FLOWS["convex-potential"], {**GRID, "learning_rate": [1e30, 0.02]})
+    trials = search("toy", "convex-potential", load=load)
+    diverged = [trial for trial in trials if trial.stopped.startswith("diverged")]
+    assert {trial.sizes["learning_rate"] for trial in diverged} == {1e30}
+    assert {trial.nll for trial in diverged} == {None}
+    assert chosen_sizes("toy", "convex-potential")["learning_rate"] == 0.02
+    text = path_of("toy", "convex-potential").read_text()
+    assert "Infinity" not in text
+    assert "NaN" not in text
+    assert read_trials(path_of("toy", "convex-potential"))[0].loss_at(100) == math.inf
+
+
+@pytest.mark.usefixtures("_small_grid")
 def test_two_epochs_are_enough_for_the_misspecified_suite():
     trials = search("toy", "convex-potential", until=2, load=load)
     assert {trial.epochs for trial in trials} == {2}
