@@ -21,8 +21,9 @@ import matplotlib
 from .datasets import find
 from .execution import record_id, run_suite, runs_left
 from .formats import FORMATS, format_tables
+from .provenance import made_otherwise
 from .spec import METHODS, SUITES, WEIGHTS, RunSpec, Weights, suite
-from .status import status_lines
+from .status import mixed, status_lines, studies_of
 from .store import FAILED, Store
 from .study_cells import Cells
 from .study_report import draw_figures, write_report
@@ -100,6 +101,10 @@ def run(
     specs = _specs(suites, seeds, datasets, weights, methods)
     how: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
     todo = runs_left(specs, Store(store), **how)
+    if todo:
+        ids = {record_id(spec, method) for spec in specs for method in METHODS}
+        known = [record for record in Store(store).records() if record["id"] in ids]
+        _refuse([f"with what this code would add, {line}" for line in made_otherwise(known)], store)
     print(f"{len(todo)} of {len(specs)} runs are to be done; records go to {store}.", flush=True)
     try:
         if todo:
@@ -117,9 +122,12 @@ def run(
 def show_status(suites: Sequence[str], store: Path) -> None:
     """Show what is recorded, what failed and why, and what is missing; of all suites if none is named.
 
-    What was done without samples is part of what is done.
+    What was done without samples is part of what is done. Records that were made by other trainings or laws
+    are an error.
     """
-    print("\n".join(status_lines(_records(store), suites)))
+    records = _records(store)
+    print("\n".join(status_lines(records, suites)))
+    _refuse(mixed(studies_of(records, suites)), store)
 
 
 def show_table(
@@ -344,7 +352,17 @@ def _studies(
                 f"{path} has no record of the suite {cells.suite} with {weights} weights. "
                 f"`{PROGRAM} run {cells.suite} --weights {weights} --store {path}` makes them."
             )
+    _refuse(mixed(found), path)
     return found
+
+
+def _refuse(lines: Sequence[str], path: Path) -> None:
+    """Fail where records were made by other code and would be taken for the same."""
+    if lines:
+        raise CommandError(
+            f"The records of {path} do not belong together: {'; '.join(lines)}. "
+            "Begin another file with --store, and export what is to be kept."
+        )
 
 
 def _complain(line: str) -> None:

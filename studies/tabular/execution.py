@@ -24,6 +24,7 @@ from latentcal import __version__
 from .datasets import load
 from .evaluate import NO_SAMPLES, SAMPLES, evaluate
 from .methods import calibrate
+from .provenance import made_by
 from .spec import RunSpec, cost_of
 from .store import DONE, FAILED, Record, Store, stamp
 from .trainings import Load, TrainedRun, one_thread, train_or_load
@@ -89,6 +90,7 @@ def records_of(
             about: Record = {"detail": calibrated.detail, "remarks": list(calibrated.remarks)}
             if figures["sampling_error"] == NO_SAMPLES:
                 about["partial"] = True
+            about["made_by"] = made_by(base, method)
             yield stamp({**_head(spec, method, DONE), **_about(base), **times, **figures, **about})
 
 

@@ -14,6 +14,7 @@ from latentcal import ConditionalFlow, flows
 
 from ..study_files import FOLDER_VARIABLE
 from .datasets import find, list_datasets
+from .size_choice import chosen_sizes
 
 Weights = Literal["best", "last"]
 WEIGHTS: tuple[Weights, ...] = ("best", "last")
@@ -56,16 +57,17 @@ class RunSpec:
         dataset: name of the data set; an abbreviation becomes the full name.
         flow: ``"convex-potential"``, ``"maf"`` (with rational-quadratic splines) or ``"flow-matching"``.
         seed: of the split, the weights and the order of the points.
-        sizes: pairs of a hyper-parameter and its value, sorted; what is not named has its default. Empty
-            where they are tuned.
+        sizes: pairs of a hyper-parameter and its value, sorted; what is not named has the value of the
+            study's fixed sizes.
         max_epochs: end of training at the latest.
         patience: epochs without a new best after which training ends; None for the flow's default.
+        smooth: epochs over which the validation loss is averaged before it says which epoch is the best and
+            when to stop; 1 as published. With more the stop depends less on rounding.
         weights: ``"best"`` for those of the epoch with the lowest validation loss of the whole training,
             ``"last"`` for those of the first epoch at which 30 epochs had passed without a new best: there
             the published training stops, and its figures are made of these weights. Where ``patience`` is
             more than 30 (convex potential flows have 60), the best epoch may come after that one; the two
             then differ in the length of training, too.
-        tuned: whether the sizes are chosen by the published grid search.
         split: shares of train, validation and test.
         recalibrations: names of :data:`METHODS`.
 
@@ -80,8 +82,8 @@ class RunSpec:
     sizes: Sizes = ()
     max_epochs: int = MAX_EPOCHS
     patience: int | None = None
+    smooth: int = 1
     weights: Weights = "best"
-    tuned: bool = False
     split: tuple[float, float, float] = SPLIT
     recalibrations: tuple[str, ...] = METHODS
 
@@ -90,13 +92,10 @@ class RunSpec:
             raise ValueError(f"There is no flow {self.flow!r}; choose one of {', '.join(FLOWS)}.")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights must be 'best' or 'last', got {self.weights!r}.")
-        if self.tuned and self.sizes:
-            raise ValueError(f"A tuned run chooses its sizes itself; leave {dict(self.sizes)} out.")
         if unknown := [name for name in self.recalibrations if name not in METHODS]:
             raise ValueError(f"There are no recalibrations {unknown}; choose from {', '.join(METHODS)}.")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}.")
-        defaults = {} if self.tuned else _SIZES[self.flow]
         options = _numbers_of(self.flow)
         if unknown := [name for name, _ in self.sizes if name not in (*options, "learning_rate")]:
             raise ValueError(f"{self.flow} has no {unknown}; it has {', '.join(options)} and learning_rate.")
@@ -105,11 +104,11 @@ class RunSpec:
         set_once = object.__setattr__  # the way a frozen dataclass completes itself
         set_once(self, "dataset", _full_name(self.dataset))
         set_once(self, "split", tuple(self.split))
-        set_once(self, "sizes", tuple(sorted((defaults | dict(self.sizes)).items())))
+        set_once(self, "sizes", tuple(sorted((_SIZES[self.flow] | dict(self.sizes)).items())))
         set_once(self, "recalibrations", tuple(self.recalibrations))
         if self.patience is None:
             set_once(self, "patience", _PATIENCE[self.flow])
-        for name in ("max_epochs", "patience"):
+        for name in ("max_epochs", "patience", "smooth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
@@ -119,8 +118,10 @@ class RunSpec:
 
         Both choices of weights, and all recalibrations, come from one training.
         """
-        sizes = ["tuned"] if self.tuned else [f"{name}{value:g}" for name, value in self.sizes]
+        sizes = [f"{name}{value:g}" for name, value in self.sizes]
         ends = [f"epochs{self.max_epochs}", f"patience{self.patience}", f"seed{self.seed}"]
+        if self.smooth > 1:
+            ends.insert(2, f"smooth{self.smooth}")
         if self.split != SPLIT:
             ends.append("split" + "_".join(f"{share:g}" for share in self.split))
         return "-".join([self.dataset, self.flow, *sizes, *ends])
@@ -158,8 +159,9 @@ def _full_name(dataset: str) -> str:
 Suite = Callable[..., list[RunSpec]]
 
 QUICK_SETS = ("slump", "edm", "jura", "enb", "scpf", "ansur2")
-TUNED_BELOW = 1100  # rows; grids of up to 27 trainings on all sets are more than a small machine can do
 MISSPECIFIED_EPOCHS = 2
+SMOOTHED = 10  # epochs
+TUNED_SEEDS, TUNED_SEEDS_OF_LARGE_SETS, LARGE_FROM = range(10), range(5), 1900  # rows
 
 
 def study_sets() -> tuple[str, ...]:
@@ -208,15 +210,40 @@ def quick_suite(
 
 
 def tuned_suite(
-    seeds: Iterable[int] = range(3),
+    name: str,
+    seeds: Iterable[int] | None = None,
     datasets: Sequence[str] | None = None,
-    flow: str = "convex-potential",
     **fields: Any,
 ) -> list[RunSpec]:
-    """Sizes and learning rate by the published grid search, on the sets with fewer than 1,100 rows."""
-    if datasets is None:
-        datasets = [name for name in study_sets() if find(name).shape[0] < TUNED_BELOW]
-    return fixed_sizes(flow, seeds, datasets, **{"tuned": True, **fields})
+    """Runs with the sizes and the learning rate that ``size_search`` chose, seed by seed, small sets first.
+
+    Data sets whose search has not ended are left out.
+
+    Args:
+        name: a flow, or ``"misspecified"``.
+        seeds: seeds in order; None for ten, of sets with 1,900 rows or more for five.
+        datasets: names in the order of the runs; None for all sets that are here.
+        **fields: further fields of ``RunSpec``, the same for all.
+    """
+    epochs = MISSPECIFIED_EPOCHS if name == "misspecified" else None
+    flow = "convex-potential" if epochs else name
+    fields = {"max_epochs": epochs or MAX_EPOCHS, **fields}
+    chosen = {
+        spec.dataset: tuple(sizes.items())
+        for spec in fixed_sizes(flow, [0], datasets)
+        if (sizes := chosen_sizes(spec.dataset, flow, epochs)) is not None
+    }
+    return [
+        RunSpec(dataset, flow, seed, sizes, **fields)
+        for seed in (TUNED_SEEDS if seeds is None else seeds)
+        for dataset, sizes in chosen.items()
+        if seeds is not None or seed in tuned_seeds(dataset)
+    ]
+
+
+def tuned_seeds(dataset: str) -> range:
+    """Seeds of a data set in the tuned suites: ten of the 12 smallest sets, five of the others."""
+    return TUNED_SEEDS_OF_LARGE_SETS if find(dataset).shape[0] >= LARGE_FROM else TUNED_SEEDS
 
 
 SUITES: dict[str, Suite] = {
@@ -225,7 +252,8 @@ SUITES: dict[str, Suite] = {
     "flow-matching": partial(fixed_sizes, "flow-matching"),
     "misspecified": misspecified_suite,
     "quick": quick_suite,
-    "tuned": tuned_suite,
+    **{f"smoothed-{name}": partial(fixed_sizes, name, smooth=SMOOTHED) for name in FLOWS},
+    **{f"tuned-{name}": partial(tuned_suite, name) for name in (*FLOWS, "misspecified")},
 }
 
 
@@ -248,5 +276,5 @@ def cost_of(spec: RunSpec) -> float:
         rows, _, dim = find(spec.dataset).shape
     except ValueError:  # a set of the user's own
         return 1.0
-    epochs = min(spec.max_epochs, 500) * (10 if spec.tuned else 1)
+    epochs = min(spec.max_epochs, 500)
     return 0.1 + epochs / 500 * (1 + rows / 1024) * (1 + dim / 4)

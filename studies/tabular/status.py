@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
+from .provenance import mixtures
 from .spec import METHODS, SUITES, WEIGHTS, suite
 from .store import Store
 from .study_cells import Cells, short_name
 
 
+def studies_of(store: Store, suites: Sequence[str] = ()) -> list[Cells]:
+    """Suites of which there are records, of all of them if none is named."""
+    every = [Cells.read(store, name, weights) for name in suites or SUITES for weights in WEIGHTS]
+    return [cells for cells in every if cells.records]
+
+
 def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:
     """Lines about the records of suites, of all of them if none is named."""
-    every = [Cells.read(store, name, weights) for name in suites or SUITES for weights in WEIGHTS]
-    found = [cells for cells in every if cells.records]
+    found = studies_of(store, suites)
     lines = [f"Records in {store.path}"]
     if found:
         lines.append(pd.DataFrame([_counts(cells) for cells in found]).to_string(index=False))
@@ -25,15 +31,18 @@ def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:
             lines.append(f"failed: {place} seed {record['seed']}: {record['error']}")
     missing = [name for name in suites if all(cells.suite != name for cells in found)]
     lines += [f"There is no record of {name}." for name in missing]
-    for cells in found:
-        if len(versions := _versions(cells)) > 1:
-            lines.append(
-                f"{cells.suite}, {cells.weights}: records of latentcal {' and '.join(versions)} stand side "
-                "by side, and what changed in between is taken for noise. Another --store begins anew."
-            )
     if not suites and (lost := _of_no_suite(store, found)):
         lines.append(f"{lost} records belong to no suite: they are of other sizes, splits or data.")
     return lines
+
+
+def mixed(studies: Iterable[Cells]) -> list[str]:
+    """What records of one suite differ in, so that they must not be compared; empty where in nothing."""
+    return [
+        f"{cells.suite}, {cells.weights}: {line}"
+        for cells in studies
+        for line in mixtures(cells.records.values())
+    ]
 
 
 def _counts(cells: Cells) -> dict[str, Any]:
@@ -51,11 +60,6 @@ def _counts(cells: Cells) -> dict[str, Any]:
         "failed": failed,
         "missing": expected - done - failed,
     }
-
-
-def _versions(cells: Cells) -> list[str]:
-    """Of latentcal that wrote records, in the order of the alphabet."""
-    return sorted({record["version"] for record in cells.records.values() if "version" in record})
 
 
 def _sets(name: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_SPEC = ("dataset", "flow", "seed", "max_epochs", "patience", "weights", "tuned", "split")
+_SPEC = ("dataset", "flow", "seed", "sizes", "max_epochs", "patience", "smooth", "weights", "split")
 _LAWS = ("LR-KDE", "LR-spline", "LR-stacked")
 _MOST_MAPS = 5  # data sets in one figure
 _ABOUT = "predictive densities, laws of the norm"
@@ -109,8 +109,7 @@ def cached_runs(
 
 def spec_of(record: Record) -> RunSpec:
     """The run that a record is of."""
-    sizes = {} if record["tuned"] else {"sizes": record["sizes"]}
-    return RunSpec.from_dict({name: record[name] for name in _SPEC if name in record} | sizes)
+    return RunSpec.from_dict({name: record[name] for name in _SPEC if name in record})
 
 
 def _two_rows(cells: Cells, *draw: Callable[[Axes], Axes]) -> list[Axes]:

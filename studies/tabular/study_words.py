@@ -30,7 +30,8 @@ WHAT_IS_COMPARED = """\
 ## What is compared
 
 - **Flows.** Each flow has one size and one learning rate for all data sets; the published flows were tuned on
-  a grid.
+  a grid. A [search over that grid](base_flows.md#sizes-and-learning-rates-by-grid-search) has begun; the
+  figures here do not use it.
 - **Splits.** As published, 65 % of the rows train, 20 % stop the training *and* calibrate, and 15 % test.
 - **Weights.** The published figures use the weights of the last epoch, 30 epochs after the best one. The
   figures here use the weights of the best epoch, except where "last weights" is stated.

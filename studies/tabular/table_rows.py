@@ -71,7 +71,9 @@ def heading(cells: Cells) -> str:
 
 def where_from(cells: Cells) -> list[str]:
     """What differs between these runs and the published ones."""
-    last = "second and last epoch" if cells.suite == "misspecified" else "last epoch (30 after the best)"
+    last = (
+        "second and last epoch" if cells.suite.endswith("misspecified") else "last epoch (30 after the best)"
+    )
     here = f"; here: weights of the best epoch{_longer(cells)}" if cells.weights == "best" else ", as here"
     notes = [f"Published: 10 runs, weights of the {last}{here}."]
     other = [short_name(name) for name in cells.datasets if _has_other_rows(name)]
@@ -81,7 +83,7 @@ def where_from(cells: Cells) -> list[str]:
 def _longer(cells: Cells) -> str:
     """What is to be added where training goes on after the published stop; two epochs never get there."""
     patience = {record["patience"] for record in cells.records.values() if "patience" in record}
-    if cells.suite == "misspecified" or patience <= {PUBLISHED_PATIENCE}:
+    if cells.suite.endswith("misspecified") or patience <= {PUBLISHED_PATIENCE}:
         return ""
     return f" of a training with patience {', '.join(map(str, sorted(patience)))}"
 
@@ -140,7 +142,7 @@ def _errors(cells: Cells, methods: Sequence[str]) -> list[str]:
 
 def absent(cells: Cells) -> list[str]:
     """A note on the published data sets of which there is no record at all; none for a suite of a few."""
-    if cells.part or cells.suite in ("quick", "tuned"):
+    if cells.part or cells.suite == "quick":
         return []
     missing = [short_name(name) for name in published_sets() if name not in cells.datasets]
     return [f"No records in {cells.suite}: {', '.join(missing)}."] if missing else []

@@ -6,13 +6,15 @@ import dataclasses
 import hashlib
 import io
 import json
-import shutil
+import math
+import statistics
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from latentcal import ConditionalFlow, __version__
-from latentcal.flows import TrainingLog, TrainingWarning, train_flow, tune_flow
+from latentcal.flows import TrainingLog, TrainingWarning, train_flow
 from latentcal.splits import Split, split
 from latentcal.tables import Dataset
 
@@ -59,11 +61,12 @@ class TrainedRun:
         split: the parts of the data; the validation part is the calibration set.
         log: losses and durations of the training, whichever weights are asked for.
         latents: of the calibration and the test rows under these weights.
-        sizes: hyper-parameters, those chosen by tuning included.
+        sizes: hyper-parameters.
         epoch: index of the epoch of the weights; -1 where the very first one diverged. That of the best
             weights may be after that of the last ones, see ``RunSpec``.
-        seconds: wall-clock time of training, with that of the grid search where there was one.
-        cpu_seconds: processor time of the same (of a search that was cut, only since it was taken up again).
+        seconds: wall-clock time of training.
+        cpu_seconds: processor time of training.
+        numbers: of ``training_numbers`` when it was trained; None where that is not known.
     """
 
     spec: RunSpec
@@ -75,6 +78,7 @@ class TrainedRun:
     epoch: int
     seconds: float
     cpu_seconds: float
+    numbers: list[float] | None
 
 
 def entry_of(spec: RunSpec, cache: Path | None = None) -> Path:
@@ -100,7 +104,7 @@ def train_or_load(spec: RunSpec, *, load: Load = load, cache: Path | None = None
         cache: folder of the cache; None for ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
 
     Raises:
-        ValueError: the data or their split are not those that the entry was trained on.
+        ValueError: the data, their split or the training are not those of the entry.
         RuntimeError: the latents could not be computed under the weights that the run asks for.
     """
     data = load(spec.dataset)
@@ -133,10 +137,15 @@ def one_thread() -> Iterator[None]:
 def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
     """Train and write the entry."""
     start, cpu_start = time.perf_counter(), time.process_time()
-    search = folder.parent.parent / "tuning" / spec.key
     with one_thread():
-        sizes, table = _tune(spec, parts, search) if spec.tuned else (dict(spec.sizes), [])
-        flow, snapshots, log = _fit(spec, sizes, parts)
+        flow = make_flow(spec, parts)
+        snapshots = Snapshots(flow, spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
+            log = fit(flow, spec, parts, snapshots)
+        if log.stopped.startswith("interrupted"):
+            raise KeyboardInterrupt
+        snapshots.complete(log)
         files: dict[str, bytes] = {}
         latents: dict[str, np.ndarray] = {}
         failures: dict[str, str] = {}
@@ -148,43 +157,81 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
                 latents |= {f"{choice}_{name}": values for name, values in _encode(flow, parts).items()}
             except Exception:  # hours of training are not lost because one of two encodings fails
                 failures[choice] = traceback.format_exc()
-    searched = sum(row["seconds"] for row in table)  # over all processes and interruptions, not only this one
     report = {
         "spec": {name: value for name, value in spec.to_dict().items() if name not in _NOT_OF_TRAINING},
         "split": digest,
-        "sizes": sizes,
+        "sizes": dict(spec.sizes),
         "log": dataclasses.asdict(log),
         "epochs": snapshots.epoch,
-        "seconds": log.seconds + searched if spec.tuned else seconds,
+        "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "tuning": table,
         "failures": failures,
+        "numbers": training_numbers(spec.flow),
         "versions": {"latentcal": __version__, "torch": torch.__version__},
     }
     compressed = io.BytesIO()
     np.savez_compressed(compressed, **latents)  # type: ignore[arg-type]
     files |= {_LATENTS: compressed.getvalue(), _LOG: json.dumps(report, indent=1).encode()}
     write_entry(folder, files)
-    shutil.rmtree(search, ignore_errors=True)
 
 
-class _Snapshots:
+@cache
+def training_numbers(flow: str) -> list[float]:
+    """Validation losses of epochs 1, 4, 7 and 10 on fixed data.
+
+    They change where the split, the initialisation or the training does.
+
+    Args:
+        flow: as in ``RunSpec``.
+    """
+    source = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(200, 2, generator=source), torch.randn(200, 2, generator=source)
+    y = x + noise * torch.exp(x / 2)
+    data = Dataset("fixed", "", x, y, ("a", "b"), ("c", "d"), "none", "made here")
+    spec = RunSpec(data.name, flow, 0, (("learning_rate", 0.01),), max_epochs=10)
+    parts = split(data, spec.seed, spec.split)
+    with one_thread():
+        log = fit(make_flow(spec, parts), spec, parts, lambda *_: None)
+    return [round(loss, 6) for loss in log.validation_loss[::3]]
+
+
+def agree(first: list[float] | None, second: list[float] | None) -> bool:
+    """Whether numbers of two versions are the same up to rounding; unknown ones agree with each other."""
+    if first is None or second is None:
+        return first is second
+    if len(first) != len(second):
+        return False
+    # Processors differ by up to 5e-5 after ten steps, initial weights of one layer times 0.9 by 2e-3.
+    return all(math.isclose(a, b, abs_tol=3e-4, rel_tol=3e-4) for a, b in zip(first, second, strict=True))
+
+
+class Snapshots:
     """Weights of the best epoch, and of the first one at which the published rule would have stopped.
 
     Either may come first: with more patience than published, training goes on after that stop, and may find
-    a better epoch.
+    a better epoch. Called after each epoch, it says whether a smoothed loss ends the training.
+
+    Args:
+        flow: that is trained.
+        spec: of the run; a loss of every epoch counts by itself if None.
     """
 
-    def __init__(self, flow: ConditionalFlow) -> None:
+    def __init__(self, flow: ConditionalFlow, spec: RunSpec | None = None) -> None:
         self._flow = flow
+        self._smooth, self._patience = (1, 0) if spec is None else (spec.smooth, spec.patience or 0)
+        self._best_loss = math.inf
         self.state: dict[str, dict[str, Tensor]] = {}
         self.epoch: dict[str, int] = {}
 
-    def __call__(self, epoch: int, log: TrainingLog) -> None:
-        if log.best_epoch == epoch:
+    def __call__(self, epoch: int, log: TrainingLog) -> bool:
+        loss = statistics.fmean(log.validation_loss[-self._smooth :])
+        if loss < self._best_loss:
+            self._best_loss = loss
             self._keep("best", epoch)
-        elif "last" not in self.state and epoch - log.best_epoch >= PUBLISHED_PATIENCE:
+        waited = epoch - self.epoch.get("best", -1)
+        if "last" not in self.state and waited >= PUBLISHED_PATIENCE:
             self._keep("last", epoch)
+        return self._smooth > 1 and waited >= self._patience
 
     def complete(self, log: TrainingLog) -> None:
         """Where training ended before its time, the weights at its end stand for what is missing."""
@@ -199,58 +246,38 @@ class _Snapshots:
         self.epoch[choice] = epoch
 
 
-def _fit(
-    spec: RunSpec, sizes: dict[str, Any], parts: Split
-) -> tuple[ConditionalFlow, _Snapshots, TrainingLog]:
-    options = dict(sizes)
-    learning_rate = options.pop("learning_rate")
-    with _seed_torch(spec.seed), warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingWarning)  # the log says it, too
-        flow = _flow(spec, sizes, parts)
-        snapshots = _Snapshots(flow)
-        log = train_flow(
-            flow,
-            *parts.train,
-            validation=parts.validation,
-            learning_rate=learning_rate,
-            max_epochs=spec.max_epochs,
-            patience=spec.patience,  # type: ignore[arg-type]
-            restore_best=False,
-            seed=spec.seed,
-            on_epoch=snapshots,
-        )
-    if log.stopped.startswith("interrupted"):
-        raise KeyboardInterrupt
-    snapshots.complete(log)
-    return flow, snapshots, log
-
-
-def _flow(spec: RunSpec, sizes: dict[str, Any], parts: Split) -> ConditionalFlow:
-    options = {name: value for name, value in sizes.items() if name != "learning_rate"}
+def make_flow(spec: RunSpec, parts: Split) -> ConditionalFlow:
+    """The flow of a run before its training."""
+    options = {name: value for name, value in spec.sizes if name != "learning_rate"}
     y = parts.train.y
-    return FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options).to(y.dtype)  # type: ignore[call-arg, arg-type]
+    with _seed_torch(spec.seed):
+        flow = FLOWS[spec.flow](y.shape[1], parts.train.x.shape[1], **options)  # type: ignore[call-arg, arg-type]
+    return flow.to(y.dtype)
 
 
-def _tune(spec: RunSpec, parts: Split, storage: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The sizes that the published grid search chooses, and its table; a search that was cut goes on."""
-    tuning = tune_flow(
-        FLOWS[spec.flow],
+def fit(
+    flow: ConditionalFlow, spec: RunSpec, parts: Split, on_epoch: Callable[[int, TrainingLog], bool | None]
+) -> TrainingLog:
+    """Train the flow of a run; the weights of the last epoch stay.
+
+    Args:
+        flow: from ``make_flow``.
+        spec: the run.
+        parts: of its data.
+        on_epoch: as of ``train_flow``.
+    """
+    return train_flow(
+        flow,
         *parts.train,
         validation=parts.validation,
-        storage=storage,
-        seed=spec.seed,
+        learning_rate=dict(spec.sizes)["learning_rate"],
         max_epochs=spec.max_epochs,
-        patience=spec.patience,
+        # A smoothed loss ends the training by on_epoch, with patience of its own.
+        patience=spec.max_epochs if spec.smooth > 1 else spec.patience,  # type: ignore[arg-type]
+        restore_best=False,
+        seed=spec.seed,
+        on_epoch=on_epoch,
     )
-    if not tuning.finished:
-        raise KeyboardInterrupt
-    rows = [{name: _plain(value) for name, value in row.items()} for row in tuning.table.to_dict("records")]
-    return dict(sorted(tuning.params.items())), rows
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @torch.no_grad()
@@ -273,10 +300,15 @@ def _read(spec: RunSpec, parts: Split, digest: str, folder: Path) -> TrainedRun:
             f"{folder} was trained on other data or another split of {spec.dataset} than there are now. "
             "Remove that folder to train again, or bring the data back."
         )
+    numbers = report.get("numbers")
+    if numbers is not None and not agree(numbers, training_numbers(spec.flow)):
+        raise ValueError(
+            f"{folder} was trained by code that initialises or trains {spec.flow} flows in another way. "
+            "Remove that folder to train again, or give another LATENTCAL_CACHE."
+        )
     if failure := report["failures"].get(spec.weights):
         raise RuntimeError(f"The {spec.weights} weights of {folder} have no latents:\n{failure}")
-    with _seed_torch(spec.seed):  # the random weights that are replaced at once
-        flow = _flow(spec, report["sizes"], parts)
+    flow = make_flow(spec, parts)  # whose random weights are replaced at once
     flow.load_state_dict(load_file(folder / f"{spec.weights}.safetensors"))
     with np.load(folder / _LATENTS) as arrays:
         fields = [field.name for field in dataclasses.fields(Latents)]
@@ -291,6 +323,7 @@ def _read(spec: RunSpec, parts: Split, digest: str, folder: Path) -> TrainedRun:
         epoch=report["epochs"][spec.weights],
         seconds=report["seconds"],
         cpu_seconds=report["cpu_seconds"],
+        numbers=numbers,
     )
 
 

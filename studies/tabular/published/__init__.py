@@ -20,7 +20,12 @@ BASE_MODELS = {
     "flow-matching": "flow_matching",
     "misspecified": "misspecified_convex_potential",
     "quick": "convex_potential",
-    "tuned": "convex_potential",
+}
+BASE_MODELS |= {
+    f"{kind}-{name}": model
+    for name, model in BASE_MODELS.items()
+    for kind in ("tuned", "smoothed")
+    if name != "quick"
 }
 """Published base model by suite."""
 

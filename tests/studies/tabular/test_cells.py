@@ -29,7 +29,7 @@ def test_suites_and_weights_are_kept_apart():
     assert Cells.of(known, "misspecified").values("slump", "BASE", "nll") == {0: 3.0}
     assert Cells.of(known, "maf").datasets == ("slump",)
     assert Cells.of(known, "quick").datasets == ("slump",)  # of the same flow, but not households
-    assert Cells.of(known, "tuned").records == {}
+    assert Cells.of(known, "tuned-maf").records == {}
     assert Cells.of(known, "convex-potential", datasets=["households"]).datasets == ("households",)
 
 

@@ -20,10 +20,6 @@ from studies.tabular import METHODS, RunSpec
             RunSpec("bio", "flow-matching", 0, (("layers", 5), ("hidden", 32), ("learning_rate", 0.0002))),
             "bio-flow-matching-hidden32-layers5-learning_rate0.0002-epochs5000-patience30-seed0",
         ),
-        (
-            RunSpec("slump", "convex-potential", 1, tuned=True),
-            "slump-convex-potential-tuned-epochs5000-patience60-seed1",
-        ),
     ],
 )
 def test_the_key_of_a_training_stays_what_caches_know(spec, key):
@@ -44,7 +40,7 @@ def test_weights_and_recalibrations_share_one_training():
         {"sizes": (("hidden", 8),)},
         {"max_epochs": 2},
         {"patience": 30},
-        {"tuned": True},
+        {"smooth": 10},
         {"split": (0.6, 0.2, 0.2)},
         {"flow": "maf"},
         {"dataset": "slump"},
@@ -89,8 +85,8 @@ def test_patience_is_the_flows_own_by_default():
         ({"flow": "glow"}, "no flow 'glow'"),
         ({"weights": "middle"}, "'best' or 'last'"),
         ({"recalibrations": ("BASE", "LR-magic")}, "LR-magic"),
-        ({"tuned": True, "sizes": (("hidden", 8),)}, "chooses its sizes itself"),
         ({"max_epochs": 0}, "max_epochs must be at least 1"),
+        ({"smooth": 0}, "smooth must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"sizes": (("hiden", 8),)}, r"maf has no \['hiden'\]; it has flows, hidden, layers, bins and"),
         ({"sizes": (("transform", "affine"),)}, r"maf has no \['transform'\]"),

@@ -7,7 +7,9 @@ import pytest
 
 from studies.tabular import METHODS, RunSpec, Store, __main__, record_id
 from studies.tabular.__main__ import main, parse_seeds
+from studies.tabular.methods import law_numbers
 from studies.tabular.store import DONE, FAILED
+from studies.tabular.trainings import training_numbers
 
 
 def study(capsys, *words: str) -> tuple[int, str, str]:
@@ -33,8 +35,10 @@ def record(spec: RunSpec, method: str, status: str = DONE, **figures) -> dict:
     head = {key: value for key, value in spec.to_dict().items() if key != "recalibrations"}
     failure = {"error": "ValueError: it went wrong", "traceback": "..."} if status == FAILED else {}
     sizes = {"n_train": 67, "n_calibration": 21, "n_test": 15}
+    made = {"training": training_numbers(spec.flow), "law": law_numbers(method)}
     return {
         "id": record_id(spec, method),
+        "made_by": made,
         "status": status,
         "method": method,
         **head,
@@ -97,19 +101,34 @@ def test_status_counts_and_says_why_it_failed(capsys, store):
     assert "There is no record of maf" in study(capsys, "status", "maf", "--store", str(store))[1]
 
 
-def test_status_tells_what_has_no_samples_and_what_versions_differ(capsys, tmp_path):
+def test_status_tells_what_has_no_samples_and_refuses_versions_that_differ(capsys, tmp_path):
     path = tmp_path / "records.sqlite"
     spec = RunSpec("slump", "convex-potential", 0)
     Store(path).append(
         [record(spec, "BASE", version="1.0"), record(spec, "auto", version="1.0", partial=True)]
     )
     words = ("status", "--store", str(path))
-    _, out, _ = study(capsys, *words)
+    code, out, _ = study(capsys, *words)
+    assert code == 0
     row = next(line for line in out.splitlines() if "convex-potential" in line)
     assert [word for word in row.split() if word.isdigit()][:5] == ["1", "1", "2", "1", "0"]
-    assert "side by side" not in out
     Store(path).append([record(spec, "LR-KDE", version="1.1")])
-    assert "latentcal 1.0 and 1.1 stand side by side" in study(capsys, *words)[1]
+    for command in (words, ("table", "convex-potential", *words[1:])):
+        code, _, error = study(capsys, *command)
+        assert code == 1
+        assert "latentcal 1.0 and 1.1 stand side by side" in error
+
+
+def test_a_run_adds_nothing_to_records_of_other_code(capsys, tmp_path):
+    store = tmp_path / "records.sqlite"
+    spec = RunSpec("slump", "convex-potential", 0)
+    Store(store).append([record(spec, "BASE") | {"made_by": {}}])
+    code, _, error = study(
+        capsys, "run", "quick", "--datasets", "slump", "--seeds", "4", "--store", str(store)
+    )
+    assert code == 1
+    assert "records of 2 trainings (one of them not recorded)" in error
+    assert all("seed3" not in name for name in Store(store).status())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from studies.tabular import SUITES, suite
+from studies.tabular import SUITES, size_choice, suite
 from studies.tabular import spec as suites
+from studies.tabular.size_choice import Trial, path_of, write_trials
 
 
 def entry(name, rows, available=True, comparable=True, remote=None):
@@ -55,10 +56,33 @@ def test_one_name_is_one_data_set():
     assert [spec.dataset for spec in suite("maf", seeds=[0], datasets="ENB")] == ["enb"]
 
 
-@pytest.mark.usefixtures("_folder")
-def test_tuning_is_for_the_small_sets():
-    runs = suite("tuned", seeds=[4])
-    assert [(spec.dataset, spec.seed, spec.tuned) for spec in runs] == [("slump", 4, True)]
+@pytest.fixture
+def _searches(monkeypatch, tmp_path):
+    """Searches of convex potential flows: one ended on slump and on bio, one was cut on households."""
+    monkeypatch.setattr(size_choice, "RESULTS", tmp_path)
+    for dataset, stopped in (("slump", "no better"), ("households", ""), ("bio", "no better")):
+        trials = [
+            Trial({"hidden": hidden}, {2: 3.0 + hidden}, 9, 5, 1.0, 1.0 - hidden, stopped)
+            for hidden in (10, 20)
+        ]
+        write_trials(path_of(dataset, "convex-potential"), trials, {0, 1})
+
+
+@pytest.mark.usefixtures("_folder", "_searches")
+def test_a_tuned_suite_has_the_sizes_that_an_ended_search_chose_and_more_seeds_of_small_sets():
+    runs = suite("tuned-convex-potential")
+    assert {dict(spec.sizes)["hidden"] for spec in runs} == {20}
+    seeds = {name: [spec.seed for spec in runs if spec.dataset == name] for name in ("slump", "bio")}
+    assert seeds == {"slump": list(range(10)), "bio": list(range(5))}
+    assert len(runs) == 15
+    assert [spec.dataset for spec in suite("tuned-convex-potential", seeds=[7])] == ["slump", "bio"]
+
+
+@pytest.mark.usefixtures("_folder", "_searches")
+def test_the_tuned_misspecified_suite_has_the_best_sizes_after_two_epochs():
+    runs = suite("tuned-misspecified", seeds=[0])
+    assert [spec.dataset for spec in runs] == ["slump", "households", "bio"]
+    assert {(spec.max_epochs, dict(spec.sizes)["hidden"]) for spec in runs} == {(2, 10)}
 
 
 def test_quick_is_six_sets_with_two_seeds():
@@ -81,13 +105,11 @@ def test_without_data_the_error_says_where_to_put_them(monkeypatch):
 def test_an_unknown_suite_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match="flow-matching"):
         suite("glow")
-    assert set(SUITES) >= {"convex-potential", "maf", "flow-matching", "misspecified", "quick", "tuned"}
+    assert set(SUITES) >= {"convex-potential", "misspecified", "quick", "tuned-maf"}
 
 
-def test_larger_sets_and_grids_are_expected_to_take_longer():
+def test_larger_sets_are_expected_to_take_longer():
     small, large = (suite("maf", [0], datasets=[name])[0] for name in ("slump", "bio"))
-    (grid,) = suite("tuned", [0], datasets=["slump"])
-    assert suites.cost_of(small) < suites.cost_of(grid)
     assert suites.cost_of(small) < suites.cost_of(large)
 
 
@@ -99,4 +121,3 @@ def test_the_folder_holds_the_25_sets_that_can_be_compared_smallest_first():
     names = suites.study_sets()
     assert len(names) == 25
     assert (names[0], "scm1d_partial" in names, "households" in names) == ("slump", False, True)
-    assert len(suite("tuned")) == 3 * 11

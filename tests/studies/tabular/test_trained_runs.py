@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from toy_study import load, spec
@@ -10,7 +8,6 @@ from latentcal.flows.training import mean_nll
 from latentcal.splits import split
 from latentcal.tables import Dataset
 from studies.tabular import is_trained, train_or_load, trainings
-from studies.tabular.trainings import entry_of
 
 LONG = {"sizes": (("hidden", 8), ("learning_rate", 0.05)), "max_epochs": 400}
 
@@ -89,7 +86,7 @@ STOPS = {
 def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losses, best, last):
     """Whether the best epoch of the longer training comes before or after it; weights are their epoch's."""
     flow = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1))
-    snapshots, log = trainings._Snapshots(flow), TrainingLog()
+    snapshots, log = trainings.Snapshots(flow), TrainingLog()
     for epoch, loss in enumerate(losses):
         if loss < log.best_loss:
             log.best_epoch = epoch
@@ -100,6 +97,29 @@ def test_the_published_stop_is_the_first_epoch_thirty_past_the_best_so_far(losse
     snapshots.complete(log)
     assert snapshots.epoch == {"best": best, "last": last}
     assert {choice: float(state["bias"]) for choice, state in snapshots.state.items()} == snapshots.epoch
+
+
+def test_a_smoothed_loss_passes_over_a_lucky_epoch_and_ends_the_training_itself(tmp_path):
+    """A single low loss among noisy ones is the best epoch as published, and is none of a mean of five."""
+    losses = [5.0 - epoch / 10 for epoch in range(20)] + [1.0] + [3.1 + epoch / 100 for epoch in range(60)]
+    found = {}
+    for smooth in (1, 5):
+        flow, log = LinearGaussianFlow(None, torch.zeros(1), torch.eye(1)), TrainingLog()
+        snapshots = trainings.Snapshots(flow, spec(smooth=smooth, patience=40))
+        for epoch, loss in enumerate(losses):
+            log.validation_loss.append(loss)
+            if snapshots(epoch, log):
+                break
+        found[smooth] = (snapshots.epoch["best"], epoch)
+    assert found[1] == (20, len(losses) - 1)  # train_flow itself would end it
+    assert found[5] == (23, 63)
+    run = train_or_load(spec(**{**LONG, "smooth": 5}), load=load, cache=tmp_path)
+    means = torch.tensor(run.log.validation_loss).unfold(0, 5, 1).mean(1)
+    assert run.epoch == int(means.argmin()) + 4
+    assert len(run.log.validation_loss) == run.epoch + 1 + 60
+    assert mean_nll(run.flow, *run.split.validation) == pytest.approx(
+        run.log.validation_loss[run.epoch], abs=1e-5
+    )
 
 
 def test_where_training_ends_first_the_last_weights_are_those_of_its_end(tmp_path):
@@ -165,15 +185,13 @@ def test_an_entry_without_latents_of_one_choice_keeps_the_other(tmp_path, monkey
 
 
 def test_latents_that_are_not_finite_are_not_kept(tmp_path, monkeypatch):
-    fit = trainings._fit
+    class Overflowing(trainings.Snapshots):
+        def complete(self, log):
+            super().complete(log)
+            for state in self.state.values():
+                state["last_shift"].fill_(torch.inf)
 
-    def overflowing(*arguments):
-        flow, snapshots, log = fit(*arguments)
-        for state in snapshots.state.values():
-            state["last_shift"].fill_(torch.inf)
-        return flow, snapshots, log
-
-    monkeypatch.setattr(trainings, "_fit", overflowing)
+    monkeypatch.setattr(trainings, "Snapshots", Overflowing)
     with pytest.raises(RuntimeError, match="not finite"):
         train_or_load(spec(), load=load, cache=tmp_path)
 
@@ -197,17 +215,3 @@ def test_flow_matching_and_splines_are_trained_too(tmp_path):
         )
         assert run.latents.test_z.shape == run.split.test.y.shape
     assert isinstance(run.flow, FlowMatching)
-
-
-def test_a_tuned_run_keeps_the_grid_and_its_choice(tmp_path, monkeypatch):
-    pytest.importorskip("optuna")
-    grid = {"hidden": [4, 8], "layers": [2], "learning_rate": [0.01]}
-    monkeypatch.setitem(trainings.tune_flow.__globals__["GRIDS"], ConvexPotentialFlow, grid)
-    tuned = spec(tuned=True, sizes=(), max_epochs=3)
-    run = train_or_load(tuned, load=load, cache=tmp_path)
-    assert run.sizes["hidden"] in (4, 8)
-    report = json.loads((entry_of(tuned, tmp_path) / "log.json").read_text())
-    assert len(report["tuning"]) == 2
-    best = min(row["nll"] for row in report["tuning"])
-    assert best == pytest.approx(run.log.best_loss, abs=1e-6)  # trained again, to the same weights
-    assert not any((tmp_path / "tuning").iterdir())

@@ -1,0 +1,91 @@
+"""What made a record, and which records must not stand side by side.
+
+A record has numbers that the code which made it gives on fixed data: losses of a short training of its flow,
+and log densities of its law. Records belong together where these agree up to rounding. Other names and
+comments do not change them; another initialisation, loss, optimiser or law does. The commit, the version of
+torch and the processor are for people.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latentcal import __version__
+
+from .methods import law_numbers
+from .store import DONE, Record
+from .trainings import TrainedRun, agree, training_numbers
+
+_WORDS = {"training": "trainings", "law": "laws", "version": "versions of latentcal"}
+
+
+def made_by(base: TrainedRun, method: str) -> dict[str, Any]:
+    """What makes a record of a method on a trained flow."""
+    return {
+        "training": base.numbers,
+        "law": law_numbers(method),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@cache
+def commit() -> str | None:
+    """The commit of this checkout, with a + where files differ from it; None outside of one."""
+    folder = Path(__file__).parent
+
+    def ask(*words: str) -> str:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+        return answer.stdout.strip()
+
+    try:
+        changed = ask("status", "--porcelain", "--untracked-files=no", "--", "*.py")
+        return ask("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def mixtures(records: Iterable[Record]) -> list[str]:
+    """What must not be compared among records of one suite, in words; empty where all belong together."""
+    done = [record for record in records if record["status"] == DONE]
+    lines = _mixed("training", "", done)
+    for method in dict.fromkeys(record["method"] for record in done):
+        lines += _mixed("law", f" of {method}", [record for record in done if record["method"] == method])
+    versions = sorted({record["version"] for record in done if "version" in record})
+    if len(versions) > 1:
+        lines.append(f"records of latentcal {' and '.join(versions)} stand side by side")
+    return lines
+
+
+def made_otherwise(records: Iterable[Record]) -> list[str]:
+    """What the code as it is now would do otherwise than the code that made records, in words."""
+    done = [record for record in records if record["status"] == DONE]
+    now = [
+        {
+            "status": DONE,
+            "method": method,
+            "version": __version__,
+            "made_by": {"training": training_numbers(flow), "law": law_numbers(method)},
+        }
+        for flow, method in dict.fromkeys((record["flow"], record["method"]) for record in done)
+    ]
+    return mixtures([*done, *now]) if done else []
+
+
+def _mixed(part: str, whose: str, records: list[Record]) -> list[str]:
+    kinds: list[Any] = []
+    for record in records:
+        numbers = record.get("made_by", {}).get(part)
+        if not any(agree(numbers, kind) for kind in kinds):
+            kinds.append(numbers)
+    if len(kinds) < 2:
+        return []
+    unknown = " (one of them not recorded)" if None in kinds else ""
+    return [f"records of {len(kinds)} {_WORDS[part]}{whose}{unknown} stand side by side"]

@@ -1,0 +1,145 @@
+"""How far the NLL of the same run with the same seed lies apart where only the rounding differs.
+
+    LATENTCAL_DATA=... python -m studies.tabular.rounding                       # resumes where it was stopped
+    LATENTCAL_DATA=... python -m studies.tabular.rounding maf smoothed-maf --datasets slump enb --seeds 3
+    LATENTCAL_DATA=... python -m studies.tabular.rounding --show
+
+Each run is done with the instructions that torch chooses on this machine and with two older sets of them
+(ATEN_CPU_CAPABILITY). Nothing else differs, but a training that ends 30 or 60 epochs after the best one can
+end much earlier or later. Each run is a line of results/rounding.csv. ``--show`` prints the spread over the
+three settings beside the spread over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..benchmarks import resumable
+from ..benchmarks.resumable import append, read
+from .datasets import find
+from .execution import run
+from .spec import FLOWS, SUITES, RunSpec, study_sets, suite
+from .study_cells import short_name
+
+RESULTS = resumable.RESULTS / "rounding.csv"
+VARIABLE = "ATEN_CPU_CAPABILITY"
+SETTINGS = ("best", "avx2", "default")
+METHODS = ("BASE", "LR-KDE")
+SMALL_SETS = 12
+
+
+def run_cell(setting: str, name: str, spec: RunSpec) -> dict[str, object]:
+    """NLL of a run in this process, whose instructions the environment decides."""
+    with tempfile.TemporaryDirectory() as cache:
+        base, recalibrated = run(spec, samples=False, cache=Path(cache))
+    for record in (base, recalibrated):
+        if "nll" not in record:
+            raise RuntimeError(record["traceback"])
+    return {
+        "suite": name,
+        "dataset": spec.dataset,
+        "seed": spec.seed,
+        "setting": setting,
+        "processor": base["made_by"]["processor"],
+        "epoch": base["epoch"],
+        "nll_base": base["nll"],
+        "nll_lr": recalibrated["nll"],
+        "cpu_seconds": base["train_cpu_seconds"],
+    }
+
+
+def cells(names: Sequence[str], datasets: Sequence[str], seeds: int) -> list[tuple[str, RunSpec]]:
+    """Runs, the smallest data sets first."""
+    found = [
+        (name, spec)
+        for name in names
+        for spec in suite(name, range(seeds), datasets=datasets, recalibrations=METHODS)
+    ]
+    return sorted(found, key=lambda cell: (datasets.index(cell[1].dataset), cell[1].seed))
+
+
+def table(rows: Iterable[dict[str, str]]) -> list[str]:
+    """Lines in Markdown: for each suite, data set and figure the spread over settings and over seeds.
+
+    Only seeds that were run in all settings count.
+    """
+    lines = [
+        "| suite | data set | seeds | NLL of | mean | s.e. (seeds) | s.d. (settings) | means differ by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    by_cell: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = {}
+    for row in rows:
+        seeds = by_cell.setdefault((row["suite"], row["dataset"]), {})
+        seeds.setdefault(row["seed"], {})[row["setting"]] = row
+    for (name, dataset), seeds in sorted(by_cell.items(), key=_place):
+        whole = [found for found in seeds.values() if len(found) == len(SETTINGS)]
+        if len(whole) < 2:
+            continue
+        for figure, label in (("nll_base", "BASE"), ("nll_lr", "LR-KDE")):
+            values = [[float(found[setting][figure]) for setting in SETTINGS] for found in whole]
+            means = [statistics.fmean(column) for column in zip(*values, strict=True)]
+            over_seeds = (
+                statistics.fmean(statistics.stdev(column) for column in zip(*values, strict=True))
+                / len(whole) ** 0.5
+            )
+            over_settings = statistics.fmean(statistics.variance(row) for row in values) ** 0.5
+            figures = (statistics.fmean(means), over_seeds, over_settings, max(means) - min(means))
+            words = [
+                name,
+                short_name(dataset),
+                str(len(whole)),
+                label,
+                *(f"{value:.3f}" for value in figures),
+            ]
+            lines.append(f"| {' | '.join(words)} |")
+    return lines
+
+
+def _place(item: tuple[tuple[str, str], Any]) -> tuple[int, int]:
+    (name, dataset), _ = item
+    return list(SUITES).index(name), find(dataset).shape[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suites", nargs="*", help="of the study; all four by default")
+    parser.add_argument("--datasets", nargs="+", help="full names; the twelve smallest by default")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--show", action="store_true", help="print what is known")
+    arguments = parser.parse_args()
+    if arguments.show:
+        print("\n".join(table(read(RESULTS))))
+        return
+    names = arguments.suites or [*FLOWS, "misspecified"]
+    datasets = arguments.datasets or list(study_sets()[:SMALL_SETS])
+    known = {(row["suite"], row["dataset"], row["seed"], row["setting"]) for row in read(RESULTS)}
+    with ExitStack() as stack:
+        workers = {setting: stack.enter_context(_worker()) for setting in SETTINGS}
+        for name, spec in cells(names, datasets, arguments.seeds):
+            for setting in SETTINGS:
+                if (name, spec.dataset, str(spec.seed), setting) not in known:
+                    os.environ.pop(VARIABLE, None)
+                    if setting != "best":
+                        os.environ[VARIABLE] = (
+                            setting  # which a process reads when it starts, at its first cell
+                        )
+                    row = workers[setting].submit(run_cell, setting, name, spec).result()
+                    append(RESULTS, row)
+                    print(row, flush=True)
+
+
+def _worker() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+if __name__ == "__main__":
+    main()
