@@ -151,7 +151,7 @@ def test_named_dimensions_are_put_in_order():
     labelled = Labelled(members.numpy().transpose(1, 0, 2), ("number", "time", "step"))
     flow = lc.from_samples(labelled)
     torch.testing.assert_close(flow(labelled).log_prob(y), flow(members).log_prob(y))
-    with pytest.raises(ValueError, match="One dimension must hold the members"):
+    with pytest.raises(ValueError, match="The dimension of the members must have one of the names"):
         lc.from_samples(Labelled(members.numpy(), ("time", "a", "b")))
 
 
@@ -305,7 +305,7 @@ def test_draws_of_a_sampler_are_made_once():
     assert calls == [40, 40]
     flow(x + 1).log_prob(y)
     assert calls == [40] * 4
-    with pytest.raises(ValueError, match="draws in front"):
+    with pytest.raises(ValueError, match="samples first"):
         lc.from_sampler(lambda x: torch.zeros(3, 5, 2), x)
 
 
