@@ -96,7 +96,7 @@ def test_ensembles_with_too_few_members_left_are_shrunk():
     expected = float(lc.from_samples(members[:, :4])(fewer).log_prob(y).mean())
     for known in (members, fewer):
         assert float(lc.from_samples(known)(fewer).log_prob(y).mean()) > expected - 2
-    with pytest.raises(ValueError, match="5 outputs by 4 members are singular"):
+    with pytest.raises(ValueError, match="5 outputs from 4 members are singular"):
         lc.from_samples(fewer, y, shrinkage=0.0)
     with pytest.raises(ValueError, match="must be finite"):
         lc.from_samples(members.masked_fill(members > 2, math.inf))

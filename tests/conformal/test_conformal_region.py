@@ -346,7 +346,7 @@ def test_wrong_arguments_are_explained(generator):
     bad = y.index_fill(0, torch.tensor([3]), math.nan)
     with pytest.raises(ValueError, match=r"NaN or infinite values in 1 of 20"):
         conformal_region(flow, x, bad, score=lambda model, x, y: (y - x).norm(dim=-1))
-    with pytest.raises(ValueError, match=r"one number a point: \(1, 20\) .*got \(1, 20, 2\)"):
+    with pytest.raises(ValueError, match=r"one number for each point: \(1, 20\) .*got \(1, 20, 2\)"):
         conformal_region(flow, x, y, score=lambda model, x, y: y)
     region = conformal_region(flow, x, y)
     with pytest.raises(ValueError, match="do not broadcast"):

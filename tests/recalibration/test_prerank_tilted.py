@@ -133,7 +133,7 @@ def test_a_density_that_cannot_be_normalised_is_refused():
     few = replace(recalibrated, density_samples=12)(torch.zeros(1, 1).double())
     with pytest.raises(ValueError, match=r"cannot be normalised at 1 of 1 x.*Increase density_samples"):
         few.log_prob(torch.zeros(5).double())
-    with pytest.raises(ValueError, match=r"of 12 weighted draws are effective.*at least 10 are accepted"):
+    with pytest.raises(ValueError, match=r"of 12 weighted draws are effective.*at least 10 are needed"):
         few.sample()
 
 
