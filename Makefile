@@ -10,7 +10,7 @@ DEMO := $(VENV)/.demo
 # Without bytecode every process would compile torch and its like anew: seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-matrix lint format audit bench docs dist clean
+.PHONY: demo test test-slow test-matrix lint format audit bench results docs dist clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -43,6 +43,11 @@ bench: $(INSTALLED)
 	$(BIN)/python -m studies.benchmarks.radius
 	$(BIN)/python -m studies.benchmarks.flows
 	$(BIN)/python -m studies.benchmarks.quasi_monte_carlo
+
+# The figures of all result pages but the tabular study's; hours, and it goes on where it stopped.
+# make results ARGS=--list prints pages, commands and processor time; ARGS=--fresh starts anew.
+results: $(INSTALLED)
+	$(BIN)/python -m studies.benchmarks.remake_pages $(ARGS)
 
 # The site, in build/site. The variable keeps an announcement of the theme's makers off the terminal.
 docs: $(INSTALLED)

@@ -160,7 +160,7 @@ def test_errors_say_what_came():
         RadialBase(Chi(1), 0)
     with pytest.raises(TypeError, match="radius must be a RadiusLaw, got Normal"):
         RadialBase(Normal(0, 1), 2)
-    with pytest.raises(ValueError, match=r"with the coordinates last; got \(5, 3\)"):
+    with pytest.raises(ValueError, match=r"with coordinates in the last dimension; got \(5, 3\)"):
         standard_normal(2).log_prob(torch.zeros(5, 3))
     with pytest.raises(ValueError, match="got d = 2"):
         RadialBase(BallRadius(2), 2, FirstCoordinate())

@@ -138,14 +138,14 @@ def test_each_fault_is_found_by_its_check(fault, expected, generator):
     report = check_flow(_Wrong(fault), x, y)
     assert not report.passed
     assert set(expected) <= set(_failed(report)), str(report)
-    with pytest.raises(ValueError, match="does not keep its promises") as error:
+    with pytest.raises(ValueError, match="fails these checks") as error:
         report.require()
     assert expected[0] in str(error.value)
     assert "FAILED" in str(error.value)
     assert " ok " not in str(error.value)
     assert PROMISES[expected[0]] in str(error.value)
     for name in expected:
-        with pytest.raises(AssertionError, match=r"_Wrong: The flow does not keep its promises:\n"):
+        with pytest.raises(AssertionError, match=r"_Wrong: The flow fails these checks:\n"):
             CONTRACT[name](_Wrong(fault), x, y)
 
 
@@ -236,7 +236,7 @@ def test_the_global_source_of_randomness_is_left_alone(generator):
 
 def test_data_of_the_wrong_shape_are_refused(generator):
     x, y = _data(generator)
-    with pytest.raises(ValueError, match=r"check_flow takes y of shape \(n, d\), got \(1, 40, 2\)"):
+    with pytest.raises(ValueError, match=r"check_flow needs y of shape \(n, d\), got \(1, 40, 2\)"):
         check_flow(SinhFlow(2), x, y[None])
     with pytest.raises(ValueError, match="y has 3 outputs"):
         check_flow(SinhFlow(2), x, torch.zeros(40, 3))

@@ -185,7 +185,7 @@ def test_a_decimal_comma_is_read_where_it_is_asked_for(cells, numbers):
 
 @pytest.mark.parametrize("cells", [["12,5", "3"], ["1,234", "12,345,678"], ["-,5"], ["1.234,5"]])
 def test_numbers_with_commas_do_not_become_a_category_in_silence(cells):
-    with pytest.raises(ValueError, match=r"'a' holds numbers with a comma, such as .*decimal=','"):
+    with pytest.raises(ValueError, match=r"'a' has numbers with a comma, such as .*decimal=','"):
         infer_column("a", np.array(cells, dtype=object))
     # On purpose they may.
     assert infer_column("a", np.array(cells, dtype=object), ".").kind == "text"
@@ -198,9 +198,9 @@ def test_texts_with_commas_are_texts():
 
 def test_points_beside_a_decimal_comma_are_an_error_and_no_category():
     for cells in (["0.75", "1.5"], ["1.234", "5"]):
-        with pytest.raises(ValueError, match=r"'a' holds '[01].*', a number with a point.*decimal='\.'"):
+        with pytest.raises(ValueError, match=r"'a' has '[01].*', a number with a point.*decimal='\.'"):
             infer_column("a", np.array(cells, dtype=object), ",")
-    with pytest.raises(ValueError, match=r"'a' holds '0\.75' in row 3 of the data; expected a number"):
+    with pytest.raises(ValueError, match=r"'a' has '0\.75' in row 3 of the data; expected a number"):
         parse_column("a", "real", np.array(["1,5", "0.75"], dtype=object), 2, ",")
 
 

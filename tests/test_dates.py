@@ -128,7 +128,7 @@ def test_dates_of_numpy_and_pandas_are_dates():
 
 def test_a_cell_that_is_no_date_is_named_with_its_row():
     for kind, first in (("date", "year or day"), ("month_first_date", "month")):
-        with pytest.raises(ValueError, match=rf"'t' holds 'soon' in row 8 .* a date, {first} first"):
+        with pytest.raises(ValueError, match=rf"'t' has 'soon' in row 8 .* a date, {first} first"):
             parse_column("t", kind, np.array(["2024-07-01", "soon"], dtype=object), 7)
     with pytest.raises(ValueError, match="'12/31/2024' in row 0"):
         parse_column("t", "date", np.array(["12/31/2024"], dtype=object))

@@ -71,7 +71,7 @@ def test_the_warning_names_target_feature_and_copies():
     with pytest.warns(LeakWarning, match="'price' is equal to 'b'. Drop the feature"):
         warn_of_leaks(x, x[:, 1:2], ["a", "b", "c"], ["price"], stacklevel=1)
     twice = torch.cat([x, x[:5]])
-    with pytest.warns(LeakWarning, match="5 of 405 rows repeat another one"):
+    with pytest.warns(LeakWarning, match="5 of 405 rows repeat another row"):
         warn_of_leaks(
             twice, torch.cat([numbers(1), numbers(1)[:5]]), ["a", "b", "c"], ["u", "v", "w"], stacklevel=1
         )

@@ -249,17 +249,20 @@ def nested(depth: int) -> dict:
 
 
 FORGED = {
-    "no weights": (lambda flow: flow["state"].clear(), "belongs to nothing|has shape None"),
+    "no weights": (lambda flow: flow["state"].clear(), "is not used by any object|has shape None"),
     "a weight too few": (lambda flow: flow["state"].popitem(), "has shape None"),
-    "a huge flow": (lambda flow: flow["args"].update(layers=10**7), "more than the file has numbers for"),
+    "a huge flow": (lambda flow: flow["args"].update(layers=10**7), "more than the numbers in the file"),
     "another size": (lambda flow: flow["args"].update(hidden=9), "has shape"),
     "a size that is text": (lambda flow: flow["args"].update(hidden="8"), "must be int, got '8'"),
     "a size that is true": (lambda flow: flow["args"].update(hidden=True), "must be int, got True"),
     "an unknown argument": (lambda flow: flow["args"].update(depth=3), "with the arguments"),
     "a missing argument": (lambda flow: flow["args"].pop("dim"), "with the arguments"),
     "another class": (lambda flow: flow.update({"class": "Chi"}), "has the entries"),
-    "a class that is not there": (lambda flow: flow.update({"class": "os.system"}), "not known here"),
-    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "not known here"),
+    "a class that is not there": (
+        lambda flow: flow.update({"class": "os.system"}),
+        "needs the unknown class",
+    ),
+    "a class of Python": (lambda flow: flow.update({"class": "dict"}), "needs the unknown class"),
     "no base": (lambda flow: flow.update(base=None), "must be RadialBase, got None"),
     "a base that is a law": (
         lambda flow: flow.update(base=flow["base"]["args"]["radius"]),

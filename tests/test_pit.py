@@ -132,7 +132,7 @@ def test_ties_among_the_preranks_are_broken_at_random(generator):
 
 def test_a_prerank_of_the_wrong_shape_or_with_nan_says_so():
     pred = scaled_gaussian(2, 1.0)().expand((3,))
-    with pytest.raises(ValueError, match=r"one number a point: .* of shape \(3,\) .* got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"one number for each point: .* of shape \(3,\) .* got \(3, 2\)"):
         prerank_pit(pred, torch.zeros(3, 2), lambda pred, y, x: y)
     with pytest.raises(ValueError, match="with 3 NaN"):
         prerank_pit(pred, torch.zeros(3, 2), lambda pred, y, x: y[..., 0] * math.nan)
@@ -177,7 +177,7 @@ def test_the_marginal_pit_is_computed_in_pieces(generator, monkeypatch):
 
 def test_the_marginal_pit_says_what_is_wrong(generator):
     pred = scaled_gaussian(2, 1.0)().expand((3,))
-    with pytest.raises(ValueError, match=r"y \(4, 2\) is not of the shape \(3, 2\) of the predictions"):
+    with pytest.raises(ValueError, match=r"y \(4, 2\) must have the shape \(3, 2\) of the predictions"):
         marginal_pit(pred, torch.zeros(4, 2))
     with pytest.raises(ValueError, match="NaN or infinite values in 1 of"):
         marginal_pit(pred, torch.tensor([[0.0, 0], [0, math.nan], [0, 0]]))

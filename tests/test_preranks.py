@@ -76,7 +76,7 @@ def test_a_sampler_without_a_density_is_told_what_to_do():
         lc.hdr_pit(pred, torch.zeros(5, 2))
     with pytest.raises((TypeError, NotImplementedError), match="from_sampler"):
         lc.recalibrate_prerank(lambda x: Sampler(x[:, :2]), torch.zeros(50, 2), torch.randn(50, 2))
-    with pytest.raises(ValueError, match="is no function of y"):
+    with pytest.raises(ValueError, match="is not a function of y"):
         lc.recalibrate_prerank(lambda x: Sampler(x), torch.zeros(50, 2), torch.zeros(50, 2), prerank="energy")
     with pytest.raises(ValueError, match="did you mean 'band_depth'"):
         lc.prerank_pit(pred, torch.zeros(5, 2), "band-depth")

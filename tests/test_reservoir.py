@@ -99,7 +99,9 @@ def test_missing_values_are_an_error_where_asked_for(tmp_path):
     table["income"][17] = np.nan
     path = write(tmp_path / "a.csv", table)
     assert len(load_csv(path, TARGETS)) == 299
-    with pytest.raises(ValueError, match=r"1 of 300 rows miss a value, the first one row 17 .* 'income'"):
+    with pytest.raises(
+        ValueError, match=r"1 of 300 rows have missing values, the first is row 17 .* 'income'"
+    ):
         load_csv(path, TARGETS, missing="error")
 
 

@@ -151,8 +151,10 @@ def test_nothing_is_described_twice():
     assert latentcal.recalibrate in [thing(path) for path in described]
 
 
-def test_the_citation_has_the_version_of_the_package():
+def test_the_citation_and_the_changelog_have_the_version_of_the_package():
     assert f"version: {latentcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    (newest, *_) = re.findall(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest == latentcal.__version__
 
 
 def rows(page: str) -> list[list[str]]:

@@ -55,7 +55,7 @@ def test_wrong_paths_seeds_and_limits_are_refused(path):
     for seed, error in ((-1, ValueError), ("a", TypeError), (None, TypeError)):
         with pytest.raises(error, match="seed"):
             load_csv(path, "price", max_rows=110, seed=seed)
-    with pytest.raises(TypeError, match="name must be names of columns"):
+    with pytest.raises(TypeError, match="name must be column names"):
         load_csv(path, "price")[1]
 
 
@@ -76,10 +76,10 @@ def test_rows_that_are_not_there_are_refused(rows, error, says):
 
 def test_a_table_that_is_none_is_refused():
     for table, error, says in (
-        (np.zeros((3, 3)), TypeError, "Rows are a path"),
-        ({"a": [1, 2, 3], "price": [1, 2]}, ValueError, "'price' has the shape"),
-        ({"a": np.zeros((20, 2)), "price": range(20)}, ValueError, "of one length"),
-        ({"a": 1, "price": 2}, ValueError, "of one length"),
+        (np.zeros((3, 3)), TypeError, "Rows must be a path"),
+        ({"a": [1, 2, 3], "price": [1, 2]}, ValueError, "'price' has shape"),
+        ({"a": np.zeros((20, 2)), "price": range(20)}, ValueError, "of the same length"),
+        ({"a": 1, "price": 2}, ValueError, "of the same length"),
         ({"a": np.arange(20) * 1j, "price": range(20)}, TypeError, "'a' holds complex numbers"),
     ):
         with pytest.raises(error, match=says):

@@ -97,10 +97,10 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
     [
         ({}, {"targets": ["weigth"]}, r"\['weigth'\] are missing; did you mean 'weight'\?"),
         ({}, {"drop": ["nothing like it"]}, r"\['nothing like it'\] are missing among"),
-        ({}, {"targets": ["weight"], "drop": ["weight"]}, r"\['weight'\] are among targets and drop"),
+        ({}, {"targets": ["weight"], "drop": ["weight"]}, r"\['weight'\] are in both targets and drop"),
         ({"weight": ["a", *["2"] * (N - 1)]}, {}, r"targets \['weight'\] are text.*\['a'\]"),
         ({"weight": ["2024-05-01"] * N}, {}, r"targets \['weight'\] are dates.*\['2024-05-01"),
-        ({"weight": ["1,5"] * N}, {"delimiter": ";"}, r"'weight' holds .* comma, such as '1,5'.*decimal=','"),
+        ({"weight": ["1,5"] * N}, {"delimiter": ";"}, r"'weight' has .* comma, such as '1,5'.*decimal=','"),
         ({"weight": [""] * N}, {}, "None of its 200 rows has all the targets"),
         ({"size": [""] * 20 + ["1"] * 180}, {"min_rows": 190}, None),
         (
@@ -112,8 +112,8 @@ def test_a_row_index_as_pandas_writes_it_goes(data, tmp_path):
         ({"weight": [1.5] * N}, {}, r"targets \['weight'\] are constant"),
         ({"weight": [1_700_000_000 + i % 50 for i in range(N)]}, {}, "constant in float32.*offset"),
         ({}, {"targets": ["Weight"]}, r"did you mean 'weight'\?"),
-        ({}, {"missing": "raise"}, "missing is 'drop' or 'error' or 'impute', got 'raise'"),
-        ({" size ": range(N)}, {}, r"\['size'\] are there more than once"),
+        ({}, {"missing": "raise"}, "missing must be 'drop' or 'error' or 'impute', got 'raise'"),
+        ({" size ": range(N)}, {}, r"\['size'\] occur more than once"),
         ({" ": range(N)}, {}, "a column has no name"),
     ],
 )
@@ -125,12 +125,14 @@ def test_a_table_that_cannot_be_used_is_an_error_that_says_why(tmp_path, change,
         return
     with pytest.raises(ValueError, match=message) as error:
         load_csv(path, **options)
-    assert str(path) in str(error.value) or "among targets and drop" in message or "missing is" in message
+    assert (
+        str(path) in str(error.value) or "in both targets and drop" in message or "missing must be" in message
+    )
 
 
 def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
     path = write(tmp_path / "a.csv", table(), delimiter="\t")
-    with pytest.raises(ValueError, match=r"it has the one column .* pass delimiter='\\t'"):
+    with pytest.raises(ValueError, match=r"it has a single column, .* pass delimiter='\\t'"):
         load_csv(path, "weight")
     assert len(load_csv(path, "weight", delimiter="\t")) == N
     path.write_bytes("größe,weight\n1,2\n".encode("cp1252"))
@@ -149,7 +151,7 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
     with pytest.raises(ValueError, match="first line is empty"):
         load_csv(path, "weight")
     path.write_text("a,weight\n")
-    with pytest.raises(ValueError, match="no row of data"):
+    with pytest.raises(ValueError, match="no rows of data"):
         load_csv(path, "weight")
     with pytest.raises(FileNotFoundError):
         load_csv(tmp_path / "nothing.csv", "weight")
@@ -265,7 +267,7 @@ def test_gaps_may_be_filled_and_every_split_learns_what_with(tmp_path):
 def test_a_european_file_is_read_with_its_marks(data, tmp_path):
     columns = {name: [str(cell).replace(".", ",") for cell in cells] for name, cells in table().items()}
     path = write(tmp_path / "mine.csv", columns, delimiter=";")
-    with pytest.raises(ValueError, match=r"'size' holds numbers with a comma.*decimal=','"):
+    with pytest.raises(ValueError, match=r"'size' has numbers with a comma.*decimal=','"):
         load_csv(path, targets=["weight", "height"], delimiter=";")
     other = load_csv(path, targets=["weight", "height"], delimiter=";", decimal=",")
     assert same.copied(other.x, data.x)
@@ -283,10 +285,12 @@ def test_weights_are_a_column_of_their_own(tmp_path):
     assert load_csv(path, targets=["weight", "height"]).weights is None
     for cells in ([-1, *range(N - 1)], ["", *range(N - 1)], ["many", *range(N - 1)]):
         write(path, columns | {"times": cells})
-        with pytest.raises(ValueError, match=r"weights in the column 'times' .* that of row 0 of the data"):
+        with pytest.raises(
+            ValueError, match=r"weights in the column 'times' .* the one in row 0 of the data"
+        ):
             load_csv(path, targets=["weight", "height"], weights="times")
     for wrong in ("weight", ["times", "size"]):
-        with pytest.raises(ValueError, match="weights is the name of one column"):
+        with pytest.raises(ValueError, match="weights must be the name of one column"):
             load_csv(path, targets=["weight", "height"], weights=wrong)
     with pytest.raises(ValueError, match=r"did you mean 'times'\?"):
         load_csv(path, targets=["weight", "height"], weights="time")
@@ -297,7 +301,7 @@ def test_copies_of_rows_and_features_that_determine_a_target_warn(tmp_path):
     with pytest.warns(LeakWarning, match="'weight' is a linear function of 'pounds'"):
         load_csv(write(tmp_path / "a.csv", columns | {"pounds": columns["weight"] * 2.2}), targets=["weight"])
     again = {name: [*cells, *cells[:7]] for name, cells in columns.items()}
-    with pytest.warns(LeakWarning, match="7 of 207 rows repeat another one"):
+    with pytest.warns(LeakWarning, match="7 of 207 rows repeat another row"):
         load_csv(write(tmp_path / "a.csv", again), targets=["weight", "height"])
 
 

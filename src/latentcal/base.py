@@ -27,12 +27,12 @@ __all__ = [
 
 
 class RadialBase(nn.Module):
-    r"""The law of :math:`z = r \cdot \omega` with a radius r of any law and a direction uniform in the norm.
+    r"""The law of :math:`z = r \cdot \omega` with a radius r of any law and a uniform direction in the norm.
 
     .. math:: \log f_Z(z) = \log f_R(\rho(z)) - (d - 1) \log \rho(z) - \log(d \, \mathrm{vol}(B_\rho)).
 
-    N(0, I) is the case of a chi radius and the Euclidean norm. Recalibration exchanges the law of the radius
-    and keeps the rest. (A chi radius in another norm is a law of its own, not N(0, I).)
+    N(0, I) is the case of a chi radius and the Euclidean norm. Recalibration replaces the law of the radius
+    and keeps the rest. (A chi radius in another norm is not N(0, I).)
 
     Args:
         radius: law of the norm.
@@ -53,10 +53,12 @@ class RadialBase(nn.Module):
         self._log_surface = self.norm.log_surface(dim)
 
     def norm_of(self, z: Tensor) -> Tensor:
-        """Float64 norms, (..., d) -> (...); one that left a bounded support by rounding alone is put back."""
+        """Float64 norms, (..., d) -> (...); norms that leave a bounded support by rounding are clipped."""
         z = as_latent(z)
         if z.dim() == 0 or z.shape[-1] != self.dim:
-            raise ValueError(f"z must be (..., {self.dim}), with the coordinates last; got {tuple(z.shape)}.")
+            raise ValueError(
+                f"z must be (..., {self.dim}), with coordinates in the last dimension; got {tuple(z.shape)}."
+            )
         r = self.norm(check_numbers(z, "z"))
         upper = self.radius.upper
         if math.isinf(upper):
@@ -83,7 +85,7 @@ class RadialBase(nn.Module):
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """Latent draws (*shape, d). Where the law depends on x, ``shape`` ends in the leading dims of x."""
+        """Latent draws (*shape, d). If the law depends on x, ``shape`` must end in the leading dims of x."""
         with torch.no_grad():
             return self._compose(self.radius.sample(as_shape(shape), generator), generator, dtype)
 
@@ -93,7 +95,7 @@ class RadialBase(nn.Module):
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """As ``sample``, differentiable by the parameters of the radius law."""
+        """As ``sample``, differentiable with respect to the parameters of the radius law."""
         return self._compose(self.radius.rsample(as_shape(shape), generator), generator, dtype)
 
     def given(self, x: Tensor | None) -> RadialBase:
@@ -102,13 +104,13 @@ class RadialBase(nn.Module):
         return self if law is self.radius else self.with_radius(law)
 
     def with_radius(self, radius: RadiusLaw) -> RadialBase:
-        """The same direction with another law of the radius."""
+        """The base with the same direction and another law of the radius."""
         # A step function is never decoded: it keeps its mass at infinity, as conformal sets need it.
         beyond = isinstance(radius, RadiusLaw) and radius.upper > self.radius.upper
         if beyond and not isinstance(radius, EmpiricalRadius):
             raise ValueError(
                 f"The law of the radius reaches up to {radius.upper}, the base only to {self.radius.upper}: "
-                "decode would be asked for points that do not exist. Fit it with reference=base.radius."
+                "decode is not defined beyond it. Fit the law with reference=base.radius."
             )
         return RadialBase(radius, self.dim, self.norm)
 
@@ -129,7 +131,7 @@ def as_latent(z: Any) -> Tensor:
 
 
 def base_or_normal(base: RadialBase | None, dim: int, what: str = "the flow") -> RadialBase:
-    """The base that was given for a flow of ``dim`` outputs; N(0, I) if None."""
+    """The base for a flow of ``dim`` outputs; N(0, I) if None."""
     if isinstance(base, RadialBase) and base.dim != dim:
         raise ValueError(f"The base has {base.dim} dimensions, {what} {dim}.")
     return standard_normal(dim) if base is None else base

@@ -1,4 +1,4 @@
-"""Does a flow keep its promises? Shapes, round trips, determinants, base law: measured, not believed."""
+"""Checks of a flow: shapes, round trips, determinants, base law."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _LARGEST_JACOBIAN = 64
 _LARGEST_SCALE_ERROR = 1.0
 
 PROMISES = {
-    "shapes": "encode must return z of the shape of y and one log|det| per point; sum it over the outputs.",
+    "shapes": "encode must return z with the shape of y and one log|det| per point; sum it over the outputs.",
     "finite": "Look for overflow, division by zero or the log of zero in encode at these rows.",
-    "extra sample dims": "encode and decode must take y (s, n, d) with x (n, p): expand x to go with y.",
+    "extra sample dims": "encode and decode must take y (s, n, d) with x (n, p): expand x to match y.",
     "one y for all x": "encode must take y (1, d) with x (n, p): expand y to the leading dims of x.",
     "round trip of y": "decode must undo encode at the same x: the same steps in reverse order.",
     "round trip of base draws": "decode must be defined for all latents that the base draws, and encode must "
     "undo it. Standardise y if the maps are defined on an interval only.",
     "log|det| against autograd": "encode must return log|det dz/dy|. That of dy/dz has the opposite sign; a "
     "standardisation adds a factor.",
-    "base law": "The base must be the law, and y in the units, that the model was trained with.",
+    "base law": "The base and the units of y must be those that the model was trained with.",
     "repeats itself": "encode must draw no random numbers in evaluation mode; latent must return its z.",
     "batch independence": "The latent of a row must not depend on other rows: no statistics of the batch.",
     "samples": "decode must draw no random numbers and keep the shape and dtype of z.",
@@ -45,12 +45,12 @@ PROMISES = {
     "density of the model": "log_prob must be that of the wrapped model: look for a base that is not "
     "standardised, a determinant of the opposite sign or outputs in another order.",
 }
-"""What a flow promises, by the name of the check, and what to do where the promise is broken."""
+"""Checks by name, with what to do if they fail."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: its name, whether it is kept (None: not tried), the error measured and the one allowed."""
+    """One check: its name, whether it passed (None: not tried), the measured and the allowed error."""
 
     name: str
     passed: bool | None
@@ -61,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True)
 class FlowCheck:
-    """The checks that a flow went through; ``print`` shows a table, ``require`` raises where one failed."""
+    """The checks of a flow; ``print`` shows a table, ``require`` raises if one failed."""
 
     checks: tuple[Check, ...]
 
@@ -74,7 +74,7 @@ class FlowCheck:
         """This report, or a ValueError with the checks that failed and what to do about each."""
         if failed := self._failures():
             remedies = "\n".join(f"{c.name}: {PROMISES[c.name]}" for c in failed)
-            raise ValueError(f"The flow does not keep its promises:\n{_table(failed)}\n{remedies}")
+            raise ValueError(f"The flow fails these checks:\n{_table(failed)}\n{remedies}")
         return self
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def check_flow(
     only: Collection[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> FlowCheck:
-    r"""Report on whether a flow's maps, determinant and base law fit together on the given data.
+    r"""Report on whether a flow's maps, determinant and base law are consistent on the given data.
 
     Errors of latents and log-determinants are relative to :math:`1 + |\cdot|`, those of y to the largest size
     of each output. Everything runs in evaluation mode, and on clones: a transform that returns its cached
@@ -112,12 +112,12 @@ def check_flow(
         flow: the flow.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        log_prob: (n,) log densities of y by the model that the flow wraps, to compare the flow's with; a
-            hundredth of the tolerance is allowed.
-        points: rows at which the log-determinant is compared with that of autograd's Jacobian (d <= 64).
+        log_prob: (n,) log densities of y under the wrapped model, to compare with the flow's; a hundredth of
+            the tolerance is allowed.
+        points: number of rows where the log-determinant is compared with autograd's Jacobian (d <= 64).
         tolerance: allowed error; 1e-6 in float64, 1e-3 in float32 if None.
         only: names of the checks to run; all if None.
-        generator: picks those rows and draws latents; a fixed one if None.
+        generator: generator to choose those rows and to draw latents; a fixed one if None.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -133,7 +133,7 @@ def check_flow(
         pred = flow(x)
         y = pred.accept(to_tensor(y, "y"))
     if y.dim() != 2:
-        raise ValueError(f"check_flow takes y of shape (n, d), got {tuple(y.shape)}.")
+        raise ValueError(f"check_flow needs y of shape (n, d), got {tuple(y.shape)}.")
     allowed = _TOLERANCE.get(y.dtype, _COARSE) if tolerance is None else tolerance
     theirs = None if log_prob is None else to_tensor(log_prob, "log_prob")
     run = _Run(flow, pred.context, y.clone(), theirs, pred.base, points, generator, allowed)

@@ -23,19 +23,19 @@ __all__ = ["ModelFileError", "load", "save"]
 def save(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a flow, recalibrated or not, a law, an ensemble, a pre-rank model or a region to a folder.
 
-    Objects are made again from their constructor arguments, which they keep as attributes of the same names.
-    Of a flow that is not one of latentcal's only the base law is saved; give the flow itself to ``load``. An
-    earlier model in the folder is replaced in one step: whoever loads, and whenever the process is stopped,
-    finds the old one or the new one. Other files in the folder stay as they are.
+    Objects are rebuilt from their constructor arguments, which they keep as attributes of the same names. For
+    a flow of another library only the base law is saved; pass the flow itself to ``load``. An earlier model
+    in the folder is replaced atomically: even if the process is killed, the folder holds the old model or the
+    new one. Other files in the folder are not changed.
 
     Args:
         model: what to save.
-        path: folder to write; it is made where it is missing.
+        path: folder to write; it is created if missing.
 
     Raises:
-        FileExistsError: where the folder holds anything but a model that ``save`` wrote.
-        TypeError: where a part of the model cannot be saved.
-        ValueError: where a number of the model is NaN.
+        FileExistsError: if the folder holds anything but a model that ``save`` wrote.
+        TypeError: if a part of the model cannot be saved.
+        ValueError: if a number of the model is NaN.
     """
     write_sections(model, Path(path), {}, {})
 
@@ -46,36 +46,36 @@ def load(
     flow: ConditionalFlow | None = None,
     classes: Iterable[type] = (),
 ) -> Any:
-    """Read what ``save`` wrote; the tensors come back on the CPU, to the last bit.
+    """The object that ``save`` wrote, bit by bit, with tensors on the CPU.
 
-    Nothing in the files is executed, and everything is checked before it is built. A file is accepted if it
-    is the one that ``save`` writes for the model that is returned.
+    No code in the files is executed, and everything is checked before it is built. A file is accepted only if
+    ``save`` would write the same file for the returned model.
 
     Args:
         path: the folder.
-        flow: the trained flow, where the saved one is not one of latentcal's own.
+        flow: the trained flow, if it is from another library.
         classes: laws, norms and scores of your own that the file may name.
 
     Raises:
-        ModelFileError: where the folder is not a complete, unchanged model of this schema.
+        ModelFileError: if the folder is not a complete, unchanged model of this schema.
     """
     return read_sections(path, flow=flow, classes=classes).model
 
 
 class Loaded(NamedTuple):
-    """What a folder holds."""
+    """The contents of a folder."""
 
     model: Any
     sections: dict[str, Any]
-    """Those beside the model."""
+    """Objects saved with the model."""
     tensors: dict[str, Tensor]
-    """Those of the other sections."""
+    """Tensors of the other sections."""
 
 
 def write_sections(
     model: Any, target: Path, sections: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a model, with further sections of JSON and their tensors."""
+    """Write a model with further JSON sections and their tensors."""
     if not isinstance(model, SAVED):
         expected = ", ".join(kind.__name__ for kind in SAVED)
         raise TypeError(f"save takes one of {expected}, got {type(model).__name__}.")
@@ -89,11 +89,11 @@ def write_sections(
 def read_sections(
     path: str | os.PathLike[str], *, flow: ConditionalFlow | None = None, classes: Iterable[type] = ()
 ) -> Loaded:
-    """Read what ``write_sections`` wrote."""
+    """The contents that ``write_sections`` wrote."""
     sections, tensors = read_model(path)
     where = Path(path) / MANIFEST
     if stray := sorted(name for name in tensors if name.partition(".")[0] not in sections):
-        raise ModelFileError(f"{where}: the tensor {stray[0][:100]!r} belongs to nothing.")
+        raise ModelFileError(f"{where}: the tensor {stray[0][:100]!r} is not used by any object.")
     own = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] == "model"}
     root, reader = sections.pop("model"), Reader(own, flow, classes)
     try:
@@ -103,7 +103,7 @@ def read_sections(
         raise ModelFileError(f"{where}: {error}") from error
     except Exception as error:  # a constructor that refuses what it was given
         reason = (str(error) or type(error).__name__).splitlines()[0][:300]
-        raise ModelFileError(f"{where} does not fit together: {reason}") from error
+        raise ModelFileError(f"{where} is inconsistent: {reason}") from error
     return Loaded(model, sections, {name: t for name, t in tensors.items() if name not in own})
 
 
@@ -117,7 +117,7 @@ class _Writer:
 
     def node(self, value: Any, path: str, depth: int = 0) -> Any:
         if depth > DEEPEST:
-            raise TypeError(f"{path} lies deeper than {DEEPEST} levels and cannot be saved.")
+            raise TypeError(f"{path} is nested more than {DEEPEST} levels deep and cannot be saved.")
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, float):
@@ -141,7 +141,9 @@ class _Writer:
                 self._check_same_maps(value, path)
                 return node | {"foreign": kind.__name__}
         if kind.__name__ in CLASSES and not is_known(kind):
-            raise TypeError(f"{path} is a {kind.__module__}.{kind.__name__}: the name is taken, use another.")
+            raise TypeError(
+                f"{path} is a {kind.__module__}.{kind.__name__}: latentcal uses this name; rename your class."
+            )
         if kind.__name__ not in CLASSES and not isinstance(value, EXTENDED):
             raise TypeError(f"{path} is a {kind.__name__}, which cannot be saved.")
         arguments = arguments_of(value)
@@ -156,7 +158,7 @@ class _Writer:
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, str]:
         if bool(torch.isnan(value).any()):
-            raise ValueError(f"{path} has NaN values, so its answers would be NaN; it is not saved.")
+            raise ValueError(f"{path} has NaN values and was not saved.")
         self.tensors[path] = value.detach()
         return {"tensor": path}
 
@@ -165,8 +167,8 @@ class _Writer:
         first = self._foreign = self._foreign or flow
         if flow._parameters is not first._parameters or flow._buffers is not first._buffers:
             raise TypeError(
-                f"{path} is a second flow that is not latentcal's own, and load takes one. Save their models "
-                "one by one."
+                f"{path} is a second flow of another library, but load takes only one. Save the models "
+                "separately."
             )
 
 
@@ -180,11 +182,11 @@ def _check_written_again(model: Any, root: Any, tensors: Mapping[str, Tensor]) -
     """Raise where saving the model would give another file: something in this one was left out or changed."""
     writer = _Writer()
     if where := _difference(writer.node(model, "model"), root, "model"):
-        raise ModelFileError(f"{where} is not what the model that it describes would be saved with.")
+        raise ModelFileError(f"{where} differs from what save would write for this model.")
     for name, tensor in tensors.items():
         found = writer.tensors.get(name)
         if found is None or found.dtype != tensor.dtype or not torch.equal(found, tensor):
-            raise ModelFileError(f"the tensor {name[:100]!r} is not the one that its model would keep.")
+            raise ModelFileError(f"the tensor {name[:100]!r} differs from the one of its model.")
 
 
 def _difference(one: Any, other: Any, where: str) -> str:

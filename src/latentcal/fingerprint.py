@@ -1,4 +1,4 @@
-"""A small sketch of a data set, by which rows that are used a second time are recognised."""
+"""A small sketch of a data set, to detect rows that are used a second time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ._internal.chunks import rows_at_a_time
 
 SIZE = 256
 REUSE_LIMIT = 0.05
-"""Share of rows used a second time above which it is said."""
+"""Share of reused rows above which a warning is raised."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 _Hashes = npt.NDArray[np.uint64]
 
 
 class CalibrationReuseWarning(UserWarning):
-    """Rows that a model was recalibrated on are used again for a statement that this voids."""
+    """Calibration rows of a model are used again, which invalidates the result."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
     """The 256 smallest hashes of the rows of a data set; the order of the rows does not matter.
 
-    The kept rows are in effect a random subset, so the share of them that occurs in other data estimates the
-    share of all, with a standard error of at most 0.03. Rows are compared as float32.
+    The kept rows are in effect a random subset, so their share in other data estimates the share of all rows,
+    with a standard error of at most 0.03. Rows are compared as float32.
 
     Args:
         hashes: ascending 64-bit hashes of distinct rows (x, y).
@@ -82,12 +82,12 @@ class Fingerprint:
 
 
 def warn_of_reuse(share: float, statement: str, stacklevel: int = 3) -> None:
-    """Warn where more than 5 % of the calibration rows were met again: the caller's caller, or further up."""
+    """Warn the caller's caller, or further up, if more than 5 % of the calibration rows are reused."""
     if share > REUSE_LIMIT:
         warnings.warn(
             f"About {share:.0%} of the rows that this model was recalibrated on are used again. {statement} "
-            "Use rows that neither training nor recalibration saw. "
-            "(In discrete data equal rows may be chance.)",
+            "Use rows that neither training nor recalibration used. (In discrete data, rows may be equal "
+            "by chance.)",
             CalibrationReuseWarning,
             stacklevel=stacklevel,
         )

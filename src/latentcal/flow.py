@@ -1,4 +1,4 @@
-"""What a conditional flow is, and the torch distribution that it predicts."""
+"""Conditional flows, and the torch distribution that they predict."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class ConditionalFlow(nn.Module):
 
     .. math:: \log f(y \mid x) = \log f_Z(z) + \log \left| \det \partial z / \partial y \right|
 
-    A subclass gives ``encode`` and ``decode``. x is (..., p) or None, y and z are (..., d), and their leading
-    dims broadcast: y (s, n, d) goes with x (n, p). Calling the flow gives the predictive distribution.
+    A subclass implements ``encode`` and ``decode``. x is (..., p) or None, y and z are (..., d), and their
+    leading dims broadcast: y (s, n, d) matches x (n, p). Calling the flow returns the predictive
+    distribution.
 
     Args:
         base: law of the latent z.
@@ -40,7 +41,7 @@ class ConditionalFlow(nn.Module):
     recalibration: Any = None
     """Record of the recalibration that made this flow; None for a flow as it was trained."""
     hint: str = ""
-    """What a law of the radius alone cannot repair in such a model, in a sentence; empty for most."""
+    """Sentence on what no law of the radius can repair in this model; empty for most."""
 
     def __init__(self, base: RadialBase) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class ConditionalFlow(nn.Module):
 
     @property
     def support(self) -> constraints.Constraint:
-        """Where the density may be positive: all of R^d, unless a flow says otherwise."""
+        """The support of the density: all of R^d by default."""
         return constraints.real_vector
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -64,14 +65,14 @@ class ConditionalFlow(nn.Module):
         raise NotImplementedError
 
     def latent(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        """Latent z alone, (..., d), (..., p) -> (..., d); override where the determinant is what costs."""
+        """Latent z, (..., d), (..., p) -> (..., d); override if the determinant is expensive."""
         return self.encode(y, x)[0]
 
     def read_features(self, x: Any) -> Any:
-        """Features as the maps take them, (..., p), from any form that users have them in.
+        """Features in the form of the maps, (..., p), from any form that users pass.
 
-        What has that form already is returned as it is. Flows whose x is a whole forecast take it in its own
-        shape here.
+        Features in that form are returned unchanged. Flows whose x is a whole forecast accept its own shape
+        here.
         """
         return x
 
@@ -82,14 +83,14 @@ class ConditionalFlow(nn.Module):
     def summarize(self, x: None) -> None: ...
 
     def summarize(self, x: Tensor | None) -> Tensor | None:
-        """What laws of the radius and maps that depend on x are given, (..., p) -> (..., q).
+        """Features for laws and maps that depend on x, (..., p) -> (..., q).
 
-        It is x itself, unless that is a whole forecast, of which a few numbers are enough.
+        x itself, unless x is a whole forecast, which is summarised by a few numbers.
         """
         return x
 
     def name_summary(self) -> list[str] | None:
-        """Names of the columns of the summary; None where it is x itself."""
+        """Names of the columns of the summary; None if it is x itself."""
         return None
 
     def forward(self, x: Tensor | None = None) -> FlowDistribution:
@@ -97,7 +98,7 @@ class ConditionalFlow(nn.Module):
         return FlowDistribution(self, x)
 
     def with_base(self: _Flow, base: RadialBase) -> _Flow:
-        """A flow with the same maps, shared and not copied, and another base law."""
+        """A flow with the same maps (shared, not copied) and another base law."""
         if base.dim != self.base.dim:
             raise ValueError(
                 f"The new base has {base.dim} dimensions, the flow's latent has {self.base.dim}."
@@ -110,30 +111,30 @@ class ConditionalFlow(nn.Module):
         return flow
 
     def update(self, x: Tensor | None, y: Tensor) -> None:
-        """Let the law of the latent norm learn observations, in the order of time; in place.
+        """Update the law of the latent norm in place with observations in time order.
 
-        Every flow that shares this law sees the update. Score an observation before it is learned.
+        All flows that share this law are updated. Score an observation before updating with it.
 
         Args:
             x: (n, p) or (p,) features, or None for an unconditional flow.
             y: (n, d) or (d,) outputs.
 
         Raises:
-            TypeError: where the law is fixed, as all but :class:`StreamingRadius` are.
-            ValueError: where an observation is not finite or does not fit; nothing is learned then.
+            TypeError: if the law is fixed, as all but :class:`StreamingRadius` are.
+            ValueError: if an observation is not finite or has the wrong shape; nothing is updated then.
         """
         learn = getattr(self.base.radius, "update", None)
         if learn is None:
             raise TypeError(
-                f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. Get a "
-                "flow that learns from a stream: recalibrate(flow, x, y, fit=StreamingRadius.fit)."
+                f"The law of this flow's latent norm, {type(self.base.radius).__name__}, is fixed. For a "
+                "law that can be updated, use recalibrate(flow, x, y, fit=StreamingRadius.fit)."
             )
         x = self.read_features(x)
         x, y = None if x is None else as_tensor(x, "x"), as_tensor(y, "y")
         if x is not None and x.shape[:-1] != y.shape[:-1]:
             raise ValueError(
-                f"x {tuple(x.shape)} and y {tuple(y.shape)} must have one row a point. "
-                "The arguments are (x, y)."
+                f"x {tuple(x.shape)} and y {tuple(y.shape)} must have one row for each point. The arguments "
+                "are (x, y)."
             )
         with torch.no_grad(), evaluation_mode(self):
             norms = self(x).latent_norm(y)
@@ -141,15 +142,15 @@ class ConditionalFlow(nn.Module):
 
 
 class FlowDistribution(Distribution):
-    """What a flow predicts at features x: batch shape x.shape[:-1], event shape (d,).
+    """Prediction of a flow at features x: batch shape x.shape[:-1], event shape (d,).
 
-    Samples have their own dims in front, (s, n, d); ``log_prob`` takes y of any leading shape that broadcasts
-    with that of x. Data are cast to the flow's dtype and device, log densities come back in the dtype of y.
+    Samples have their dims first, (s, n, d); ``log_prob`` takes y of any leading shape that broadcasts with
+    that of x. Data are cast to the flow's dtype and device; log densities have the dtype of y.
 
     Args:
         flow: the flow.
         x: (..., p) features, or None for an unconditional flow.
-        batch_shape: leading shape where x is None.
+        batch_shape: leading shape if x is None.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -163,7 +164,9 @@ class FlowDistribution(Distribution):
         self.x = None if x is None else to_tensor(x, "x")
         if self.x is not None:
             if self.x.dim() == 0:
-                raise ValueError("x is a single number; it must be (..., p), with the features last.")
+                raise ValueError(
+                    "x is a single number; it must be (..., p), with features in the last dimension."
+                )
             check_finite(self.x, "x")
             batch_shape = self.x.shape[:-1]
         self.context = as_context(flow, self.x)
@@ -175,7 +178,7 @@ class FlowDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the flow."""
+        """Support of the flow."""
         return self.flow.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
@@ -187,7 +190,7 @@ class FlowDistribution(Distribution):
             expandable = False
         if not expandable:
             raise ValueError(
-                f"batch_shape {tuple(batch_shape)} is no repetition of predictions of batch shape "
+                f"batch_shape {tuple(batch_shape)} cannot be expanded from predictions of batch shape "
                 f"{tuple(self.batch_shape)}."
             )
         if self.x is None:
@@ -226,8 +229,8 @@ class FlowDistribution(Distribution):
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
             raise ValueError(
-                f"encode gave log|det| of shape {tuple(log_abs_det.shape)} for y {tuple(y.shape)}; "
-                f"expected {tuple(r.shape)}, one number a point (sum it over the outputs)."
+                f"encode gave log|det| of shape {tuple(log_abs_det.shape)} for y {tuple(y.shape)}; expected "
+                f"{tuple(r.shape)}, one number for each point (sum it over the outputs)."
             )
         undefined = torch.isnan(log_abs_det)
         if bool(undefined.any()):
@@ -243,17 +246,17 @@ class FlowDistribution(Distribution):
             return self._draw(self.base.sample, sample_shape, generator)
 
     def rsample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Draws of y, (*sample_shape, ..., d), differentiable by flow, x and law of the radius."""
+        """Draws of y, (*sample_shape, ..., d), differentiable in flow, x and law of the radius."""
         return self._draw(self.base.rsample, sample_shape, generator)
 
     def decode(self, z: Tensor) -> Tensor:
-        """The y of latents z (..., d), whose leading dims end in the batch shape; without a graph."""
+        """Decoded latents z (..., d), whose leading dims end in the batch shape; without a graph."""
         dtype, device = tensor_options(self.flow)
         with torch.no_grad(), full_precision(self.flow):
             return self.flow.decode(z.to(dtype=dtype, device=device), self.context)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo estimates of mean and variance, each (..., d), in memory of a few million numbers."""
+        """Monte-Carlo estimates of mean and variance, each (..., d), in bounded memory."""
         samples = as_whole(samples, "samples", 2)
         if 0 in self.batch_shape:
             nothing = self.sample(generator=generator)
@@ -310,22 +313,23 @@ class FlowDistribution(Distribution):
         return y
 
     def accept(self, value: Tensor) -> Tensor:
-        """y (..., d) in the flow's dtype and device, expanded to the batch shape, or a clear error."""
+        """y (..., d) in the flow's dtype and device, expanded to the batch shape; raises for wrong shapes."""
         dim = self.flow.base.dim
         if value.dim() == 0 or value.shape[-1] != dim:
             outputs = value.shape[-1] if value.dim() else "no"
             x_shape = None if self.x is None else tuple(self.x.shape)
             raise ValueError(
-                f"y has {outputs} outputs but the flow's latent has {dim} dimensions "
-                f"(y: {tuple(value.shape)}, x: {x_shape}). The outputs come last; were x and y swapped?"
+                f"y has {outputs} outputs but the flow's latent has {dim} dimensions (y: "
+                f"{tuple(value.shape)}, x: {x_shape}). Outputs must be the last dimension; were x and y "
+                "swapped?"
             )
         check_finite(value, "y")
         try:
             leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
         except ValueError:
             raise ValueError(
-                f"y {tuple(value.shape)} does not go with predictions of batch shape "
-                f"{tuple(self.batch_shape)}; leading dims must broadcast, samples in front: (s, n, d)."
+                f"y {tuple(value.shape)} does not match predictions of batch shape "
+                f"{tuple(self.batch_shape)}; leading dims must broadcast, samples first: (s, n, d)."
             ) from None
         dtype, device = tensor_options(self.flow)
         if dtype is None and not value.is_floating_point():
@@ -345,7 +349,7 @@ class FlowDistribution(Distribution):
 
 
 def tensor_options(flow: nn.Module) -> tuple[torch.dtype | None, torch.device | None]:
-    """Dtype and device of a flow's maps, not of its base law; None where they hold no tensors."""
+    """Dtype and device of a flow's maps, not of its base law; None if they have no tensors."""
     for tensor in _map_tensors(flow):
         if tensor.is_floating_point():
             return tensor.dtype, tensor.device
@@ -362,9 +366,9 @@ def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
-    """Every module of the flows in evaluation mode inside the block, each back in its own mode afterwards.
+    """Put all modules of the flows in evaluation mode inside the block, then restore their modes.
 
-    Threads may use a flow at the same time: the last one to leave gives its modules their modes back.
+    Several threads may use a flow at the same time: the last one to leave restores the modes.
     """
     modules = list(nn.ModuleList(flows).modules())[1:]
     with _MODES_LOCK:
@@ -386,14 +390,14 @@ def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_precision(flow: nn.Module) -> Iterator[None]:
-    """The flow's own dtype inside the block, whatever autocast is active around it."""
+    """Use the flow's own dtype inside the block, whatever autocast is active around it."""
     device = tensor_options(flow)[1]
     with torch.autocast("cpu" if device is None else device.type, enabled=False):
         yield
 
 
 def read_features(model: Any, x: Any) -> Any:
-    """Features as a model takes them: a flow may accept other forms than (..., p)."""
+    """Features in the form of a model; a flow may accept other forms than (..., p)."""
     return model.read_features(x) if isinstance(model, ConditionalFlow) else x
 
 
@@ -406,7 +410,7 @@ def as_context(flow: ConditionalFlow, x: None) -> None: ...
 
 
 def as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
-    """x in the flow's dtype and device; whole numbers stay as they are, they may be labels."""
+    """x in the flow's dtype and device; integers are unchanged, because they may be labels."""
     if x is None:
         return None
     dtype, device = tensor_options(flow)

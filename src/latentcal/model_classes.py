@@ -1,6 +1,6 @@
-"""What the objects of a saved model are made from: arguments of their constructors, and the types of these.
+"""Constructor arguments of the objects of a saved model, and their types.
 
-Which classes a file may name is said in ``_internal/names.py``.
+The classes that a file may name are listed in ``_internal/names.py``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .recalibration import FlowEnsemble, Ladder, PrerankRecalibrated, PrerankRec
 from .recalibration.maps import LatentMap
 
 SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, ChainModel, GridModel, Region)
-"""What can be saved."""
+"""Classes that can be saved."""
 
 EXTENDED = (RadiusLaw, Norm, Score, LatentMap, Smoother)
-"""What others may write subclasses of that go into a file whole."""
+"""Classes whose subclasses by others can be saved completely."""
 
 # Where a signature takes more than a file can hold.
 _PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated | ChainModel | GridModel
@@ -43,12 +43,12 @@ _UNBOUNDED = {"upper", "half_life", "scores"}
 
 
 def is_known(kind: type) -> bool:
-    """Whether a class is the one that its name means in a file."""
+    """Whether a class is the one that its name stands for in a file."""
     return kind.__name__ in CLASSES and find(CLASSES[kind.__name__]) is kind
 
 
 def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
-    """Constructor arguments by name; a flow's base has a place of its own in a file."""
+    """Constructor arguments by name, without a flow's base, which files store separately."""
     return {name: each for name, each in _signature(kind).items() if name != "base"}
 
 
@@ -66,7 +66,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """Types of the constructor's arguments; ``Any`` for those that a class of somebody else does not tell."""
+    """Types of the constructor's arguments; ``Any`` if a class does not declare them."""
     try:
         # Those of a dataclass may be inherited from another module, in which alone they have a meaning.
         own = kind if dataclasses.is_dataclass(kind) else kind.__init__  # type: ignore[misc]
@@ -84,7 +84,7 @@ def allows(kind: type, name: str, value: float) -> bool:
 
 
 def features_of(value: Any) -> int | None:
-    """Number of features that an object wants; None where it does not look at them, or takes any."""
+    """Number of features that an object needs; None if it does not use them, or accepts any."""
     count = getattr(value, "features", None)
     return count or None if type(count) is int else None
 

@@ -34,12 +34,12 @@ _LARGEST_SIZE = 1 << 20  # of a flow, where no tensor of it is larger
 
 
 class Reader:
-    """Checks a document, then makes the objects again, in the order in which they were written.
+    """Checks a document, then rebuilds the objects in the order in which they were written.
 
     Args:
-        tensors: numbers of the model by name.
-        flow: in place of one that is not in the file.
-        classes: that the file may name beside latentcal's own.
+        tensors: tensors of the model by name.
+        flow: flow to use for one that is not in the file.
+        classes: further classes that the file may name.
     """
 
     def __init__(
@@ -52,26 +52,25 @@ class Reader:
         self._used: set[str] = set()
 
     def read(self, root: Any) -> Any:
-        """The model of a document, or a clear error.
+        """The model of a document; raises if it is invalid.
 
-        While the document is checked nothing is built but flows without memory, to compare their sizes with
-        those of the file.
+        During the check nothing is built except flows without memory, to compare their sizes with the file.
         """
         self._check(root, typing.Union[SAVED], "model", 0)  # noqa: UP007
         if absent := sorted(set(self._tensors) - self._used):
-            raise ModelFileError(f"the tensor {absent[0][:100]!r} belongs to nothing.")
+            raise ModelFileError(f"the tensor {absent[0][:100]!r} is not used by any object.")
         model = self._value(root)
         for parts in _group_by_features(self._made.values()):
             widths = {width for part in parts if (width := features_of(part)) is not None}
             if len(widths) > 1:
                 raise ModelFileError(
-                    f"parts of the model want different numbers of features: {sorted(widths)}."
+                    f"parts of the model need different numbers of features: {sorted(widths)}."
                 )
         return model
 
     def _check(self, node: Any, hint: Any, where: str, depth: int) -> None:
         if depth > DEEPEST:
-            raise ModelFileError(f"{where} lies deeper than {DEEPEST} levels.")
+            raise ModelFileError(f"{where} is nested more than {DEEPEST} levels deep.")
         if not self._fits(node, hint):
             raise ModelFileError(f"{where} must be {_describe(hint)}, got {_shorten(node)}.")
         if isinstance(node, list):
@@ -85,7 +84,7 @@ class Reader:
 
     def _check_object(self, node: dict[str, Any], where: str, depth: int) -> None:
         if type(node["id"]) is not int or node["id"] in self._kinds:
-            raise ModelFileError(f"{where} has the number {_shorten(node['id'])}, which is not its own.")
+            raise ModelFileError(f"{where} has the wrong number {_shorten(node['id'])}.")
         kind = self._kind_of(node)
         assert kind is not None  # what a table names was looked up before
         expected = {"id", "foreign"} if "foreign" in node else {"id", "class", "args"}
@@ -140,7 +139,7 @@ class Reader:
             else:
                 continue
             if not sound:
-                raise ModelFileError(f"{where}.{name[:60]} must be finite, and is not.")
+                raise ModelFileError(f"{where}.{name[:60]} must be finite.")
 
     def _check_sizes(self, kind: type, node: dict[str, Any], where: str) -> None:
         """Raise where a flow of these sizes has other tensors than the file, without making it."""
@@ -153,7 +152,7 @@ class Reader:
         state = {name: self._tensors[item["tensor"]] for name, item in node["state"].items()}
         largest = max(len(state), *(max(tensor.shape, default=0) for tensor in state.values()), 0)
         if max(sizes, default=0) > max(largest, _LARGEST_SIZE):
-            raise ModelFileError(f"{where} has a size of {max(sizes)}, more than the file has numbers for.")
+            raise ModelFileError(f"{where} has a size of {max(sizes)}, more than the numbers in the file.")
         arguments = {name: self._value(item) for name, item in node["args"].items()}
         try:
             with torch.device("meta"), _at_most(len(state), where):
@@ -161,7 +160,7 @@ class Reader:
         except NotImplementedError:  # an operation needs real numbers: nothing larger than the file, then
             if max(sizes, default=0) > largest:
                 raise ModelFileError(
-                    f"{where} has a size of {max(sizes)}, more than the file has numbers for."
+                    f"{where} has a size of {max(sizes)}, more than the numbers in the file."
                 ) from None
             with torch.random.fork_rng(devices=[]), _at_most(len(state), where):
                 expected = kind(**arguments).state_dict()
@@ -215,8 +214,8 @@ class Reader:
         if "id" in node:
             if isinstance(name := node.get("class"), str) and self._class(name) is None:
                 raise ModelFileError(
-                    f"the file needs the class {name[:100]!r}, which is not known here. If it is yours, pass "
-                    "it: load(path, classes=[...])."
+                    f"the file needs the unknown class {name[:100]!r}. If it is yours, pass it: load(path, "
+                    "classes=[...])."
                 )
             return self._kind_of(node) is not None
         ((key, value),) = node.items() if len(node) == 1 else ((None, None),)
@@ -313,7 +312,7 @@ def _at_most(tensors: int, where: str) -> Iterator[None]:
         nonlocal left
         left -= threading.get_ident() == thread
         if left < 0:
-            raise ModelFileError(f"{where} has more layers than the file has numbers for.")
+            raise ModelFileError(f"{where} has more layers than the file has numbers.")
 
     hooks = [
         register_module_parameter_registration_hook(count),
@@ -331,7 +330,7 @@ def _own_classes(classes: Iterable[type]) -> Mapping[str, type]:
     for name, kind in own.items():
         if name in CLASSES or not issubclass(kind, EXTENDED):
             allowed = ", ".join(each.__name__ for each in EXTENDED)
-            raise TypeError(f"classes takes subclasses of {allowed} with names of their own, got {name}.")
+            raise TypeError(f"classes must be subclasses of {allowed} with unique names, got {name}.")
     return own
 
 

@@ -1,4 +1,4 @@
-r"""Norms of the latent space: the radius of a point, and the uniform direction that belongs to it.
+r"""Norms of the latent space: the radius of a point, and uniform directions.
 
 With :math:`\rho` a norm and B its unit ball, a density that depends on z through :math:`r = \rho(z)` alone is
 
@@ -140,7 +140,7 @@ class FirstCoordinate(Norm):
 
     def _require_one_dimension(self, dim: int) -> None:
         if dim != 1:
-            raise ValueError(f"FirstCoordinate is for latents in [0, 1] with d = 1, got d = {dim}.")
+            raise ValueError(f"FirstCoordinate needs latents in [0, 1] with d = 1, got d = {dim}.")
 
 
 def _device_of(generator: torch.Generator | None) -> torch.device:

@@ -1,4 +1,4 @@
-"""Calibration statistics: numbers in [0, 1] that are uniform where the predictions are true."""
+"""PIT values: numbers in [0, 1] that are uniform if the model is calibrated."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
         (...) float64, without gradients.
 
     Warns:
-        CalibrationReuseWarning: where more than 5 % of the rows that the model was recalibrated on are among
-            the given ones.
+        CalibrationReuseWarning: if more than 5 % of the rows that the model was recalibrated on are among the
+            given ones.
     """
     if not isinstance(pred, FlowDistribution):
         raise TypeError(
@@ -53,7 +53,9 @@ def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
         rows = len(u)
         x = None if pred.x is None else pred.x.expand(rows, -1)
         share = pred.flow.recalibration.fingerprint.share_of(x, y.expand(rows, -1))
-        warn_of_reuse(share, "On them the latent PIT is uniform by construction and says nothing.")
+        warn_of_reuse(
+            share, "The latent PIT of these rows is uniform by construction, so it is not informative."
+        )
     return u
 
 
@@ -75,7 +77,7 @@ def hdr_pit(
     Args:
         pred: distribution with batch shape (...) and event shape (d,).
         y: (..., d) observations.
-        samples: draws s of each prediction.
+        samples: number s of draws of each prediction.
         generator: source of randomness.
         randomize: see :func:`prerank_pit`.
 
@@ -111,8 +113,8 @@ def prerank_pit(
         prerank: ``prerank(pred, y, x)``, y (s, ..., d) or (..., d) -> (s, ...) or (...); or the name of one
             in :mod:`latentcal.preranks`: ``"multivariate_rank"``, ``"average_rank"``, ``"band_depth"``,
             ``"mean"``, ``"variance"``, ``"energy"``, ``"dependence"``.
-        x: features, handed on to the pre-rank.
-        samples: draws s of each prediction.
+        x: features, passed on to the pre-rank.
+        samples: number s of draws of each prediction.
         generator: source of randomness.
         randomize: whether ranks are randomised; False for the plain estimate.
 
@@ -157,9 +159,9 @@ def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None)
         return -pred.log_prob(y)
     except NotImplementedError as error:
         raise NotImplementedError(
-            f"{type(pred).__name__} can be sampled but has no density (log_prob), which this pre-rank needs. "
-            "Take one that needs none, such as prerank_pit(pred, y, 'energy'), or make a flow of the draws: "
-            "from_sampler."
+            f"{type(pred).__name__} can be sampled but has no density (log_prob), which this pre-rank "
+            "needs. Use one that needs none, such as prerank_pit(pred, y, 'energy'), or make a flow from "
+            "the draws with from_sampler."
         ) from error
 
 
@@ -176,7 +178,7 @@ def marginal_pit(
     Args:
         pred: distribution with batch shape (...) and event shape (d,).
         y: (..., d) observations.
-        samples: draws s of each prediction.
+        samples: number s of draws of each prediction.
         generator: source of randomness; passed on to ``pred.sample``.
 
     Returns:
@@ -193,7 +195,7 @@ def marginal_pit(
 
 
 def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Samples of any distribution from a generator, which torch's own do not take."""
+    """Samples of any distribution with a generator, which torch's distributions do not accept."""
     if generator is None:
         return pred.sample(shape)
     if "generator" in inspect.signature(pred.sample).parameters:
@@ -217,7 +219,7 @@ def _observations(pred: Distribution, y: Tensor) -> Tensor:
     y = as_floating(to_tensor(y, "y"))
     shape = pred.batch_shape + pred.event_shape
     if y.shape != shape:
-        raise ValueError(f"y {tuple(y.shape)} is not of the shape {tuple(shape)} of the predictions.")
+        raise ValueError(f"y {tuple(y.shape)} must have the shape {tuple(shape)} of the predictions.")
     return check_finite(y, "y")
 
 
@@ -228,14 +230,15 @@ def prerank_values(
     values = prerank(pred, y, x)
     if values.shape != shape or bool(torch.isnan(values).any()):
         raise ValueError(
-            f"The pre-rank must give one number a point: for y {tuple(y.shape)} of shape {tuple(shape)} and "
-            f"without NaN, got {tuple(values.shape)} with {int(torch.isnan(values).sum())} NaN."
+            f"The pre-rank must return one number for each point: for y {tuple(y.shape)} of shape "
+            f"{tuple(shape)} and without NaN, got {tuple(values.shape)} with "
+            f"{int(torch.isnan(values).sum())} NaN."
         )
     return values
 
 
 def randomize_ranks(below: Tensor, equal: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-    """Ranks (...) in [0, 1] from the numbers (...) of samples that lie below and that are equal."""
+    """Ranks (...) in [0, 1] from the numbers (...) of samples that are smaller and equal."""
     device = below.device if generator is None else generator.device
     v = torch.rand(below.shape, dtype=torch.float64, generator=generator, device=device).to(below.device)
     return (below + v * (1 + equal)) / (samples + 1)

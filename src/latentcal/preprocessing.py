@@ -1,4 +1,4 @@
-"""From rows of a table to features: learned once, then the same for every further row."""
+"""From rows of a table to features, by rules that are learned once and then fixed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Encoded(NamedTuple):
 
     Args:
         x: features.
-        y: targets; None where they were not asked for.
+        y: targets; None if not requested.
         rows: (m,) their numbers in the table or file they come from, counted from 0.
-        kept: (m,) cells of other columns, as they stand in the file.
+        kept: (m,) cells of other columns, as in the file.
         gaps: rows that were left out, and values that were filled in.
     """
 
@@ -56,24 +56,23 @@ class Preprocessing:
 
     1. A feature is categorical if it holds text or booleans, is an integer column with at most 10 distinct
        values, or has exactly 2 distinct values; else it is numerical.
-    2. Categorical features with more than 20 distinct values go.
-    3. Numerical features with fewer than 10 distinct values go.
-    4. Features with more than 20 % missing values go, then the rows that still miss a feature.
-    5. Columns that are constant where the rules are learned go: a model knows nothing about other values.
-    6. Text columns are one-hot encoded with all their levels; other categorical columns stay one column each.
-    7. Dates become the parts of them that vary: the year with its fraction, and the sine and cosine of the
+    2. Categorical features with more than 20 distinct values are dropped. 3. Numerical features with fewer
+    than 10 distinct values are dropped. 4. Features with more than 20 % missing values are dropped, then rows
+    that still miss a feature. 5. Columns that are constant in the rows used for learning are dropped. 6. Text
+    columns are one-hot encoded with all their levels; other categorical columns are kept as one column. 7.
+    Dates become the parts of them that vary: the year with its fraction, and the sine and cosine of the
        month, the day of the week and the time of day on the clock of the file, whatever its zone.
 
     With ``missing="impute"`` step 4 keeps features with up to 50 % missing values, and rows that miss one:
-    the median of the numbers or dates that taught the rules, or the most frequent text, stands in, and a
-    further feature ``name:missing`` tells where.
+    gaps are filled with the median of numbers or dates, or the most frequent text, of the learning rows, and
+    a further feature ``name:missing`` marks them.
 
     The result does not depend on the order of the columns:
-    features are sorted by name. Standardising is no part of it: ``split`` does that, and
-    ``Standardized(flow, **split.flow_units)`` takes x as it comes from here.
+    features are sorted by name. It does not standardise: ``split`` does that, and ``Standardized(flow,
+    **split.flow_units)`` takes x as it comes from here.
 
-    New rows may come with their columns in any order and with further ones, which are ignored. What else
-    differs from the rows that taught the rules:
+    New rows may have their columns in any order, and further columns, which are ignored. Other differences
+    from the learning rows:
 
     ========================== ==============================================================================
     a column is missing        ValueError that names it; targets are needed only where they are asked for
@@ -89,7 +88,7 @@ class Preprocessing:
     Args:
         features: the columns that stay, sorted by name.
         targets: names of the target columns.
-        dropped: by name, why a column is no feature.
+        dropped: by name, why a column is not a feature.
 
     Examples:
         >>> table = {"size": range(20), "colour": ["red", "blue"] * 10, "one": [1] * 20, "price": range(20)}
@@ -116,17 +115,17 @@ class Preprocessing:
         missing: Literal["drop", "impute"] = "drop",
         decimal: str | None = None,
     ) -> Preprocessing:
-        """Learn the rules on a table, or on some of its rows.
+        """The rules learned from a table, or from some of its rows.
 
         Args:
             table: a pandas DataFrame, a mapping from names to columns, or a sequence of ``Column``.
-            targets: names of the columns that are no features.
+            targets: names of the target columns.
             rows: indices or mask of the rows to learn on, for example the training part; None for all.
-            missing: what becomes of rows that miss a feature.
-            decimal: mark of decimals in texts; None for a point, with an error where there are commas.
+            missing: what to do about rows that miss a feature.
+            decimal: decimal mark in texts; None for a point, with an error if there are decimal commas.
 
         Raises:
-            ValueError: a target is missing, or no feature is left; the message says why each one goes.
+            ValueError: a target is missing, or no feature is left; the message says why each was dropped.
         """
         targets = as_targets(targets)
         impute = check_missing(missing, ("drop", "impute")) == "impute"
@@ -142,13 +141,13 @@ class Preprocessing:
             index = as_row_index(rows, len(columns[0].values) if columns else 0)
             columns = [column.of(index) for column in columns]
         if columns and not len(columns[0].values):
-            raise ValueError("The rules cannot be learned on a table without rows.")
+            raise ValueError("The table has no rows to learn from.")
         reasons = {column.name: reason_to_drop(column, impute) for column in columns}
         dropped = {name: reason for name, reason in reasons.items() if reason}
         kept = [column for column in columns if column.name not in dropped]
         if not kept:
             told = join_some((f"{quote(name)}: {reason}" for name, reason in dropped.items()), len(dropped))
-            raise ValueError(f"No feature is left beside the targets {list_names(targets)}. {told}")
+            raise ValueError(f"No feature is left besides the targets {list_names(targets)}. {told}")
         complete = complete_rows([] if impute else kept, len(kept[0].values))
         features = tuple(Feature.fit(column, complete, impute) for column in kept)
         return cls(features, targets, dropped)
@@ -179,15 +178,15 @@ class Preprocessing:
         encoding: str = "utf-8",
         decimal: str | None = None,
     ) -> Encoded:
-        """Features, and targets where asked for, of new rows.
+        """Features, and targets on request, of new rows.
 
         Args:
             rows: a pandas DataFrame, a mapping from column names to values, or the path of a csv or parquet
                 file.
-            targets: whether to read the targets, too; ``"any"`` also of rows that miss one, which is NaN.
-            unknown: what to do with a category that was not there when the rules were learned.
-            missing: what to do with a row that misses a value; None to impute where the rules can, and else
-                for an error. A target is never imputed: such rows are left out.
+            targets: whether to read the targets too; ``"any"`` keeps rows with missing targets, as NaN.
+            unknown: what to do about a category that the learning rows did not have.
+            missing: what to do about a row that misses a value; None to impute if the rules can, and else to
+                raise an error. Targets are never imputed: such rows are left out.
             delimiter: of a csv file.
             encoding: of a csv file.
             decimal: mark of decimals in texts, ``"."`` or ``","``; None for a point.
@@ -220,12 +219,12 @@ class Preprocessing:
         """The rows of a csv or parquet file, at most ``size`` at a time: memory does not grow with the file.
 
         Args:
-            path: of the file, plain or compressed with gzip; parquet by its ending. Either needs pyarrow.
-            size: most rows that are held at a time.
+            path: path of the file, plain or gzip; parquet is recognised by its ending. Both need pyarrow.
+            size: largest number of rows at a time.
             targets: as in ``transform``.
             unknown: as in ``transform``; a column's unknown categories warn once for the whole file.
             missing: as in ``transform``; a chunk without a complete row is empty, not left out.
-            keep: further columns, whose cells are handed on as they are.
+            keep: further columns, whose cells are passed on unchanged.
             delimiter: of a csv file.
             encoding: of a csv file.
             decimal: as in ``transform``.
@@ -242,14 +241,14 @@ class Preprocessing:
             start += len(cells[names[0]])
 
     def encode_columns(self, columns: Sequence[Column]) -> tuple[Tensor, np.ndarray]:
-        """x (n, p) of columns whose kinds are known already, and (n,) where it is complete, or filled."""
+        """x (n, p) of columns with known kinds, and a mask (n,) of complete or filled rows."""
         by_name = {column.name: column for column in columns}
         mine = [by_name[name] for name in self.columns]
         n = len(mine[0].values)
         return encode(self.features, mine, n), complete_rows([] if self.imputes else mine, n)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole state, of JSON's types only."""
+        """The whole state, in JSON types only."""
         return {
             "format": _FORMAT,
             "features": [feature.to_dict() for feature in self.features],
@@ -259,7 +258,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Preprocessing:
-        """The preprocessing whose ``to_dict`` gave the state."""
+        """The preprocessing with that state, from ``to_dict``."""
         if (
             not isinstance(state, Mapping)
             or type(state.get("format")) is not int
@@ -267,8 +266,8 @@ class Preprocessing:
         ):
             found = repr(state.get("format") if isinstance(state, Mapping) else state)[:60]
             raise ValueError(
-                f"The preprocessing has format {found}, this version reads {_FORMAT} and before. "
-                "It was saved by another version of latentcal, or is something else."
+                f"The preprocessing has format {found}, this version reads {_FORMAT} and before. It was "
+                "saved by another version of latentcal, or is not a preprocessing."
             )
         try:
             features = tuple(Feature.from_dict(each) for each in state["features"])
@@ -299,12 +298,12 @@ class Preprocessing:
         for name, value in (("unknown", unknown), ("missing", missing), ("targets", targets)):
             if value not in _OPTIONS[name]:
                 known = ", ".join(map(repr, _OPTIONS[name]))
-                raise ValueError(f"{name} is one of {known}; got {value!r}.")
+                raise ValueError(f"{name} must be one of {known}, got {value!r}.")
         check_decimal(decimal)
         how = missing or ("impute" if self.imputes else "error")
         if how == "impute" and not self.imputes:
             raise ArgumentError(
-                "Nothing was learned to fill gaps with. Leave out rows that miss a value with ",
+                "These rules cannot fill gaps. Leave out rows that miss a value with ",
                 *(Argument("missing", "drop"), ", or learn again with ", Argument("missing", "impute"), "."),
             )
         x_columns = [parse_column(f.name, f.kind, cells[f.name], start, decimal) for f in self.features]
@@ -325,16 +324,16 @@ class Preprocessing:
 
 
 def check_missing(missing: Any, known: Sequence[str]) -> str:
-    """What to do with missing values, or an error that lists the ways."""
+    """What to do about missing values; raises for an unknown option."""
     if missing not in known:
-        raise ValueError(f"missing is {' or '.join(map(repr, known))}, got {missing!r}.")
+        raise ValueError(f"missing must be {' or '.join(map(repr, known))}, got {missing!r}.")
     return missing
 
 
 def check_decimal(decimal: Any) -> None:
-    """Raise where this is no mark of decimals."""
+    """Raise if this is not a decimal mark."""
     if decimal not in (None, ".", ","):
-        raise ValueError(f"decimal is '.' or ',', or None for a point; got {decimal!r}.")
+        raise ValueError(f"decimal must be '.', ',', or None for a point; got {decimal!r}.")
 
 
 def _keep(cells: np.ndarray) -> np.ndarray:
@@ -346,7 +345,9 @@ def as_targets(targets: Sequence[str] | str) -> tuple[str, ...]:
     """Names of the targets: at least one, each once."""
     names = as_names(targets, "targets")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"targets are the names of one or more columns, each once; got {list_names(names)}.")
+        raise ValueError(
+            f"targets must be the names of one or more columns, each once; got {list_names(names)}."
+        )
     return names
 
 
@@ -356,17 +357,17 @@ def _tell_unknown(feature: Feature, column: Column, unknown: str, warned: set[st
     if feature.kind == "text":
         strange = sorted({*column.values.tolist()} - {*feature.levels, ""})
         message = (
-            f"The column {quote(feature.name)} holds categories that were not there when the rules were "
-            f"learned, for example {list_names(strange)}; known are {list_names(feature.levels)}."
+            f"The column {quote(feature.name)} has categories that the learning rows did not have, for "
+            f"example {list_names(strange)}; known are {list_names(feature.levels)}."
         )
-        outcome = "They count as none of them."
+        outcome = "They are treated as none of them."
     elif feature.kind in DATES and "hour" in feature.levels:
         strange = sorted({*column.zones} - {*feature.zones})
         message = (
-            f"The column {quote(feature.name)} holds times in the zone {_list_zones(strange)}; "
-            f"the rules were learned with {_list_zones(feature.zones)}."
+            f"The column {quote(feature.name)} has times in the zone {_list_zones(strange)}; the rules were "
+            f"learned with {_list_zones(feature.zones)}."
         )
-        outcome = "Hours are taken from the clock as it is written."
+        outcome = "Hours are used as written."
     else:
         return
     if not strange:

@@ -1,4 +1,4 @@
-r"""Pre-ranks by name: numbers that many outputs are reduced to before they are ranked.
+r"""Named pre-ranks: functions that reduce many outputs to one number to be ranked.
 
 Each is a function ``prerank(pred, y, x)`` for :func:`prerank_pit`. Those that are *pooled* rank a point
 within the observation and the draws together, (1 + s, ..., d), as Gneiting et al. (2008) and Thorarinsdottir
@@ -47,7 +47,7 @@ def is_pooled(prerank: Any) -> bool:
 def multivariate_rank(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     """Number of points of the pool that are at most y in every output, (s, ..., d) -> (s, ...).
 
-    High for points on the upper side; of little power for many outputs, where few points are comparable.
+    High for points on the upper side. It has little power for many outputs, where few points are comparable.
     """
     return torch.stack([(y <= point).all(-1).sum(0) for point in y]).to(torch.float64)
 
@@ -62,7 +62,7 @@ def average_rank(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
 def band_depth(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     r"""Mean over outputs of :math:`(m - r)(r - 1)` for ranks r within a pool of m, (s, ..., d) -> (s, ...).
 
-    High for points in the middle of the pool: it tells too wide from too narrow.
+    High for points in the middle of the pool: it distinguishes too wide from too narrow.
     """
     ranks = _ranks(y)
     return ((len(y) - ranks) * (ranks - 1)).mean(-1)
@@ -72,7 +72,7 @@ def band_depth(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
 def energy(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     """Mean distance to the points of the pool, (s, ..., d) -> (s, ...).
 
-    Up to a number that all points share it is the energy score of the pool at each point.
+    Up to a common constant it is the energy score of the pool at each point.
     """
     return torch.stack([torch.linalg.vector_norm(y - point, dim=-1).mean(0) for point in y])
 
@@ -92,7 +92,7 @@ def dependence(pred: Any, y: Tensor, x: Tensor | None = None, lag: int = 1) -> T
 
     .. math:: -\frac{1}{2 (d - h)\, s^2} \sum_{j=1}^{d-h} (y_j - y_{j+h})^2
 
-    High where neighbouring outputs are alike.
+    High if neighbouring outputs are similar.
     """
     if as_whole(lag, "lag") >= y.shape[-1]:
         return torch.zeros_like(y[..., 0])
@@ -102,7 +102,7 @@ def dependence(pred: Any, y: Tensor, x: Tensor | None = None, lag: int = 1) -> T
 
 
 def exceedance(threshold: float) -> Function:
-    """The pre-rank that is the fraction of outputs above a threshold, (..., d) -> (...)."""
+    """The pre-rank for the fraction of outputs above a threshold, (..., d) -> (...)."""
     limit = as_number(threshold, "threshold")
 
     def fraction(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
@@ -124,10 +124,10 @@ NAMED: Mapping[str, Function] = {
 
 
 def find_prerank(prerank: str | Function) -> Function:
-    """The pre-rank of a name; a function as it is."""
+    """The pre-rank of a name; functions are returned unchanged."""
     if isinstance(prerank, str):
         if prerank not in NAMED:
-            raise ValueError(f"There is no pre-rank {prerank!r}; {suggest(prerank, NAMED)}")
+            raise ValueError(f"No pre-rank {prerank!r}; {suggest(prerank, NAMED)}")
         return NAMED[prerank]
     if not callable(prerank):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Parts of the rows: at random, in time, by groups; folds and rolling origins."""
+"""Splits of rows: at random, in time, by groups; folds and rolling origins."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
 
 
 def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices (train, test) of blocked cross-validation: each block in turn, without its neighbours.
+    """Indices (train, test) of blocked cross-validation, with a gap around each test block.
 
-    Rows within ``gap`` of the block, before and after it, are in neither part, so that what lasts for less
-    than the gap cannot carry over from one to the other. Training rows lie on both sides of the block.
+    Rows within ``gap`` of the block, before and after it, are in neither part, so that dependence shorter
+    than the gap does not link the two. Training rows lie on both sides of the block.
 
     Args:
-        n: rows, in time order.
-        folds: blocks; the first n % folds of them have one row more.
+        n: number of rows, in time order.
+        folds: number of blocks; the first n % folds of them have one more row.
         gap: rows to leave out on both sides of a block.
 
     Raises:
-        ValueError: where a block would be empty, or have nothing to train on.
+        ValueError: if a block would be empty, or have no training rows.
 
     Examples:
         >>> for train, test in time_folds(8, folds=4, gap=1):
@@ -53,15 +53,15 @@ def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, T
 
 
 def rolling_origin(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices (train, test) in which all that trains is earlier: each block but the first, after its past.
+    """Indices (train, test) of a rolling origin: each block but the first, trained on all earlier rows.
 
     Args:
-        n: rows, in time order.
-        folds: test blocks; the rows are cut into one more, of which the first is for training alone.
+        n: number of rows, in time order.
+        folds: number of test blocks; the rows are cut into one more, the first of which is for training only.
         gap: rows to leave out before a block.
 
     Raises:
-        ValueError: where a block would be empty, or have nothing to train on.
+        ValueError: if a block would be empty, or have no training rows.
 
     Examples:
         >>> for train, test in rolling_origin(8, folds=3, gap=1):
@@ -88,8 +88,8 @@ def _check_folds(n: int, blocks: int, gap: int) -> None:
 def _pair(train: Tensor, test: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     if len(train) == 0:
         raise ValueError(
-            f"A gap of {gap} leaves nothing to train on for the block of rows {int(test[0])} to "
-            f"{int(test[-1])}. Take a smaller gap, or more rows."
+            f"A gap of {gap} leaves no training rows for the block of rows {int(test[0])} to "
+            f"{int(test[-1])}. Use a smaller gap, or more rows."
         )
     return train, test
 
@@ -111,16 +111,16 @@ class Split:
     training part has scale 1. Parts keep the dtype of the data, means and scales are float64.
 
     Args:
-        train: fits the flow, and gives means and scales.
-        validation: for early stopping; also calibrates where there is no calibration part.
-        calibration: seen by neither training nor early stopping; None where none was asked for.
-        test: for figures.
+        train: to fit the flow, means and scales.
+        validation: for early stopping; also for calibration if there is no calibration part.
+        calibration: not used for training or early stopping; None if not requested.
+        test: for evaluation.
         indices: the rows of the data in each part, by its name.
         x_mean: (p,).
         x_scale: (p,).
         y_mean: (d,).
         y_scale: (d,).
-        preprocessing: of the user's own table, learned on the training part; None for other data.
+        preprocessing: rules of the user's own table, learned on the training part; None for other data.
     """
 
     train: Part
@@ -136,7 +136,7 @@ class Split:
 
     @property
     def flow_units(self) -> dict[str, Tensor]:
-        """Means and scales by name: ``Standardized(flow, **split.flow_units)`` speaks the data's units."""
+        """Means and scales by name: ``Standardized(flow, **split.flow_units)`` uses the units of the data."""
         return {
             "y_mean": self.y_mean,
             "y_scale": self.y_scale,
@@ -156,7 +156,7 @@ def split(
     max_rows: int | None = MAX_ROWS,
     calibration: float = 0.0,
 ) -> Split:
-    """Parts drawn at random, for rows that are exchangeable.
+    """Random parts, for rows that are exchangeable.
 
     The rows are shuffled with the seed, at most ``max_rows`` are kept, and these are cut into train,
     validation, calibration and test. For a table from ``load_csv`` the rules that make features of its
@@ -164,10 +164,10 @@ def split(
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
-        seed: of the shuffling; the same seed gives the same parts.
+        seed: seed of the shuffling; the same seed gives the same parts.
         fractions: shares of train, validation and test, which sum to 1.
         max_rows: largest number of rows to use; None for all.
-        calibration: share of all rows that is taken from the training part for a calibration part of its own.
+        calibration: share of all rows that is moved from the training part to a separate calibration part.
             The test part stays the same.
 
     Examples:
@@ -188,16 +188,16 @@ def time_split(
     fractions: Sequence[float] = FRACTIONS,
     calibration: float = 0.0,
 ) -> Split:
-    """Parts that follow each other in time: train, validation, calibration, test. Nothing is shuffled.
+    """Parts in time order: train, validation, calibration, test. Nothing is shuffled.
 
-    Rows of the same time stay together, so that each part is strictly later than the one before.
+    Rows with the same time stay together, so each part is strictly later than the one before.
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
-        time: (n,) times of the rows, numbers or numpy dates; None where the rows are in order already.
+        time: (n,) times of the rows, numbers or numpy dates; None if the rows are already in order.
         fractions: shares of train, validation and test, which sum to 1.
-        calibration: share of all rows that is taken from the training part for a calibration part. It comes
-            after the validation part: what calibrates is nearest to what is tested.
+        calibration: share of all rows that is moved from the training part to a calibration part. It comes
+            after the validation part, next to the test part.
     """
     x, y = _tensors(data)
     times = np.arange(len(x)) if time is None else _labels(time, len(x), "time")
@@ -213,17 +213,17 @@ def group_split(
     max_rows: int | None = MAX_ROWS,
     calibration: float = 0.0,
 ) -> Split:
-    """Parts that share no group: all rows of a patient, a site, a household are in one part.
+    """Parts without common groups: all rows of a patient, a site or a household are in one part.
 
-    The groups are shuffled with the seed and cut where the numbers of rows come nearest to the fractions.
+    The groups are shuffled with the seed and cut where the numbers of rows are closest to the fractions.
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
         groups: (n,) the group of each row: numbers or strings.
-        seed: of the shuffling; the same seed gives the same parts.
+        seed: seed of the shuffling; the same seed gives the same parts.
         fractions: shares of train, validation and test, which sum to 1.
         max_rows: largest number of rows to use; None for all.
-        calibration: share of all rows that is taken from the training part for a calibration part of its own.
+        calibration: share of all rows that is moved from the training part to a separate calibration part.
     """
     x, y = _tensors(data)
     names, group = np.unique(_labels(groups, len(x), "groups"), return_inverse=True)
@@ -288,13 +288,13 @@ def _split(
 
 
 def check_fractions(fractions: Sequence[float]) -> None:
-    """Raise where these are not shares of train, validation and test."""
+    """Raise if these are not shares of train, validation and test."""
     shares = tuple(fractions) if isinstance(fractions, Iterable) else ()
     good = len(shares) == 3 and all(isinstance(share, Real) and share > 0 for share in shares)
     if not good or not abs(sum(shares) - 1) <= 1e-6:
         raise ValueError(
-            "fractions are three positive shares, of train, validation and test, which sum to 1; "
-            f"got {fractions!r}."
+            "fractions must be three positive shares, of train, validation and test, that sum to 1; got "
+            f"{fractions!r}."
         )
 
 
@@ -317,8 +317,8 @@ def _cuts(edges: np.ndarray, wanted: Mapping[str, float]) -> list[int]:
     """Ends of the parts: the allowed edges nearest to the wanted ones, all different; edges hold 0 and n."""
     if len(edges) <= len(wanted):
         raise ValueError(
-            f"{len(wanted)} parts ({', '.join(wanted)}) cannot be made of {len(edges) - 1} rows, "
-            "groups or times, which must stay whole."
+            f"{len(wanted)} parts ({', '.join(wanted)}) cannot be made from {len(edges) - 1} rows, groups "
+            "or times, which cannot be divided."
         )
     cuts: list[int] = []
     previous = 0

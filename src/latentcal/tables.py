@@ -1,4 +1,4 @@
-"""The user's own table: features by fixed rules, learned anew for each split."""
+"""The user's own table as a data set: features by fixed rules, learned again for each split."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Dataset:
 
     Args:
         name: full name.
-        abbreviation: a short name; empty where there is none.
+        abbreviation: a short name; empty if there is none.
         x: (n, p) features, float32.
         y: (n, d) targets, float32.
         feature_names: p names; the level b of a text column a is called ``a=b``.
         target_names: d names.
-        licence: of the data.
-        source: where the file comes from.
-        note: what else to know before using it.
+        licence: licence of the data.
+        source: origin of the file.
+        note: remarks for users.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TableDataset(Dataset):
-    """A data set made of the user's own table.
+    """A data set made from the user's own table.
 
-    ``x`` and ``y`` are made with rules that were learned on all rows. ``split`` and its siblings learn them
-    again on their training part, so that nothing about the features comes from the rows that test; categories
-    that only other parts have count as none of the known ones.
+    ``x`` and ``y`` are made with rules that were learned on all rows. ``split`` and similar functions learn
+    the rules again on their training part, so that no information about features comes from test rows;
+    categories that occur only in other parts are treated as unknown.
 
     Args:
-        columns: of the table, targets included, at the n rows that are in x and y.
+        columns: columns of the table, including targets, at the n rows of x and y.
         preprocessing: the rules, learned on all rows.
         rows: (n,) numbers of the rows in the file, counted from 0 without the header.
         file_rows: number of rows in the file.
-        weights: (n,) of the rows; None where no column was named for them.
+        weights: (n,) weights of the rows; None if no column was named for them.
     """
 
     columns: tuple[Column, ...]
@@ -103,7 +103,7 @@ class TableDataset(Dataset):
         return next(column.values for column in self.columns if column.name == name)
 
     def learn_rules(self, rows: Tensor) -> tuple[Tensor, np.ndarray, Preprocessing]:
-        """x (n, p') by the rules learned on some of the rows, (n,) where it is complete, and these rules."""
+        """x (n, p') by rules learned on some of the rows, a mask (n,) of complete rows, and the rules."""
         how: Literal["drop", "impute"] = "impute" if self.preprocessing.imputes else "drop"
         rules = Preprocessing.fit(self.columns, self.target_names, rows, missing=how)
         x, complete = rules.encode_columns(self.columns)
@@ -125,36 +125,35 @@ def load_csv(
     seed: int = 0,
     weights: str | None = None,
 ) -> TableDataset:
-    """A csv or parquet file of your own as a data set, by the rules of :class:`Preprocessing`.
+    """Data set from your own csv or parquet file, by the rules of :class:`Preprocessing`.
 
-    Features are all other columns, sorted by name; which of them stay, and why another one goes, is in
-    ``data.preprocessing``, which also makes features of new rows. Rows without all targets are left out, and
-    so are rows that miss a feature that stays; ``data.note`` counts them. Constant columns go. A first column
-    without a name is a row index and goes, too. Numbers, dates and truth values are told from text by their
-    cells.
+    Features are all other columns, sorted by name; ``data.preprocessing`` records which were kept, and why
+    others were dropped, and makes features of new rows. Rows that miss a target or a kept feature are left
+    out; ``data.note`` counts them. Constant columns are dropped, as is a first column without a name, which
+    is a row index. Numbers, dates, truth values and text are recognised by their cells.
 
     Args:
-        path: of the file, plain or compressed with gzip; parquet by its ending. Either needs pyarrow.
+        path: path of the file, plain or gzip; parquet is recognised by its ending. Both need pyarrow.
         targets: names of the columns to predict, in the order of y.
         drop: names of columns that are neither features nor targets, such as identifiers.
-        delimiter: between the cells of a csv file.
-        encoding: of a csv file.
-        decimal: mark of decimals, ``"."`` or ``","``; None for a point, with an error where a column has
-            numbers with commas, which would else be a category.
-        min_rows: fewer complete rows than that are an error.
-        missing: what to do with rows that miss a value: leave them out, raise an error that names one, or
+        delimiter: delimiter of a csv file.
+        encoding: encoding of a csv file.
+        decimal: decimal mark, ``"."`` or ``","``; None for a point, with an error if a column has numbers
+            with commas, which would otherwise be a category.
+        min_rows: with fewer complete rows an error is raised.
+        missing: what to do about rows that miss a value: leave them out, raise an error that names one, or
             fill in features (``"impute"``, see :class:`Preprocessing`).
-        max_rows: of a larger file take so many random rows; memory does not grow with the file. None for all.
-        seed: of their choice.
-        weights: name of a column with the weight of each row, which is no feature.
+        max_rows: use this many random rows of a larger file, in bounded memory; None for all.
+        seed: seed of the random rows.
+        weights: name of a column with the weight of each row, which is not used as a feature.
 
     Warns:
-        LeakWarning: where rows are there more than once, or a feature determines a target.
+        LeakWarning: if rows occur more than once, or a feature determines a target.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a file that is no table, a column that is missing or there twice, a target that is no
-            number, too few rows, no feature left.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not a table, a column is missing or duplicated, a target is not numeric,
+            there are too few rows, or no feature is left.
     """
     path = as_path(path)
     targets, drop = as_targets(targets), as_names(drop, "drop")
@@ -162,10 +161,12 @@ def load_csv(
     check_missing(missing, ("drop", "error", "impute"))
     check_decimal(decimal)
     if both := sorted({*targets} & {*drop}):
-        raise ValueError(f"The columns {list_names(both)} are among targets and drop.")
+        raise ValueError(f"The columns {list_names(both)} are in both targets and drop.")
     weighting = () if weights is None else as_names(weights, "weights")
     if len(weighting) > 1 or {*weighting} & {*targets, *drop}:
-        raise ValueError(f"weights is the name of one column that is no target, got {list_names(weighting)}.")
+        raise ValueError(
+            f"weights must be the name of one column that is not a target, got {list_names(weighting)}."
+        )
     names = column_names(path, delimiter, encoding)
     try:
         check_names([*targets, *drop, *weighting], names)
@@ -192,12 +193,12 @@ def _make_dataset(
     for what, kinds in (("text", ("text",)), ("dates", DATES)):
         if wrong := {c.name: _first_text(c) for c in y_columns if c.kind in kinds}:
             raise ValueError(
-                f"The targets {list_names(wrong)} are {what}, not numbers; they hold for example "
+                f"The targets {list_names(wrong)} are {what}, not numbers; for example "
                 f"{list_names([*wrong.values()])}."
             )
     n = len(y_columns[0].values)
     if n == 0:
-        raise ValueError(f"It has no row of data; at least {max(min_rows, 2)} are needed.")
+        raise ValueError(f"It has no rows of data; at least {max(min_rows, 2)} are needed.")
     if n == 1:  # where every column is constant, which is not what is wrong
         raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
     known = np.flatnonzero(complete_rows(y_columns, n))
@@ -212,8 +213,8 @@ def _make_dataset(
         check_complete([*features, *y_columns], sample.rows, can_fill=True)
     if len(index) < min_rows:
         raise ArgumentError(
-            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, name "
-            "columns with many of them in ",
+            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, "
+            "leave out columns with many gaps with ",
             *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
         )
     own_weights = None if weighting is None else row_weights(weighting.of(index), sample.rows[index])
@@ -224,8 +225,8 @@ def _make_dataset(
     check_float32(y, targets, sample.rows[index])
     if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
         raise ValueError(
-            f"The targets {list_names(constant)} are constant in float32: there is nothing to predict. "
-            "Leave them out, or subtract a large offset."
+            f"The targets {list_names(constant)} are constant in float32. Leave them out, or subtract a "
+            "large offset."
         )
     return TableDataset(
         name=path.name.split(".")[0],
@@ -251,7 +252,7 @@ def _first_text(column: Column) -> str:
 
 
 def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None:
-    """Raise where a column has missing values or numbers that float32 cannot hold.
+    """Raise if a column has missing values or numbers too large for float32.
 
     Args:
         table: (n, k).
@@ -267,14 +268,14 @@ def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None
 
 
 class Reservoir:
-    """Places for at most ``size`` items of a stream whose length is not known beforehand.
+    """Random sample of at most ``size`` items of a stream of unknown length.
 
-    The i-th item, i >= size, takes the place of an earlier one with probability size / (i + 1): at any time
-    the items in the places are a random subset of those seen.
+    The i-th item, i >= size, replaces an earlier one with probability size / (i + 1), so the kept items are
+    always a random subset of those seen.
 
     Args:
         size: number of places.
-        seed: of the choice.
+        seed: seed of the choice.
 
     Examples:
         >>> reservoir, kept = Reservoir(3, seed=0), np.empty(3, dtype=int)
@@ -292,7 +293,7 @@ class Reservoir:
         self._random = np.random.default_rng(seed)
 
     def offer(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the next ``count`` items are kept (until others push them out), and their places.
+        """The next ``count`` items that are kept (until others replace them), and their places.
 
         Both are (k,), k <= count; no place occurs twice. Places are filled in order at first.
         """
@@ -305,13 +306,13 @@ class Reservoir:
 
 
 class Sample(NamedTuple):
-    """Some rows of a file."""
+    """A sample of rows of a file."""
 
     columns: list[Column]
     rows: np.ndarray
-    """(m,) their numbers, ascending."""
+    """(m,) row numbers, ascending."""
     total: int
-    """Rows of the file."""
+    """Number of rows of the file."""
 
 
 def read_sample(
@@ -324,8 +325,8 @@ def read_sample(
 ) -> Sample:
     """The named columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
 
-    The file is read once; memory does not grow with it where a size is given. ``form`` is the delimiter and
-    the encoding of a csv file.
+    The file is read once, in bounded memory if a size is given. ``form`` is the delimiter and the encoding of
+    a csv file.
     """
     arrow = require("pyarrow", "cli", "Reading tables from files needs")
     reservoir = Reservoir(_NO_LIMIT if size is None else size, seed)
@@ -356,6 +357,6 @@ def read_sample(
 
 
 def last_of_each(places: np.ndarray) -> np.ndarray:
-    """Indices, ascending, at which a place occurs for the last time."""
+    """Ascending indices at which each place occurs for the last time."""
     _, last = np.unique(places[::-1], return_index=True)
     return np.sort(len(places) - 1 - last)

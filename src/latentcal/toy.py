@@ -1,4 +1,4 @@
-"""Toys: conditional laws of y given x whose density is known, to draw from and to compare with."""
+"""Toys: conditional laws of y given x with known densities, to draw from and to compare with."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Toy:
     r"""A known law of y given x, with :math:`x \sim U(0, 1)^p`.
 
     Args:
-        name: what it is called.
-        x_dim: number of features p; 0 where y depends on nothing (x is then (n, 0)).
+        name: name of the toy.
+        x_dim: number of features p; 0 if y does not depend on x (x is then (n, 0)).
         y_dim: number of outputs d.
         law: (..., p) -> distribution with batch shape (...) and event shape (d,), in the dtype of x.
 
@@ -180,7 +180,7 @@ def student_t(dim: int = 2, degrees_of_freedom: float = 3.0, correlation: float 
 def heteroscedastic_linear(
     x_dim: int = 1, y_dim: int = 2, contrast: float = 8.0, degrees_of_freedom: float = math.inf
 ) -> Toy:
-    r"""A linear mean with noise that grows with x: linear regression has the mean right and the spread wrong.
+    r"""A linear mean with noise that grows with x: linear regression gets only the mean right.
 
     .. math:: y = W x + \tfrac14 c^{\bar x} L \varepsilon, \qquad W_{jk} = \cos(j + 2k), \qquad
               \varepsilon \sim N(0, I) \text{ or } t_\nu(0, I),
@@ -256,11 +256,11 @@ def household_table(n: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Columns (n,) of a table of households: an identifier, seven features and three expenses.
 
     Expenses grow with income and with the number of persons, are skewed, depend on each other, and are more
-    uncertain the larger the income: nothing that a linear model with normal errors describes.
+    uncertain for larger incomes, which a linear model with normal errors cannot describe.
 
     Args:
         n: number of rows.
-        seed: of the rows; another one gives other households of the same kind.
+        seed: seed of the rows; another one gives other households of the same kind.
 
     Examples:
         >>> table = household_table(3)
@@ -316,8 +316,8 @@ def _equicorrelation(dim: int, correlation: float) -> Tensor:
     """Cholesky factor (d, d) of the matrix with ones on the diagonal and ``correlation`` elsewhere."""
     if not -1 / max(dim - 1, 1) < correlation < 1:
         raise ValueError(
-            f"{dim} outputs can have a common correlation between {-1 / max(dim - 1, 1):.3g} and 1, "
-            f"both excluded; got {correlation}."
+            f"{dim} outputs need a common correlation between {-1 / max(dim - 1, 1):.3g} and 1, both "
+            f"excluded; got {correlation}."
         )
     matrix = torch.full((dim, dim), correlation, dtype=torch.float64).fill_diagonal_(1.0)
     return torch.linalg.cholesky(matrix)
@@ -325,7 +325,7 @@ def _equicorrelation(dim: int, correlation: float) -> Tensor:
 
 @contextmanager
 def draw_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let torch's distributions, which know only the global source, draw from ``generator``."""
+    """Let torch's distributions draw from ``generator``, instead of the global one, in the block."""
     if generator is None:
         yield
         return

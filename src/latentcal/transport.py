@@ -68,8 +68,8 @@ class RadialTransport(nn.Module):
         lost = (torch.isinf(before) & (before == after)) | (torch.isfinite(before) & (before < -_FARTHEST))
         if bool(lost.any()):
             raise ValueError(
-                f"The determinant at {int(lost.sum())} of {lost.numel()} points z is not known: they are so "
-                "far out that floats do not hold their density, before and after the map."
+                f"The determinant at {int(lost.sum())} of {lost.numel()} points z is unknown: they are so "
+                "far out that their density underflows, before or after the map."
             )
         return before - after
 
@@ -128,7 +128,5 @@ def _rescale(z: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
     ratio = _ratio(r, _move(r, source, target), source, target)
     moved = (z * ratio.unsqueeze(-1)).to(z.dtype)
     if bool((lost := torch.isnan(moved).any(-1)).any()):
-        raise ValueError(
-            f"{int(lost.sum())} of {lost.numel()} points z are moved beyond the floats: they are too far out."
-        )
+        raise ValueError(f"{int(lost.sum())} of {lost.numel()} points z are too far out: the map overflows.")
     return moved

@@ -52,7 +52,7 @@ def test_forecasts_of_gluonts_and_chronos():
     np.testing.assert_allclose(read_gluonts(chronos, [0.9, 0.1, 0.5]).x, chronos[..., [1, 2, 0]])
     with pytest.raises(ValueError, match="k = 2 levels"):
         read_gluonts(array, [0.1, 0.9])
-    with pytest.raises(TypeError, match="Give the levels"):
+    with pytest.raises(TypeError, match="pass the levels"):
         read_gluonts(array)
 
 

@@ -49,7 +49,7 @@ def test_the_first_model_is_asked_once_for_each_x():
     torch.testing.assert_close(flow(x).log_prob(draws), truth.log_prob(draws))
     assert asked == [10]
     torch.testing.assert_close(flow(x).decode(flow(x).latent(draws)), draws)
-    with pytest.raises(ValueError, match="in 20 of 20 rows some are NaN"):
+    with pytest.raises(ValueError, match="some are NaN or infinite in 20 of 20 rows"):
         lc.from_chain([lambda features: stats.norm(np.nan * features[:, 0], 1)])(rows(20)[0]).sample()
 
 

@@ -96,7 +96,7 @@ def test_ensembles_with_too_few_members_left_are_shrunk():
     expected = float(lc.from_samples(members[:, :4])(fewer).log_prob(y).mean())
     for known in (members, fewer):
         assert float(lc.from_samples(known)(fewer).log_prob(y).mean()) > expected - 2
-    with pytest.raises(ValueError, match="5 outputs by 4 members are singular"):
+    with pytest.raises(ValueError, match="5 outputs from 4 members are singular"):
         lc.from_samples(fewer, y, shrinkage=0.0)
     with pytest.raises(ValueError, match="must be finite"):
         lc.from_samples(members.masked_fill(members > 2, math.inf))
@@ -151,7 +151,7 @@ def test_named_dimensions_are_put_in_order():
     labelled = Labelled(members.numpy().transpose(1, 0, 2), ("number", "time", "step"))
     flow = lc.from_samples(labelled)
     torch.testing.assert_close(flow(labelled).log_prob(y), flow(members).log_prob(y))
-    with pytest.raises(ValueError, match="One dimension must hold the members"):
+    with pytest.raises(ValueError, match="The dimension of the members must have one of the names"):
         lc.from_samples(Labelled(members.numpy(), ("time", "a", "b")))
 
 
@@ -305,7 +305,7 @@ def test_draws_of_a_sampler_are_made_once():
     assert calls == [40, 40]
     flow(x + 1).log_prob(y)
     assert calls == [40] * 4
-    with pytest.raises(ValueError, match="draws in front"):
+    with pytest.raises(ValueError, match="samples first"):
         lc.from_sampler(lambda x: torch.zeros(3, 5, 2), x)
 
 

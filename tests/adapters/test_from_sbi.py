@@ -312,7 +312,7 @@ def test_a_copy_has_networks_of_its_own_and_a_pickle_gives_the_same_flow(kind):
 
 
 NO_LATENT = {
-    "mdn": "MixtureDensityEstimator is not made by a flow",
+    "mdn": "MixtureDensityEstimator is not a flow",
     "made": "base law MADEMoG.* has no latent",
 }
 
@@ -342,7 +342,7 @@ def test_what_is_no_posterior_is_refused_with_a_reason(tmp_path, monkeypatch):
 def test_parameters_and_observations_that_change_places_are_noticed():
     flow = from_sbi(estimator_of("maf"))
     theta, x = simulations(5)
-    with pytest.raises(ValueError, match=r"x must have 3 features, got 2. Did x and y change places\?"):
+    with pytest.raises(ValueError, match=r"x must have 3 features, got 2. Were x and y swapped\?"):
         flow(theta).log_prob(theta)
     with pytest.raises(ValueError, match="y has 3 outputs"):
         flow(x).log_prob(x)

@@ -312,7 +312,7 @@ def test_members_of_an_ensemble_become_one_posterior(trained, models):
     expected = torch.logsumexp(torch.stack(members), 0) - math.log(2)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     assert posterior.sample((4,), x=x[0], **QUIET).shape == (4, 2)
-    with pytest.raises(NotImplementedError, match="Only a flow on a base that is radial"):
+    with pytest.raises(NotImplementedError, match="Only flows with a base that is radial"):
         posterior.posterior_estimator.inverse_transform(theta, x)
 
 
@@ -345,5 +345,5 @@ def test_the_loss_is_the_negative_log_density(trained):
 def test_a_missing_sbi_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "latentcal.adapters.sbi_posterior", raising=False)
     monkeypatch.setitem(sys.modules, "sbi.inference.posteriors", None)
-    with pytest.raises(ImportError, match="to_sbi makes a posterior of sbi, which is not installed"):
+    with pytest.raises(ImportError, match="to_sbi needs sbi, which is not installed"):
         to_sbi(lambda x: x, PRIOR, x_shape=(3,))

@@ -42,9 +42,9 @@ BAD_TABLES = {
     "text in a target": ({"food": with_text(BASE["food"])}, "['food'] are text, not numbers"),
     "text in a feature": (
         {"income": with_text(BASE["income"])},
-        "the column 'income' holds 'abc' among numbers",
+        "the column 'income' contains 'abc' among numbers",
     ),
-    "NaN in a target": ({"food": with_text(BASE["food"], 7, "NaN")}, "the first one row 7 of the data"),
+    "NaN in a target": ({"food": with_text(BASE["food"], 7, "NaN")}, "the first is row 7 of the data"),
     "NaN in a feature": (
         {"income": with_text(BASE["income"], 7, "")},
         "Leave these rows out with --missing drop, or fill the gaps with --missing impute.",
@@ -53,7 +53,7 @@ BAD_TABLES = {
     "constant target": ({"food": [5.0] * N}, "targets ['food'] are constant"),
     "constant features": (
         {name: [1] * N for name in ("region", "tenure", "urban", "age", "persons", "rooms", "income")},
-        "No feature is left beside the targets",
+        "No feature is left besides the targets",
     ),
 }
 
@@ -72,13 +72,13 @@ FILES = {
     "one row": ("a,b,c\n1,2,3\n", "has one row of data; at least 100 are needed"),
     "few rows": (
         "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(30)),
-        "name columns with many of them in --drop, or lower --min-rows 100",
+        "leave out columns with many gaps with --drop, or lower --min-rows 100",
     ),
     "gaps": (
         "a,b,c\n" + "".join(f"{i},{i * i},{-i if i < 190 else ''}\n" for i in range(200)),
         "one of the columns is 'c'. Leave these rows out with --missing drop",
     ),
-    "no rows": ("a,b,c\n", "no row of data"),
+    "no rows": ("a,b,c\n", "no rows of data"),
     "empty file": ("", "its first line is empty"),
     "another delimiter": ("a;b;c\n1;2;3\n", "pass --delimiter ';'."),
     "ragged": ("a,b,c\n1,2,3\n1,2\n", "row 1 of the data has 2 values"),
@@ -111,8 +111,8 @@ def test_a_wrong_encoding_is_refused(tmp_path, model, command):
 NEW_ROWS = {
     "missing column": ({"income": None}, "The columns ['income'] are missing"),
     "renamed column": ({"income": None, "Income": [1.0] * 6}, "did you mean 'Income'?"),
-    "text in a number column": ({"income": ["12", "12k", *"3456"]}, "'income' holds '12k' in row 1"),
-    "missing value": ({"age": [50, 60, "", 30, 40, 20]}, "the first one row 2 of the data"),
+    "text in a number column": ({"income": ["12", "12k", *"3456"]}, "'income' has '12k' in row 1"),
+    "missing value": ({"age": [50, 60, "", 30, 40, 20]}, "the first is row 2 of the data"),
     "infinite number": ({"income": ["1e39", *"23456"]}, "too large for float32"),
 }
 
@@ -138,7 +138,7 @@ def test_bad_new_rows_are_refused_by_every_command(tmp_path, fitted, model, case
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "its first line is empty"), (",".join(BASE) + "\n", "has no rows that can be used")],
+    [("", "its first line is empty"), (",".join(BASE) + "\n", "has no usable rows")],
     ids=["empty", "header only"],
 )
 @pytest.mark.parametrize("command", ["predict", "regions", "diagnose", "recalibrate"])
@@ -150,8 +150,8 @@ def test_a_file_without_rows_is_refused(tmp_path, model, command, text, says):
 
 def test_too_few_rows_are_refused_where_one_row_is_not_enough(tmp_path, model):
     data = write_csv(tmp_path / "data.csv", households(1))
-    refused(latentcal("diagnose", model, data), "a report takes at least 20")
-    refused(latentcal("recalibrate", model, data), "recalibration takes at least 20")
+    refused(latentcal("diagnose", model, data), "a report needs at least 20")
+    refused(latentcal("recalibrate", model, data), "recalibration needs at least 20")
     assert latentcal("predict", model, data).code == 0
 
 
@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, model, new, monkeypatch, name
     monkeypatch.setattr("latentcal.cli.output.os.fsync", full)
     refused(
         latentcal("predict", model, new, "--out", tmp_path / name),
-        f"Cannot write {tmp_path / name}: {FULL}. Nothing was changed there.",
+        f"Cannot write {tmp_path / name}: {FULL}. Nothing was changed.",
     )
     assert contents(tmp_path) == before
 
@@ -261,7 +261,7 @@ def _without_numbers(folder):
 DAMAGES = {
     "no model": (
         lambda folder: shutil.rmtree(folder),
-        "no such folder. `latentcal fit` makes models",
+        "no such folder. Use `latentcal fit` to make a model",
     ),
     "no manifest": (lambda folder: (folder / "model.json").unlink(), "model.json is missing"),
     "no numbers": (_without_numbers, "is missing"),
@@ -304,7 +304,7 @@ def test_regions_of_a_model_without_calibration_name_the_option(tmp_path, fitted
 def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     old = contents(model)
     data = fitted[0] / "households.csv"
-    refused(latentcal("fit", data, *FIT, "--out", model), "holds a model already")
+    refused(latentcal("fit", data, *FIT, "--out", model), "already holds a model")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     refused(latentcal("fit", data, *FIT, "--out", tmp_path / "mine", "--overwrite"), "is not a saved model")
@@ -316,23 +316,23 @@ def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     ("words", "says"),
     [
         (["predict", "MODEL", "nowhere.csv"], "'nowhere.csv' does not exist"),
-        (["predict", "MODEL", "NEW", "--quantiles", "0,1"], "levels lie between 0 and 1"),
+        (["predict", "MODEL", "NEW", "--quantiles", "0,1"], "levels must lie between 0 and 1"),
         (["predict", "MODEL", "NEW", "--quantiles", "0.0001"], "--draws 5000 at least"),
-        (["predict", "MODEL", "NEW", "--delimiter", ",,"], "--delimiter is one character"),
+        (["predict", "MODEL", "NEW", "--delimiter", ",,"], "--delimiter must be one character"),
         (["regions", "MODEL", "NEW", "--coverage", "1.5"], "1.5 is not in the range"),
         (["probability", "MODEL", "NEW"], "Missing option '--where'"),
-        (["probability", "MODEL", "NEW", "--where", "rent > 1"], "'rent' in 'rent > 1' is no target"),
-        (["fit", "NEW", "--targets", "a", "--out", "m", "--flow", "rnn"], "'rnn' is not one of"),
+        (["probability", "MODEL", "NEW", "--where", "rent > 1"], "'rent' in 'rent > 1' is not a target"),
+        (["fit", "NEW", "--targets", "a", "--out", "m", "--flow", "rnn"], "'rnn' is not a valid name"),
         (
             ["fit", "NEW", "--targets", "a", "--out", "m", "--flow", "linear_gausian"],
             "did you mean 'linear-gaussian'?",
         ),
         (["recalibrate", "MODEL", "NEW", "--recalibration", "staked"], "did you mean 'stacked'?"),
-        (["recalibrate", "MODEL", "NEW", "--recalibration", "none"], "'none' is not one of"),
-        (["fit", "NEW", "--targets", ",", "--out", "m"], "--targets names at least one column"),
+        (["recalibrate", "MODEL", "NEW", "--recalibration", "none"], "'none' is not a valid name"),
+        (["fit", "NEW", "--targets", ",", "--out", "m"], "--targets must name at least one column"),
         (
             ["fit", "NEW", "--targets", "a", "--out", "m", "--flow-option", "hidden"],
-            "write for example hidden=64",
+            "expected for example hidden=64",
         ),
     ],
 )
@@ -352,7 +352,7 @@ def test_the_file_that_is_read_is_not_replaced(tmp_path, model, command, option)
     (tmp_path / "other.csv").symlink_to(data)
     for name in ("rows.csv", "other.csv"):
         answer = latentcal(command, model, data, option, tmp_path / name)
-        refused(answer, "is the file that is read; choose another one")
+        refused(answer, "is the input file; choose another one")
     assert data.read_bytes() == before
 
 
@@ -366,7 +366,7 @@ def test_targets_do_not_take_the_place_of_other_answers(tmp_path):
     data = write_csv(tmp_path / "rows.csv", table)
     words = ("--targets", "row,draw", "--flow", "linear-gaussian", "--out", tmp_path / "model")
     assert latentcal("fit", data, *words).code == 0
-    refused(latentcal("sample", tmp_path / "model", data), "['draw', 'row'] are names of targets")
+    refused(latentcal("sample", tmp_path / "model", data), "['draw', 'row'] would be the name of two columns")
 
 
 def test_columns_to_keep_are_checked(model, new):

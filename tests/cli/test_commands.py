@@ -132,7 +132,9 @@ def test_unknown_categories_warn_in_one_line(model, tmp_path):
     answer = latentcal("predict", model, data)
     assert answer.code == 0
     assert answer.err.count("\n") == 1
-    assert answer.err.startswith("Warning: The column 'region' holds categories that were not there")
+    assert answer.err.startswith(
+        "Warning: The column 'region' has categories that the learning rows did not have"
+    )
 
 
 def test_rows_that_miss_a_value_are_left_out_where_asked_for(model, tmp_path):
@@ -235,7 +237,7 @@ def test_recalibration_replaces_the_model_and_keeps_what_lies_beside_it(model, t
     data = write_csv(tmp_path / "later.csv", {**other, **wide})
     answer = latentcal("recalibrate", folder, data)
     assert answer.code == 0, answer.err
-    assert "is recalibrated on 300 rows" in answer.out
+    assert " on 300 rows" in answer.out
     assert (folder / "report.html").read_text() == "mine"
     before, after = load_model(model), load_model(folder)
     assert same.copied(
@@ -251,7 +253,7 @@ def test_recalibration_replaces_the_model_and_keeps_what_lies_beside_it(model, t
     assert shares[0] < 0.5  # control: the old model does not know of the change
     assert abs(shares[1] - 0.9) < 0.1  # 300 and 300 rows: a standard deviation of 0.025
     assert after.facts["recalibrated"] == {"file": "later.csv", "rows": 300, "used": 300}
-    assert "not known" in latentcal("info", folder).out
+    assert "unknown" in latentcal("info", folder).out
 
 
 def test_recalibration_may_write_elsewhere_and_by_another_law(model, tmp_path):
@@ -286,7 +288,7 @@ def test_diagnose_reports_and_its_code_tells_of_faults(model, tmp_path):
     assert (report["n"], report["verdict"]) == (200, "not_calibrated")
     assert (report["model_name"], report["data_name"]) == (str(model), str(wrong))
     assert [output["name"] for output in report["model"]["marginals"]] == ["food", "housing", "energy"]
-    assert "200 random rows of 400 are used" in answer.err
+    assert "Using 200 random rows of 400" in answer.err
     assert page.read_text().lstrip().lower().startswith("<!doctype html")
 
 
@@ -300,7 +302,7 @@ def test_diagnose_says_that_a_recalibration_did_harm_and_names_options_alone(mod
     assert answer.code == 3
     head = answer.out.splitlines()[:3]
     assert head[1] == f"Model: {changed}, data: {right}"
-    assert head[2].startswith("Recalibration made it worse here (NLL +")
+    assert head[2].startswith("Recalibration made the model worse here (NLL +")
     assert f"undo it with `latentcal recalibrate {changed} --undo`" in head[2]
     faulty = latentcal("diagnose", model, wrong).out
     assert f"Next step: `latentcal recalibrate {model} new.csv" in faulty
@@ -314,7 +316,7 @@ def test_a_large_file_trains_on_a_part_and_calibrates_on_the_rest(tmp_path, fitt
     words = (*words, "--drop", "household,housing,energy")
     answer = latentcal("fit", fitted[0] / "households.csv", *words, "--out", out, "--json")
     assert answer.code == 0, answer.err
-    assert "Of the 500 others 300 calibrate." in answer.err
+    assert "Calibrating on 300 of the other 500." in answer.err
     assert json.loads(answer.out)["rows"] == {"train": 255, "validation": 45, "calibration": 300, "test": 0}
     assert load_model(out).estimator.model_.recalibration.n == 300
     assert latentcal("regions", out, fitted[0] / "households.csv").code == 0
@@ -331,7 +333,7 @@ def test_fit_tries_models_and_info_tells_which(tmp_path, fitted):
     words = ("--targets", TARGETS, "--drop", "household", "--budget", "1e-9", "--out", tmp_path / "model")
     answer = latentcal("fit", fitted[0] / "households.csv", *words)
     assert answer.code == 0, answer.err
-    assert "Rows: 680 train, each held out in its turn." in answer.err
+    assert "Rows: 680 train, each held out once." in answer.err
     for text in (answer.err, latentcal("info", tmp_path / "model").out):
         assert "Models on 680 held-out rows, lower is better:" in text
         assert " -> linear regression " in text
@@ -423,7 +425,7 @@ def test_an_interrupt_has_code_130(model, new, monkeypatch):
 
     monkeypatch.setattr("latentcal.cli.reading.chunks", interrupted)
     answer = latentcal("predict", model, new)
-    assert (answer.code, answer.err.lstrip()) == (130, "Error: interrupted; nothing half-written is left.\n")
+    assert (answer.code, answer.err.lstrip()) == (130, "Error: interrupted; no partial files are left.\n")
 
 
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch):

@@ -48,16 +48,16 @@ def test_what_harms_the_last_rows_is_refused_unless_it_is_forced_and_can_be_undo
     before = (model / "model.json").read_bytes()
     answer = latentcal("recalibrate", model, data, "--order", "time")
     assert answer.code == 0
-    assert "Nothing is written: recalibration would make it worse (NLL +" in answer.out
-    assert "on the last 60 rows). To recalibrate the model all the same: --force." in answer.out
+    assert "Nothing was written: recalibration would make it worse (NLL +" in answer.out
+    assert "on the last 60 rows). Use --force to recalibrate anyway." in answer.out
     assert (model / "model.json").read_bytes() == before
     result = json.loads(latentcal("recalibrate", model, data, "--order", "time", "--json").out)
     assert result["recalibrated"] is False
     forced = latentcal("recalibrate", model, data, "--order", "time", "--force")
-    assert "is recalibrated on 200 rows" in forced.out
-    assert "although that makes it worse" in forced.out
+    assert "on 200 rows" in forced.out
+    assert "even though that makes it worse" in forced.out
     undone = latentcal("recalibrate", model, "--undo")
-    assert undone.out.strip().endswith("is the model as it was trained, without recalibration.")
+    assert undone.out.strip().endswith("now holds the model as it was trained, without recalibration.")
     assert "recalibration none" in latentcal("info", model).out
     refused(latentcal("recalibrate", model, "--undo"), "nothing to undo")
 
@@ -67,7 +67,7 @@ def test_a_file_or_undo_is_needed_and_not_both(model, tmp_path):
     for words in ((), (data, "--undo")):
         answer = latentcal("recalibrate", model, *words)
         assert answer.code == 2
-        assert "Give a file of new rows, or --undo and no file." in answer.err
+        assert "Give either a file of new rows, or --undo without a file." in answer.err
 
 
 def test_rows_are_split_in_time_by_a_column_or_by_their_order(tmp_path):

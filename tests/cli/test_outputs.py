@@ -96,7 +96,7 @@ def test_repeated_values_are_guessed_and_said(tmp_path):
     answer = latentcal(*words, "--out", tmp_path / "model")
     assert answer.code == 0, answer.err
     assert "visits: count" in answer.err
-    assert "--outputs declares kinds" in answer.err
+    assert "use --outputs to declare kinds" in answer.err
     real = latentcal(*words, "--outputs", "real", "--out", tmp_path / "real")
     assert "Outputs:" not in real.err
     wrong = latentcal(*words, "--outputs", "visit:count", "--out", tmp_path / "wrong")

@@ -80,4 +80,4 @@ for words in {[[str(word) for word in call] for call in calls]!r}:
     except SystemExit as end:
         assert end.code == 0, words
 """
-    assert "is recalibrated on 800 rows" in run(script)
+    assert "on 800 rows" in run(script)

@@ -52,8 +52,8 @@ def test_a_european_table_gives_the_model_that_the_same_table_gives_with_points(
     answer = fit(data, tmp_path / "model")
     refused(answer, "pass --delimiter ';'.")
     answer = fit(data, tmp_path / "model", "--delimiter", ";")
-    refused(answer, "holds numbers with a comma, such as ")
-    (hint,) = re.findall(r"decimal comma with (.*?), write", answer.err)
+    refused(answer, "has numbers with a comma, such as ")
+    (hint,) = re.findall(r"decimal comma with (.*?), remove", answer.err)
     european = ("--delimiter", ";", *shlex.split(hint))
     assert fit(data, tmp_path / "model", *european).code == 0
     plain = write_csv(tmp_path / "plain.csv", households(N))
@@ -103,7 +103,7 @@ def test_another_zone_or_no_date_in_new_rows_is_told(tmp_path):
     assert fit(write_csv(tmp_path / "rows.csv", with_dates()), tmp_path / "model").code == 0
     other = write_csv(tmp_path / "utc.csv", with_dates(20, zone="Z"))
     answer = latentcal("predict", tmp_path / "model", other)
-    assert answer.err.startswith("Warning: The column 'seen' holds times in the zone +00:00; ")
+    assert answer.err.startswith("Warning: The column 'seen' has times in the zone +00:00; ")
     wrong = write_csv(tmp_path / "wrong.csv", with_dates(20) | {"seen": ["soon"] * 20})
     refused(latentcal("predict", tmp_path / "model", wrong), "'soon' in row 0 of the data; expected a date")
     stray = with_dates()
@@ -111,7 +111,8 @@ def test_another_zone_or_no_date_in_new_rows_is_told(tmp_path):
     answer = fit(write_csv(tmp_path / "stray.csv", stray), tmp_path / "other")
     refused(
         answer,
-        "the column 'seen' holds 'soon' among dates. Correct it, or leave the column out with --drop seen.",
+        "the column 'seen' contains 'soon' among dates. Correct it, or leave the column out with --drop "
+        "seen.",
     )
 
 
@@ -173,10 +174,11 @@ def test_gaps_are_filled_where_the_model_was_fitted_so(tmp_path, model):
     assert len(answer.rows()) == N
     assert answer.err == f"{data}: Filled in: age (33), tenure (15).\n"
     refused(
-        latentcal("predict", tmp_path / "model", data, "--missing", "error"), "46 of 300 rows miss a value"
+        latentcal("predict", tmp_path / "model", data, "--missing", "error"),
+        "46 of 300 rows have missing values",
     )
     assert len(latentcal("predict", tmp_path / "model", data, "--missing", "drop").rows()) == N - 46
-    refused(latentcal("predict", model, data, "--missing", "impute"), "Nothing was learned to fill gaps with")
+    refused(latentcal("predict", model, data, "--missing", "impute"), "These rules cannot fill gaps")
     refused(latentcal("predict", model, data), "Fill the gaps, or leave these rows out with --missing drop.")
     refused(fit(data, tmp_path / "other"), "--missing drop, or fill the gaps with --missing impute.")
 
@@ -264,7 +266,11 @@ def test_other_files_may_validate_and_calibrate(tmp_path):
     assert (spread[0] > 1.5 * spread[1]).all()
     refused(fit(data, tmp_path / "m", "--calibration", tmp_path / "no.csv"), "does not exist", code=2)
     words = ("--recalibration", "none", "--calibration", files["--calibration"])
-    refused(fit(data, tmp_path / "m", *words), "--calibration has no use with --recalibration none", code=2)
+    refused(
+        fit(data, tmp_path / "m", *words),
+        "--calibration cannot be combined with --recalibration none",
+        code=2,
+    )
     less = write_csv(tmp_path / "less.csv", households(60, 5, food=None))
     refused(fit(data, tmp_path / "m", "--validation", less), "The columns ['food'] are missing")
     assert not (tmp_path / "m").exists()
@@ -330,7 +336,7 @@ def test_copies_and_features_that_determine_a_target_warn(tmp_path):
     table["food tax"] = [0.06 * value for value in table["food"]]
     answer = fit(write_csv(tmp_path / "rows.csv", table), tmp_path / "model")
     assert answer.code == 0, answer.err
-    assert "Warning: 20 of 320 rows repeat another one" in answer.err
+    assert "Warning: 20 of 320 rows repeat another row" in answer.err
     assert "'food' is a linear function of 'food tax'" in answer.err
 
 
@@ -344,7 +350,7 @@ def test_a_model_with_few_calibration_rows_stays_as_trained_and_says_so(tmp_path
     data = write_csv(tmp_path / "rows.csv", households(100))
     answer = fit(data, tmp_path / "model")
     assert answer.code == 0, answer.err
-    assert answer.err.count("Recalibration takes at least 20 calibration rows, there are 13") == 1
+    assert answer.err.count("Recalibration needs at least 20 calibration rows, got 13") == 1
     assert load_model(tmp_path / "model").estimator.model_.recalibration is None
     assert "recalibration none" in latentcal("info", tmp_path / "model").out
     assert latentcal("regions", tmp_path / "model", data, "--coverage", "0.8").code == 0

@@ -68,7 +68,7 @@ def test_names_with_other_characters_stand_in_quotes(quote):
         ("a > 1 and", "the end was not expected"),
         ("(a > 1", "'(' is not closed (character 1)"),
         ("a > 1)", "')' was not expected (character 6)"),
-        ("c > 1", "'c' in 'c > 1' is no target; write one of a, b"),
+        ("c > 1", "'c' in 'c > 1' is not a target; use one of a, b"),
         ("a == 1", "a single value has probability 0 under a density"),
         ("a = 1", "a single value has probability 0 under a density"),
         ("a != 1", "probability 0"),
@@ -76,8 +76,8 @@ def test_names_with_other_characters_stand_in_quotes(quote):
         ("1 / a > 1", "is not linear"),
         ("a ** 2 > 1", "expected a number, a target, or a sum of multiples of them (character 1)"),
         ("a / 0 > 1", "divides by 0"),
-        ("1 > 2", "no target has a part in"),
-        ("a - a > 2", "no target has a part in"),
+        ("1 > 2", "without any target"),
+        ("a - a > 2", "without any target"),
         ("(a > 1) + 2 < 3", "expected a number, a target"),
         ("a and b", "expected a comparison"),
         ("a > 1e999", "too large"),
@@ -87,7 +87,7 @@ def test_names_with_other_characters_stand_in_quotes(quote):
         ("'a > 1", "is not closed (character 1)"),
         ("__import__('os').system('ls') > 1", "'__import__' in"),
         ("a(1) > 1", "expected a number"),
-        ("a.__class__ > 1", "is no target"),
+        ("a.__class__ > 1", "is not a target"),
         ("(" * 300 + "a" + ")" * 300 + "> 1", "was not expected"),
         ("a > " + "-" * 5000 + "1", "too deeply nested"),
     ],
@@ -101,7 +101,7 @@ def test_what_is_no_condition_is_refused(text, says):
 
 
 def test_names_that_need_quotes_are_told_with_them():
-    with pytest.raises(WhereError, match=r"""write one of 'net rent', "l'eau", 'and', rent_2"""):
+    with pytest.raises(WhereError, match=r"""use one of 'net rent', "l'eau", 'and', rent_2"""):
         parse_where("net rent > 1", ["net rent", "l'eau", "and", "rent_2"])
     with pytest.raises(WhereError, match=r"for example 'net rent' > 1"):
         parse_where(" ", ["net rent"])

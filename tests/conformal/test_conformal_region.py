@@ -327,7 +327,7 @@ def test_wrong_arguments_are_explained(generator):
     x, y = data(20, 2, generator)
     flow = Skewed(2)
     for arguments, message in (
-        ((flow, x, y[:, 0]), r"y \(n, d\), one row a point .*y\[:, None\]"),
+        ((flow, x, y[:, 0]), r"y \(n, d\), one row for each point .*y\[:, None\]"),
         ((flow, x[:5], y), r"x has 5 rows and y has 20"),
         ((flow, x[:0], y[:0]), "at least 1 row, got 0"),
         ((flow, x, torch.cat([y, y], 1)), r"y has 4 outputs, the model predicts \(2,\).*swapped"),
@@ -341,12 +341,12 @@ def test_wrong_arguments_are_explained(generator):
         conformal_region(flow, x, y, score=HPDScore)
     with pytest.raises(TypeError, match=r"latent norm needs a flow; .*has no latent space"):
         conformal_region(mixture, x, y)
-    with pytest.raises(ValueError, match="DCP is for a single output, the model has 2"):
+    with pytest.raises(ValueError, match="DCP needs a single output, the model has 2"):
         conformal_region(flow, x, y, score="dcp")
     bad = y.index_fill(0, torch.tensor([3]), math.nan)
     with pytest.raises(ValueError, match=r"NaN or infinite values in 1 of 20"):
         conformal_region(flow, x, bad, score=lambda model, x, y: (y - x).norm(dim=-1))
-    with pytest.raises(ValueError, match=r"one number a point: \(1, 20\) .*got \(1, 20, 2\)"):
+    with pytest.raises(ValueError, match=r"one number for each point: \(1, 20\) .*got \(1, 20, 2\)"):
         conformal_region(flow, x, y, score=lambda model, x, y: y)
     region = conformal_region(flow, x, y)
     with pytest.raises(ValueError, match="do not broadcast"):

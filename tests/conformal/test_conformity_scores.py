@@ -240,7 +240,7 @@ def test_a_score_needs_samples_and_a_definition():
         with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
             kind(samples=0)
     with pytest.raises(
-        NotImplementedError, match=r"Score must give __call__\(model, x, y\) or at\(model, x\)"
+        NotImplementedError, match=r"Score must implement __call__\(model, x, y\) or at\(model, x\)"
     ):
         Score()(None, None, torch.zeros(1))
 
@@ -248,7 +248,7 @@ def test_a_score_needs_samples_and_a_definition():
 def test_a_point_alone_has_one_dimension_and_a_number_alone_is_refused():
     assert as_points(torch.zeros(2), "y").shape == (2,)
     for shape in ((), (3, 0)):
-        with pytest.raises(ValueError, match="its features or outputs come last"):
+        with pytest.raises(ValueError, match="features or outputs must be the last dimension"):
             as_points(torch.zeros(shape), "y")
 
 

@@ -401,7 +401,7 @@ def test_the_latent_outline_is_finer_where_the_map_stretches():
 
 
 def test_an_outline_is_for_two_outputs_and_one_x(generator):
-    with pytest.raises(ValueError, match=r"for two outputs, the model has 3; see `bounds`"):
+    with pytest.raises(ValueError, match=r"needs two outputs, the model has 3; use `bounds`"):
         region_at(scaled_gaussian(3, 1.0), LatentScore(), 1.0).boundary()
     with pytest.raises(ValueError, match=r"a single x, \(p,\) or \(1, p\); got \(4, 2\)"):
         region_at(SinhFlow(2), LatentScore(), 1.0).boundary(torch.zeros(4, 2))

@@ -39,7 +39,7 @@ def test_harm_leads_the_report_with_its_size_and_how_to_undo_it(generator):
     assert found.cause == "other_rows"
     assert (found.coverage_before, found.coverage_after) == pytest.approx((0.9, 0.56), abs=0.1)
     text = str(report).splitlines()
-    assert text[1].startswith(f"Recalibration made it worse here (NLL +{found.nll:.2f}"[:-1])
+    assert text[1].startswith(f"Recalibration made the model worse here (NLL +{found.nll:.2f}"[:-1])
     assert "undo it with `model.with_base(model.recalibration.reference)`" in text[1]
     assert report.next_step.startswith("undo the recalibration with `model.with_base")
     assert {finding.remedy for finding in report.findings if finding.found} == {
@@ -47,7 +47,7 @@ def test_harm_leads_the_report_with_its_size_and_how_to_undo_it(generator):
     }
     torch.testing.assert_close(found.before().log_prob(y), FLOW().log_prob(y))
     page = render_page(report, "Harm")
-    assert page.index("Recalibration made it worse here") < page.index("Not calibrated")
+    assert page.index("Recalibration made the model worse here") < page.index("Not calibrated")
     read = json.loads(json.dumps(report.to_dict(), allow_nan=False))["comparison"]
     assert (read["outcome"], read["cause"]) == ("worse", "other_rows")
     assert "before" not in read

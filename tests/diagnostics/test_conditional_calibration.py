@@ -121,7 +121,7 @@ def test_one_feature_of_many_is_named_with_few_rows(generator):
     report = conditional_calibration(FLOW, x, y, generator=generator)
     assert report.suspect == 7
     assert report["PIT and x"].found
-    assert "most on x[7]" in report["PIT and x"].verdict
+    assert "mostly on x[7]" in report["PIT and x"].verdict
 
 
 def test_a_fault_is_seen_where_every_pit_rounds_to_one(generator):
@@ -149,7 +149,7 @@ def test_without_x_only_directions_and_uniformity_are_tested(generator):
     assert constant.absent["PIT and x"] == "every feature is constant"
     with pytest.raises(KeyError, match="constant"):
         constant["slabs"]
-    with pytest.raises(KeyError, match="none of"):
+    with pytest.raises(KeyError, match="No finding"):
         constant["nonsense"]
 
 
@@ -203,7 +203,7 @@ def test_the_report_reads_well_and_goes_into_json(generator):
     report = conditional_calibration(FLOW, x, y, groups=labels, feature_names=names, generator=generator)
     text = str(report)
     assert "400 rows, d = 4, p = 3" in text
-    assert "most on age (rank correlation +0." in text
+    assert "mostly on age (rank correlation +0." in text
     assert "ConditionalRadius" in text
     assert "lowest slab coverage" in text
     assert "worst of 3 groups" in text

@@ -222,7 +222,7 @@ def test_large_data_are_sampled_in_part_and_the_report_says_so(generator, monkey
     assert report.measured.rows == len(report.measured.energy) == 300
     assert len(report.measured.u) == 1600
     assert "300 random rows of 1,600" in str(report)
-    assert "took 1,500 random rows of 1,600" in str(report)
+    assert "used 1,500 random rows of 1,600" in str(report)
 
 
 def test_batches_change_nothing_but_the_random_numbers(generator, monkeypatch):
@@ -301,11 +301,11 @@ def test_wrong_data_are_told(generator):
     for rows in (1, 2, 19):
         with pytest.raises(ValueError, match=f"at least 20 rows, got {rows}"):
             diagnose(FLOW, x[:rows], y[:rows])
-    with pytest.raises(ValueError, match="conditional: x of shape"):
+    with pytest.raises(ValueError, match="conditional, but x of shape"):
         diagnose(FLOW, None, y)
     with pytest.raises(ValueError, match="were x and y swapped"):
         diagnose(FLOW, y, x)
-    with pytest.raises(ValueError, match=r"A single output is y\[:, None\]"):
+    with pytest.raises(ValueError, match=r"For a single output use y\[:, None\]"):
         diagnose(FLOW, x, y[:, 0])
     with pytest.raises(ValueError, match="belong together"):
         diagnose(FLOW, x[:30], y)
@@ -326,7 +326,7 @@ def test_text_in_a_table_is_named(generator):
     pandas = pytest.importorskip("pandas")
     x, y = draw(generator, 50)
     table = pandas.DataFrame({"age": x[:, 0].numpy(), "city": ["Bari"] * 50})
-    with pytest.raises(ValueError, match=r"x must hold numbers alone \(columns \['city'\]\)"):
+    with pytest.raises(ValueError, match=r"x must be numeric \(columns \['city'\]\)"):
         diagnose(FLOW, table, y)
     table["city"] = [True, False] * 25  # with a boolean column, the table as an array holds objects
     assert diagnose(FLOW, table, y, samples=10, permutations=399).conditional.feature_names == ("age", "city")

@@ -19,7 +19,7 @@ from latentcal.metrics import calibration_error
 def test_the_promise_names_points_and_interval():
     points = CalibrationPoints.of(500, coverage=0.9)
     assert points.promise == (
-        "500 points would hold the coverage of conformal 90 % regions between 87.3 and 92.5 % (for 95 % of "
+        "With 500 points, conformal 90 % regions would cover between 87.3 and 92.5 % (for 95 % of "
         "calibration sets)."
     )
     assert str(points).endswith("Points needed: 160 for ±5 %, 930 for ±2 %, 3,600 for ±1 %.")
@@ -34,7 +34,7 @@ def test_what_is_said_of_a_recalibrated_model_is_about_its_own_law(generator):
     low, high = CalibrationPoints.of(500, coverage=0.9).interval
     assert points.interval[0] < low
     assert points.interval[1] > high
-    assert points.promise.startswith("500 calibration points hold the coverage of 90 % regions between ")
+    assert points.promise.startswith("With 500 calibration points, 90 % regions cover between ")
     assert points.promise.endswith(" % (for about 95 % of calibration sets).")
 
 
@@ -44,15 +44,15 @@ def test_an_aligned_model_is_promised_nothing_and_told_to_recalibrate(generator)
     points = CalibrationPoints.behind(aligned.recalibration, coverage=0.9)
     assert points.interval is None
     assert points.promise == (
-        "500 points promise nothing about 90 % regions: they aligned the model and no law was fitted to "
-        "them, or they drift in time. Recalibrate it, on newer rows where they drift."
+        "500 points allow no statement about 90 % regions: either they aligned the model and no law was "
+        "fitted to them, or they drift in time. Recalibrate it, on newer rows if they drift."
     )
 
 
 def test_too_few_points_promise_nothing_and_say_how_many_would():
     points = CalibrationPoints.of(30, coverage=0.99)
     assert points.interval is None
-    assert points.promise == "30 points promise nothing about 99 % regions: that takes at least 99."
+    assert points.promise == "30 points are too few for 99 % regions: at least 99 are needed."
     assert CalibrationPoints.of(99, coverage=0.99).interval is not None
     assert points.to_dict()["interval"] is None
 
@@ -95,7 +95,7 @@ def test_an_error_that_calibration_noise_explains_is_said_to_be_one(generator):
     assert few.faults == ("scale",)
     assert few.within_noise
     assert few.sentence.endswith("The noise of its 100 calibration rows can explain this.")
-    assert all("more rows than the 100" in finding.remedy for finding in few.findings if finding.found)
+    assert all("more than the 100 rows" in finding.remedy for finding in few.findings if finding.found)
     assert few.to_dict()["within_noise"]
     far = diagnose(lc.recalibrate(flow, None, y[:100]), None, 1.3 * y[100:], **quick)
     assert not far.within_noise

@@ -47,7 +47,7 @@ def test_a_right_model_is_rarely_accused():
         (sampler(scale=0.6), "energy", "too narrow"),
         (sampler(scale=1.6), "energy", "too wide"),
         (sampler(shift=0.5), "mean", "too high"),
-        (sampler(correlation=0.01), "dependence", "too little alike"),
+        (sampler(correlation=0.01), "dependence", "too different"),
     ],
 )
 def test_planted_faults_are_named(model, name, words):

@@ -75,7 +75,7 @@ def test_what_was_done_is_not_advised_again(models):
     by_x = remedies(Situation("flow", models["by_x"].recalibration), ["PIT and x"])
     assert "ConditionalRadius" not in by_x["PIT and x"]
     plain = remedies(Situation("flow", models["plain"].recalibration), ["uniform PIT", "PIT and x"])
-    assert "more rows than the 300 of last time" in plain["uniform PIT"]
+    assert "more than the 300 rows used last time" in plain["uniform PIT"]
     assert "autocalibrate" in plain["PIT and x"]  # control
     assert "held-out rows" in remedies(Situation("flow"), ["uniform PIT"])["uniform PIT"]
 
@@ -123,7 +123,7 @@ def test_rows_that_drift_are_not_recalibrated_on(generator):
         report = diagnose(FLOW, torch.zeros(400, 1), y, order="time", audience="estimator", **QUICK)
         advice[drifts] = report.next_step
     assert 'model.recalibrate(X, y, order="time")' in advice[False]
-    assert "fit again with outputs at earlier times" in advice[True]
+    assert "fit again with lagged outputs" in advice[True]
     assert not code(advice[True])
     within_noise = Situation("command line", in_time=True, drifts=True, within_noise=True)
     assert "the rows drift" in choose_remedy(("recalibrate",), FINDING, within_noise)
@@ -135,7 +135,7 @@ def test_what_was_taken_back_is_not_advised_again(models):
         undone = Undone.of(models["auto"].recalibration)
         words = choose_remedy(("auto", "by_x"), FINDING, Situation(audience, undone=undone))
         assert "auto" not in words
-        assert "more rows than the 300 of last time" in words
+        assert "more than the 300 rows used last time" in words
         plain = Undone.of(models["plain"].recalibration)
         assert "auto" in choose_remedy(("auto", "by_x"), FINDING, Situation(audience, undone=plain))
 

@@ -41,5 +41,5 @@ def test_the_statistic_is_the_energy_distance():
 
 
 def test_shapes_that_differ_are_told(generator):
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         energy_test(torch.zeros(3, 2), torch.zeros(3, 1), permutations=9, generator=generator)

@@ -45,7 +45,7 @@ def test_what_helps_is_done_and_what_harms_later_rows_is_refused():
 def test_harm_can_be_forced_and_undone_also_from_a_file(tmp_path):
     model = fitted()
     model.recalibrate(*drift(200), order="time", force=True)
-    assert "although that makes it worse, NLL +" in model.calibration_
+    assert "even though that makes it worse, NLL +" in model.calibration_
     model.save(tmp_path / "model")
     again = TablePredictor.load(tmp_path / "model")
     assert again.calibration_ == model.calibration_
@@ -119,7 +119,7 @@ def test_what_was_undone_is_not_advised_again_also_from_a_file(tmp_path):
     model.save(tmp_path / "model")
     for each in (model, TablePredictor.load(tmp_path / "model")):
         report = each.diagnose(*rows(300, 1, scale=3.0), **quick)
-        assert "with more rows than the 200 of last time, or newer ones" in report.next_step
+        assert "with more than the 200 rows used last time, or newer rows" in report.next_step
     model.recalibrate(*rows(200, 2, scale=3.0))
     model.save(tmp_path / "model")
     assert TablePredictor.load(tmp_path / "model").diagnose(*rows(300, 1, scale=3.0), **quick).next_step == ""

@@ -92,14 +92,14 @@ def test_without_calibration_rows_there_is_no_guarantee(data):
     (X, Y), *_ = data
     estimator = lc.FlowRegressor("linear_gaussian", recalibration=None, random_state=0).fit(X, Y)
     for ask in (lambda: estimator.predict_region(X), lambda: estimator.anomaly_pvalue(X, Y)):
-        with pytest.raises(ValueError, match="Guarantees rest on calibration rows"):
+        with pytest.raises(ValueError, match="Guarantees need calibration rows"):
             ask()
     assert estimator.probability(X[:1], ([-1, -1], [1, 1])).shape == (1,)
 
 
 def test_calibration_on_the_training_rows_is_noticed(data):
     train, *_ = data
-    with pytest.warns(lc.recalibration.CalibrationReuseWarning, match="rows that the flow was trained on"):
+    with pytest.warns(lc.recalibration.CalibrationReuseWarning, match="training rows of the flow"):
         lc.FlowRegressor("linear_gaussian", random_state=0).fit(*train, calibration=train)
 
 

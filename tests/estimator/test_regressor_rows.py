@@ -79,18 +79,16 @@ def test_recalibration_takes_weights_and_regions_do_not(monkeypatch):
 
 def test_wrong_weights_are_refused():
     x, y = rows(200)
-    with pytest.raises(ValueError, match="weights has shape"):
+    with pytest.raises(ValueError, match="weights must be"):
         regressor().fit(x, y, sample_weight=np.ones(10))
     with pytest.raises(ValueError, match="not negative"):
         regressor().fit(x, y, calibration=(x, y, -np.ones(200)))
-    with pytest.raises(ValueError, match="weights has shape"):
+    with pytest.raises(ValueError, match="weights must be"):
         regressor().fit(x, y).recalibrate(x, y, sample_weight=np.ones(3))
 
 
 def test_a_model_with_few_calibration_rows_stays_as_it_was_trained(tmp_path):
-    with pytest.warns(
-        FewCalibrationRowsWarning, match=r"at least 20 calibration rows, there are 14: the model"
-    ):
+    with pytest.warns(FewCalibrationRowsWarning, match=r"at least 20 calibration rows, got 14: the model"):
         estimator = regressor().fit(*rows(93))
     assert estimator.model_ is estimator.base_model_
     assert estimator.calibration_ == "left as trained: 14 calibration rows, fewer than 20"
@@ -113,7 +111,7 @@ def test_twenty_calibration_rows_recalibrate_and_fewer_are_refused_later():
     assert estimator.calibration_.startswith("recalibrated on 20 rows: NLL -")
     with pytest.warns(FewCalibrationRowsWarning):
         assert regressor().fit(*rows(200), calibration=rows(19, 1)).model_.recalibration is None
-    with pytest.raises(ValueError, match="Recalibration takes at least 20 rows, got 19"):
+    with pytest.raises(ValueError, match="Recalibration needs at least 20 rows, got 19"):
         estimator.recalibrate(*rows(19, 1))
     assert estimator.calibration_.startswith("recalibrated on 20 rows: NLL -")
     assert regressor(recalibration=None).fit(*rows(50)).calibration_ == "left as trained"

@@ -235,7 +235,7 @@ def test_few_rows_are_held_out_in_turn_and_all_of_them_calibrate():
     model = FlowRegressor(budget=AT_ONCE, random_state=0).fit(X, Y)
     assert model.selection_.tried[0].judged == 200
     assert model.model_.recalibration is None or model.model_.recalibration.n == 200
-    assert "200 rows, each held out in its turn" in model.calibration_
+    assert "200 rows, each held out once" in model.calibration_
     # Norms of rows that their flow has not seen: 90 % of them lie in the ball of 90 %, whatever is done. The
     # share of 200 rows is within 0.09 of it with probability above 0.9999.
     X, Y = lines(2000, 1)

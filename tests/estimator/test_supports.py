@@ -209,7 +209,7 @@ def test_rows_that_miss_outputs_train_and_calibrate():
     fewer = np.where(rng.random(y.shape) < 0.15, np.nan, y)[:400]
     fewer = fewer[~np.isnan(fewer).all(1)]
     recalibrated = FlowRegressor("linear_gaussian", **how).fit(x[: len(fewer)], fewer)
-    assert "miss some outputs" in recalibrated.calibration_
+    assert "have missing outputs" in recalibrated.calibration_
     trained = FlowRegressor("autoregressive", flow_options={"flows": 1, "hidden": 8}, max_epochs=2, **how)
     assert np.isfinite(trained.fit(x[:400][some], gaps[some]).score(x[400:], y[400:]))
 
@@ -245,13 +245,15 @@ def test_gaps_that_cannot_be_used_are_refused():
     X, Y = table(100)
     gaps = Y[["price", "rain"]].copy()
     gaps.iloc[3, 0] = np.nan
-    with pytest.raises(ValueError, match="misses values, which do not go with outputs with atoms"):
+    with pytest.raises(
+        ValueError, match="has missing values, which cannot be combined with outputs with atoms"
+    ):
         FlowRegressor("linear_gaussian", outputs={"rain": "positive + 0"}).fit(X, gaps)
     real = FlowRegressor("linear_gaussian", outputs="real")
-    with pytest.raises(ValueError, match="do not go with sample_weight"):
+    with pytest.raises(ValueError, match="cannot be combined with sample_weight"):
         real.fit(X, gaps, sample_weight=np.ones(100))
     gaps.iloc[3, 1] = np.nan
-    with pytest.raises(ValueError, match="no output at all, first row 3"):
+    with pytest.raises(ValueError, match="miss all outputs, first row 3"):
         real.fit(X, gaps)
     with pytest.raises(ValueError, match="Input y contains NaN"):
         real.fit(X, gaps["price"])
@@ -275,7 +277,7 @@ def test_weights_do_not_go_with_values_missing_in_any_part():
     gap[0, 0] = np.nan
     model = FlowRegressor("linear_gaussian", outputs="real", random_state=0)
     for name in ("calibration", "validation"):
-        with pytest.raises(ValueError, match="which do not go with sample_weight"):
+        with pytest.raises(ValueError, match="which cannot be combined with sample_weight"):
             model.fit(X, Y, np.ones(80), **{name: (X[:30], gap)})
 
 

@@ -38,7 +38,7 @@ def test_payoffs_of_boxes_go_through_the_grid(generator):
     assert method == "quadrature"
     torch.testing.assert_close(value, exact()[:, :2], rtol=0, atol=1e-5)
     assert (error[:, 1] == 0).all()
-    with pytest.raises(ValueError, match="A grid is for payoffs of boxes"):
+    with pytest.raises(ValueError, match="A grid needs payoffs of boxes"):
         expected_utility(FLOW, X, UTILITIES, method="quadrature")
 
 

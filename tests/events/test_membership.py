@@ -41,7 +41,7 @@ def test_a_rule_sees_x():
 def test_what_is_not_a_region_says_so():
     with pytest.raises(ValueError, match=r"lower <= upper for each output, got \[1.0, 0.0\]"):
         Box([1, 0], [0, 1])
-    with pytest.raises(ValueError, match="one number an output"):
+    with pytest.raises(ValueError, match="one number for each output"):
         Box([1, 0], [2, 2, 2])
     with pytest.raises(ValueError, match="The box has 3 sides, y has 2 outputs"):
         Box([0, 0, 0], 1).contains(Y)
@@ -62,7 +62,7 @@ def test_a_conformal_region_combines_with_others_and_several_levels_are_refused(
     inside = region.contains(Y) & right.contains(Y)
     assert same.decided((region & right).contains(Y), inside)
     assert same.decided((right & region).contains(Y), inside)
-    with pytest.raises(ValueError, match=r"several levels is several events: take one, region\.at\(0\.9\)"):
+    with pytest.raises(ValueError, match=r"several levels, choose one: region\.at\(0\.9\)"):
         probability(flow, None, region.at([0.5, 0.8]))
 
 

@@ -216,12 +216,12 @@ def test_a_probability_says_what_is_wrong():
             {"event": Box(0, 1), "method": "qmc", "samples": 1000},
         ),
         ("samples must be at least 2", ValueError, {"event": Box(0, 1), "samples": 1}),
-        ("Say how many points", ValueError, {"event": Box(0, 1), "rule": "trapezoid"}),
+        ("needs the number of points", ValueError, {"event": Box(0, 1), "rule": "trapezoid"}),
         ("at least 2 points a side", ValueError, {"event": Box(0, 1), "points": 1}),
     ):
         with pytest.raises(error, match=expected):
             probability(flow, None, **arguments)
-    with pytest.raises(TypeError, match="goes through the latent space of a flow; Independent has none"):
+    with pytest.raises(TypeError, match="needs the latent space of a flow; Independent has none"):
         probability(lambda x: Independent(Normal(torch.zeros(2), 1.0), 1), None, Box(0, 1), method="qmc")
     with pytest.raises(ValueError, match="d <= 4, got d = 5"):
         probability(gaussian(torch.eye(5).double()), None, Box(0, 1), method="quadrature")

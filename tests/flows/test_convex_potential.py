@@ -213,7 +213,7 @@ def test_sizes_that_make_no_network_are_refused(arguments, message):
 
 
 def test_missing_features_are_named():
-    with pytest.raises(ValueError, match="looks at 3 features; x is None"):
+    with pytest.raises(ValueError, match=r"needs 3 features: .*got None"):
         ConvexPotentialFlow(2, 3).encode(torch.zeros(1, 2))
 
 

@@ -184,9 +184,9 @@ def test_arguments_that_cannot_be_right_are_refused():
     x, y = _rows(40)
     with pytest.raises(ValueError, match="no stage 'boosting'; did you mean 'boosted'"):
         fit_stage("boosting", x, y)
-    with pytest.raises(ValueError, match="A stage learns from features"):
+    with pytest.raises(ValueError, match="A stage needs features"):
         fit_stage("ridge", None, y)
-    with pytest.raises(ValueError, match=r"Columns \[1\] of y do not vary"):
+    with pytest.raises(ValueError, match=r"Columns \[1\] of y are constant"):
         fit_stage("ridge", x, torch.stack([y[:, 0], torch.ones(40)], 1))
     with pytest.raises(ValueError, match="at least 10 rows"):
         fit_stage("ridge", x[:9], y[:9])
@@ -194,7 +194,7 @@ def test_arguments_that_cannot_be_right_are_refused():
         fit_stage("ridge", x, y, folds=1)
     with pytest.raises(ValueError, match="with rows in each"):
         fit_stage("ridge", x, y, folds=torch.arange(40) % 2 * 2)
-    with pytest.raises(ValueError, match="weights has shape"):
+    with pytest.raises(ValueError, match="weights must be"):
         fit_stage("ridge", x, y, sample_weight=torch.ones(3))
     with pytest.raises(ValueError, match=r"must be the \(40, 4\) features"):
         fit_stage("ridge", x, y).rows(x[:20], y[:20])

@@ -63,7 +63,7 @@ def test_standardized_takes_another_base():
 
 def test_standardized_says_what_is_wrong_with_its_statistics():
     flow, zero, one = _linear(), torch.zeros(2), torch.ones(2)
-    with pytest.raises(ValueError, match=r"y_scale must be positive, it is not at \[1\].*needs scale 1"):
+    with pytest.raises(ValueError, match=r"y_scale must be positive, but is not at \[1\].*Use scale 1"):
         Standardized(flow, zero, torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match=r"y_mean must have shape \(2,\), got \(3,\)"):
         Standardized(flow, torch.zeros(3), one)

@@ -148,7 +148,7 @@ def test_sizes_that_do_not_fit_are_refused(options, message):
 
 def test_classes_are_checked(generator):
     flow = woken(num_classes=3)
-    with pytest.raises(ValueError, match="There are 3 classes; x holds 3"):
+    with pytest.raises(ValueError, match="There are 3 classes, but x contains 3"):
         flow.encode(images(1, flow, generator), torch.tensor([[3]]))
     with pytest.raises(ValueError, match=r"x must be \(..., 1\), got None"):
         flow.encode(images(1, flow, generator))

@@ -103,7 +103,7 @@ def test_models_that_are_no_trees_are_refused():
     linear = pytest.importorskip("sklearn.linear_model").LinearRegression()
     with pytest.raises(TypeError, match=r"one fitted RandomForestRegressor.*got \['LinearRegression'\]"):
         TreeEnsemble.from_sklearn(linear)
-    with pytest.raises(ValueError, match="Give a fitted forest"):
+    with pytest.raises(ValueError, match="Pass a fitted forest"):
         TreeEnsemble.from_sklearn()
     labels = np.repeat(np.arange(3.0), 100)[:, None]
     model = ensemble.HistGradientBoostingRegressor(categorical_features=[0], max_iter=3)
@@ -112,5 +112,5 @@ def test_models_that_are_no_trees_are_refused():
 
 
 def test_rows_of_another_width_are_refused():
-    with pytest.raises(ValueError, match="looks at 2 features"):
+    with pytest.raises(ValueError, match="needs 2 features"):
         _stump()(torch.zeros(3, 4))

@@ -263,7 +263,7 @@ class Unsolvable(FlowMatching):
 
 
 def test_an_equation_that_cannot_be_solved_is_no_flow_to_choose():
-    with pytest.raises(RuntimeError, match="None of the 2 combinations was trained to the end"):
+    with pytest.raises(RuntimeError, match="None of the 2 trainings succeeded"):
         tune(Unsolvable, grid={"hidden": [2, 4]}, max_epochs=2)
 
 
@@ -286,10 +286,10 @@ def test_a_flow_without_features_is_tuned():
         (
             {"make_flow": Turns(), "grid": None},
             ValueError,
-            r"no grid for .*Turns, only for ConvexPotentialFlow",
+            r"No default grid for .*Turns, only for ConvexPotentialFlow",
         ),
-        ({"epochs": 3}, TypeError, r"\['epochs'\] are not arguments of train_flow"),
-        ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are in the grid and given as well"),
+        ({"epochs": 3}, TypeError, r"\['epochs'\] are not accepted"),
+        ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are both in the grid and arguments"),
         ({"grid": {"hidden": []}}, ValueError, "grid's hidden must be a list"),
         ({"grid": {"hidden": [torch.tensor(3)]}}, ValueError, "grid's hidden must be a list"),
         ({"validation": (None, torch.zeros(3, 1))}, ValueError, "of the validation part"),
@@ -337,7 +337,7 @@ def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second,
 
 def test_a_function_without_a_name_of_its_own_needs_one_where_trials_are_kept(tmp_path):
     for function in (with_layers(1), functools.partial(with_layers(1), base=None)):
-        with pytest.raises(ValueError, match=r"with_layers.*<lambda> has no name of its own.*name="):
+        with pytest.raises(ValueError, match=r"with_layers.*<lambda> has no name to identify.*name="):
             tune(function, grid=SMALL, storage=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert tune(with_layers(1), grid=SMALL).finished  # nothing is kept, so nothing is to be told apart

@@ -64,7 +64,7 @@ def test_a_large_drift_is_not_taken_for_none(n, kind):
     assert test.p_value < 0.01 or test.undecided
     if kind == "ascending":
         assert test.undecided
-        assert "drift cannot be told from dependence" in str(test)
+        assert "drift cannot be distinguished from dependence" in str(test)
 
 
 def test_a_first_autocorrelation_beyond_nine_tenths_is_undecided_whatever_p_is():

@@ -65,7 +65,7 @@ def test_some_of_the_rows_keep_what_belongs_to_them():
         ({"x": X[:39]}, r"x must be \(n, p\) for 40 radii"),
         ({"x": X[:, 0]}, r"x must be \(n, p\)"),
         ({"x": math.nan * X}, "NaN or infinite"),
-        ({"weights": torch.ones(3)}, r"weights has shape \(3,\) for 40 points"),
+        ({"weights": torch.ones(3)}, r"weights must be \(40,\), one for each point; got \(3,\)"),
         ({"weights": -torch.ones(40)}, "must be finite, not negative"),
     ],
 )

@@ -317,12 +317,12 @@ def test_no_group_at_all_of_sufficient_size_leaves_the_law_of_all():
 
 def test_more_groups_than_sense_and_wrong_columns_are_errors():
     radii, x = torch.rand(100) + 0.1, torch.rand(100, 2)
-    with pytest.raises(ValueError, match="100 rows fall into 100 groups"):
+    with pytest.raises(ValueError, match="100 rows have 100 groups"):
         ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=0)
     for column in (2, -3):
         with pytest.raises(ValueError, match=f"column {column}, x has 2"):
             ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=column)
-    with pytest.raises(ValueError, match="one label a row"):
+    with pytest.raises(ValueError, match="one label for each row"):
         ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=lambda x: x > 0.5)
 
 
@@ -332,7 +332,7 @@ def test_a_part_of_the_rows_may_have_nearly_as_many_groups_as_rows(generator):
     radii = Chi(DIM).sample((24,), generator)
     whole = ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=0)
     assert whole.labels.tolist() == [0.0]  # control: all rows are a grouping
-    with pytest.raises(ValueError, match="14 rows fall into 12 groups"):
+    with pytest.raises(ValueError, match="14 rows have 12 groups"):
         ConditionalRadius.fit(radii[:14], x[:14], reference=Chi(DIM), groups=0)
     for rows in (slice(0, 14), slice(19, 24)):
         part = CalibrationSample(radii[rows], Chi(DIM), x[rows])

@@ -82,7 +82,7 @@ def test_there_is_no_density_and_no_sampling():
 
 
 def test_weights_are_refused():
-    with pytest.raises(ValueError, match=r"takes no weights.*StackedRadius"):
+    with pytest.raises(ValueError, match=r"does not support weights.*StackedRadius"):
         EmpiricalRadius.fit(torch.ones(2), weights=torch.ones(2))
 
 

@@ -257,7 +257,7 @@ def test_weights_count_besides_forgetting(generator):
     kept = torch.arange(200) % 2 == 0
     law = StreamingRadius.fit(torch.where(kept, radii, 50.0), reference=Chi(2), weights=kept.double())
     torch.testing.assert_close(law.cdf(R), StreamingRadius.fit(radii[kept], reference=Chi(2)).cdf(R))
-    with pytest.raises(ValueError, match="weighs its norms alike"):
+    with pytest.raises(ValueError, match="weights its norms equally"):
         StreamingRadius.fit(radii, reference=Chi(2), weights=kept.double(), window=20)
 
 
@@ -325,7 +325,7 @@ def test_observations_that_do_not_fit_are_refused_and_nothing_is_learned(streami
     for x, y, message in (
         (None, torch.tensor([[0.0, math.nan]]), "NaN"),
         (None, torch.zeros(3, 5), "5"),
-        (torch.zeros(4, 1), torch.zeros(2), "one row a point"),
+        (torch.zeros(4, 1), torch.zeros(2), "one row for each point"),
     ):
         with pytest.raises(ValueError, match=message):
             streaming.update(x, y)

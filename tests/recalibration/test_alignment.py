@@ -223,7 +223,7 @@ def test_few_rows_and_bounded_bases_are_refused():
     with pytest.raises(ValueError, match="at least 20 rows, got 19"):
         align(scaled_gaussian(2, 1.0), x[:19], y[:19])
     ball = LinearGaussianFlow(None, torch.zeros(2).double(), torch.eye(2).double(), base=uniform_ball(2))
-    with pytest.raises(ValueError, match="The base ends at 1"):
+    with pytest.raises(ValueError, match="The base is bounded by 1"):
         align(ball, x, 0.1 * y / y.norm(dim=1, keepdim=True))
 
 

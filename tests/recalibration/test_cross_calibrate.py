@@ -114,7 +114,7 @@ def test_time_order_makes_folds_of_blocks():
     [
         ({"folds": 1}, "folds must be at least 2, got 1"),
         ({"folds": 61}, "folds must be between 2"),
-        ({"weights": torch.ones(3)}, r"weights has shape \(3,\) for 60 points"),
+        ({"weights": torch.ones(3)}, r"weights must be \(60,\), one for each point; got \(3,\)"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -127,7 +127,7 @@ def test_a_trained_flow_is_no_recipe():
     x, y = draw(60, seed=0)
     with pytest.raises(TypeError, match="function that trains"):
         lc.cross_calibrate(overfitted(x, y), x, y)
-    with pytest.raises(TypeError, match="make_flow must return a ConditionalFlow, it returned str"):
+    with pytest.raises(TypeError, match="make_flow must return a ConditionalFlow, got str"):
         lc.cross_calibrate(lambda x, y: "flow", x, y)
     with pytest.raises(ValueError, match="x has 59 rows and y has 60"):
         lc.cross_calibrate(overfitted, x[1:], y)
@@ -266,7 +266,7 @@ def test_turned_members_of_an_ensemble_are_saved_and_draw_what_their_density_say
     (x, y), (x_test, y_test) = skewed(200, 0), skewed(100, 1)
     ensemble = lc.cross_calibrate(TurnedTraining(0), x, y, folds=3, ensemble=True)
     first, *others = ensemble.flows
-    assert "of 2 fold flows turned" in str(first.recalibration)
+    assert "of 2 fold flows rotated" in str(first.recalibration)
     for member in others:
         rotation, *maps = member.map.maps
         assert isinstance(rotation, AffineMap)
@@ -292,7 +292,7 @@ def test_latents_under_a_norm_that_rotations_change_are_left_as_they_are():
 
     model = lc.cross_calibrate(make, x, y, folds=3)
     assert model.recalibration.turned == 0
-    assert "only a Euclidean norm lets them be turned" in str(model.recalibration)
+    assert "rotating them needs a Euclidean norm" in str(model.recalibration)
 
 
 def test_an_ensemble_of_aligned_flows_keeps_the_map_of_each():

@@ -99,7 +99,7 @@ def test_the_plain_law_is_refused_for_clear_harm_only():
 
 def test_a_rung_that_lacks_the_fit_of_a_fold_is_an_error_and_not_a_comparison_with_other_draws():
     y = torch.randn(300, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(ValueError, match="2 folds need as many fits of a rung, got 1"):
+    with pytest.raises(ValueError, match="2 folds need 2 fits of a rung, got 1"):
         comparison(scaled_gaussian(2, 1.0), y).refusal(wider(2.5)[:1])
 
 

@@ -214,7 +214,7 @@ def test_the_record_says_how_the_model_was_made(generator):
     assert record.fingerprint.share_of(x, y) == 1
     text = str(record)
     assert text.startswith("Recalibrated on 60 points: ScaledRadius in place of Chi\n")
-    assert f"epsilon     {record.epsilon:.4f} (lambda = {record.lambda_:.2f}; read off the data" in text
+    assert f"epsilon     {record.epsilon:.4f} (lambda = {record.lambda_:.2f}, computed from the data" in text
     assert "tied norms  0.0%" in text
 
 
@@ -440,7 +440,7 @@ def test_errors_say_what_came_and_what_to_do(generator):
         with pytest.raises(ValueError, match="x has 60 rows and y has 59"):
             call(flow, x, y[:59])
         with pytest.raises(
-            ValueError, match=r"one row a point \(x: \(60, 3\), y: \(60,\)\)\. .* y\[:, None\]"
+            ValueError, match=r"one row for each point \(x: \(60, 3\), y: \(60,\)\)\. .* y\[:, None\]"
         ):
             call(flow, x, y[:, 0])
         with pytest.raises(ValueError, match="There are no calibration points"):
@@ -469,9 +469,9 @@ def test_errors_say_what_came_and_what_to_do(generator):
             call(flow, x[:, :2], y)
     with pytest.raises(TypeError, match=r"pass StackedRadius\.fit"):
         recalibrate(flow, x, y, fit=StackedRadius)
-    with pytest.raises(TypeError, match="fit must return a RadiusLaw, it returned float"):
+    with pytest.raises(TypeError, match="fit must return a RadiusLaw, got float"):
         recalibrate(flow, x, y, fit=lambda _: 1.0)
-    with pytest.raises(ValueError, match=r"weights has shape \(3,\) for 60 points"):
+    with pytest.raises(ValueError, match=r"weights must be \(60,\), one for each point; got \(3,\)"):
         recalibrate(flow, x, y, weights=np.ones(3))
 
 

@@ -515,11 +515,11 @@ def test_wrong_arguments_are_explained():
         ({"bins": 0}, "bins must be"),
         ({"density_samples": -1}, "density_samples must be"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"samples": 10}, "20 bins of 10 candidates: some bins would have none"),
+        ({"samples": 10}, "20 bins for 10 candidates leave some bins empty"),
     ):
         with pytest.raises(ValueError, match=message):
             recalibrate_prerank(model, x, y, **wrong)
-    with pytest.raises(ValueError, match="There is no pre-rank"):
+    with pytest.raises(ValueError, match="No pre-rank"):
         recalibrate_prerank(model, x, y, prerank="hdr")
     with pytest.raises(TypeError, match="model must be a function from x to a distribution, got float"):
         recalibrate_prerank(1.0, x, y)
@@ -531,7 +531,7 @@ def test_wrong_arguments_are_explained():
         recalibrate_prerank(model, x, y[:, :1])
     with pytest.raises(ValueError, match="x has 30 rows and y has 29"):
         recalibrate_prerank(model, x, y[1:])
-    with pytest.raises(ValueError, match=r"A single output is y\[:, None\]"):
+    with pytest.raises(ValueError, match=r"For a single output use y\[:, None\]"):
         recalibrate_prerank(model, x, y[:, 0])
     with pytest.raises(ValueError, match="y has NaN or infinite values in 1 of 30 points"):
         recalibrate_prerank(model, x, torch.where(torch.arange(30)[:, None] == 3, math.nan, y))
@@ -542,7 +542,7 @@ def test_wrong_arguments_are_explained():
     recalibrated = recalibrate_prerank(model, x, y)
     with pytest.raises(ValueError, match="without NaN or infinite"):
         recalibrated(x * math.nan)
-    with pytest.raises(ValueError, match=r"outputs come last, 2 of them"):
+    with pytest.raises(ValueError, match=r"the last dimension must be the 2 outputs"):
         recalibrated(x).log_prob(y[:, :1])
     with pytest.raises(ValueError, match=r"leading dims must broadcast"):
         recalibrated(x).log_prob(y[:7])

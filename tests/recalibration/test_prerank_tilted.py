@@ -131,9 +131,9 @@ def test_modes_far_apart_keep_their_shares_and_become_wider():
 def test_a_density_that_cannot_be_normalised_is_refused():
     recalibrated = recalibrated_to_standard_normal(plain(5, 0.2), 5)
     few = replace(recalibrated, density_samples=12)(torch.zeros(1, 1).double())
-    with pytest.raises(ValueError, match=r"cannot be normalised at 1 of 1 x.*Raise density_samples"):
+    with pytest.raises(ValueError, match=r"cannot be normalised at 1 of 1 x.*Increase density_samples"):
         few.log_prob(torch.zeros(5).double())
-    with pytest.raises(ValueError, match=r"of 12 weighted draws are effective.*at least 10 are accepted"):
+    with pytest.raises(ValueError, match=r"of 12 weighted draws are effective.*at least 10 are needed"):
         few.sample()
 
 
@@ -248,7 +248,7 @@ def test_wrong_methods_and_records_are_explained():
         recalibrate_prerank(plain(2, 1.0), torch.zeros(30, 1).double(), y, method="hdr")
     record = recalibrated_to_standard_normal(plain(2, 1.0), 2, density_samples=50).recalibration
     ranks = BetaMixture(torch.ones(1), torch.ones(1), torch.ones(1))
-    with pytest.raises(ValueError, match=r"goes with a spread.*got BetaMixture with one"):
+    with pytest.raises(ValueError, match=r"needs a spread.*got BetaMixture with one"):
         replace(record, law=ranks)
 
 

@@ -10,7 +10,7 @@ from latentcal.recalibration.row_order import FirstLatents, warn_if_ordered
 from toys import scaled_gaussian
 
 REPAIRS = [recalibrate, autocalibrate]
-LOOKS = 'Rows look ordered in time: .*; if they are, pass order="time"'
+LOOKS = 'Rows look ordered in time: .*If they are, pass order="time"'
 
 
 def draw_series(n, d, rho, generator):
@@ -37,7 +37,7 @@ def test_rows_in_an_order_that_nobody_declared_are_warned_of_once(repair, genera
 
 def test_with_a_guarantee_all_rows_are_looked_at(generator):
     flow, y = scaled_gaussian(1, 1.0), draw_series(200, 1, 0.6, generator)
-    with pytest.warns(AutocorrelationWarning, match="200 rows say less"):
+    with pytest.warns(AutocorrelationWarning, match="200 rows carry less"):
         autocalibrate(flow, None, y, guarantee=True, folds=2)
 
 

@@ -100,7 +100,7 @@ def _drifting(n, size, generator):
 @pytest.mark.filterwarnings("ignore::latentcal.recalibration.AutocorrelationWarning")
 @pytest.mark.parametrize("repair", QUICK)
 @pytest.mark.parametrize(
-    ("size", "why"), [(1.5, "the rows drift"), (20.0, "drift cannot be told from dependence")]
+    ("size", "why"), [(1.5, "the rows drift"), (20.0, "drift cannot be distinguished from dependence")]
 )
 def test_nothing_is_said_about_coverage_where_rows_drift(repair, size, why, generator):
     """epsilon was printed all the same."""

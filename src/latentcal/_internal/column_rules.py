@@ -108,7 +108,7 @@ class Feature(NamedTuple):
         if feature.kind in DATES:
             good = good and len(feature.levels) > 0 and {*feature.levels} <= {*PARTS}
         if not good or (feature.gaps and feature.fill is None):
-            raise ValueError(f"{quote(str(feature.name))} is no feature")
+            raise ValueError(f"{quote(str(feature.name))} is not a feature")
         return feature
 
 
@@ -146,7 +146,7 @@ def reason_to_drop(column: Column, impute: bool = False) -> str:
     if column.kind in DATES:
         return ""
     if column.kind == "text" and is_ambiguous(levels.tolist()):
-        return f"dates such as {quote(levels[0])}, in which day and month cannot be told apart"
+        return f"dates such as {quote(levels[0])}, in which day and month are ambiguous"
     categorical = (
         column.kind in ("text", "boolean")
         or (column.kind == "integer" and len(levels) <= MOST_INTEGERS)

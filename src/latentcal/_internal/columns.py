@@ -69,8 +69,8 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     """Cells by column name, of a pandas DataFrame or a mapping from names to columns of equal length."""
     if not (isinstance(table, Mapping) or hasattr(table, "columns")):
         raise TypeError(
-            "Rows are a path, a pandas DataFrame, or a dictionary from column names to values; "
-            f"got {type(table).__name__}."
+            "Rows must be a path, a pandas DataFrame, or a dictionary from column names to values; got "
+            f"{type(table).__name__}."
         )
     names = list(table) if isinstance(table, Mapping) else list(table.columns)
     check_unique([str(name) for name in names])
@@ -79,8 +79,8 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     for name, column in cells.items():
         if column.shape != (rows,):
             raise ValueError(
-                f"All columns must be flat and of one length; {quote(name)} has the shape {column.shape}, "
-                f"the first column {rows} values."
+                f"All columns must be one-dimensional and of the same length; {quote(name)} has shape "
+                f"{column.shape}, the first column has {rows} values."
             )
     return cells
 
@@ -95,7 +95,7 @@ def infer_column(name: str, cells: np.ndarray, decimal: str | None = None) -> Co
             would make texts of numbers.
     """
     if cells.dtype.kind == "c":
-        raise TypeError(f"The column {quote(name)} holds complex numbers; give real and imaginary parts.")
+        raise TypeError(f"The column {quote(name)} has complex numbers; use real and imaginary parts.")
     if cells.dtype.kind in _KINDS:
         return Column(name, _KINDS[cells.dtype.kind], cells.astype(np.float64))
     if cells.dtype.kind == "M":
@@ -150,8 +150,8 @@ def parse_column(
     if infinite.any():
         row = int(infinite.argmax())
         raise ValueError(
-            f"The column {quote(name)} holds {values[row]:g} in row {first_row + row} of the data, "
-            "which is infinite or too large for float32."
+            f"The column {quote(name)} has {values[row]:g} in row {first_row + row} of the data, which is "
+            "infinite or too large for float32."
         )
     return Column(name, kind, values)
 
@@ -161,8 +161,8 @@ def _describe_stray(
 ) -> str:
     row = first_row + int((codes == stray).argmax())
     return (
-        f"The column {quote(name)} holds {quote(texts[stray])} in row {row} of the data; "
-        f"expected {wanted}, as in the rows it was learned on"
+        f"The column {quote(name)} has {quote(texts[stray])} in row {row} of the data; expected {wanted}, "
+        "as in the learning rows"
     )
 
 
@@ -182,17 +182,17 @@ def _check_marks(name: str, texts: list[str], decimal: str | None) -> None:
     if decimal == "," and texts and None not in _to_numbers(texts):
         stray = next(text for text in texts if _to_number(text, ",") is None)
         raise ArgumentError(
-            f"The column {quote(name)} holds {quote(stray)}, a number with a point, but decimals are to have "
-            "a comma. Write all numbers in one way, or read points with ",
+            f"The column {quote(name)} has {quote(stray)}, a number with a point, but the decimal mark is a "
+            "comma. Write all numbers in the same way, or read points with ",
             *(Argument("decimal", "."), "."),
         )
     if decimal is None and any("," in text for text in texts):
         if not all(_WITH_COMMA.fullmatch(text) or _THOUSANDS.fullmatch(text) for text in texts):
             return
         raise ArgumentError(
-            f"The column {quote(name)} holds numbers with a comma, such as "
+            f"The column {quote(name)} has numbers with a comma, such as "
             f"{quote(next(text for text in texts if ',' in text))}. Read a decimal comma with ",
-            *(Argument("decimal", ","), ", write thousands without a mark, or take the column as text with "),
+            *(Argument("decimal", ","), ", remove thousands separators, or read the column as text with "),
             *(Argument("decimal", "."), "."),
         )
 
@@ -210,8 +210,8 @@ def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         raise ValueError(
-            f"The weights in the column {quote(column.name)} must be numbers that are not missing and not "
-            f"negative; that of row {rows[wrong.argmax()]} of the data is not."
+            f"The weights in the column {quote(column.name)} must be numbers of at least 0; the one in row "
+            f"{rows[wrong.argmax()]} of the data is not."
         )
     return values
 
@@ -263,7 +263,7 @@ def _factorize(name: str, cells: np.ndarray) -> tuple[list[str], np.ndarray]:
     codes = np.fromiter((numbers.setdefault(t, len(numbers)) for t in stripped), np.int64, count=len(cells))
     if max(map(len, numbers), default=0) > CELL:
         raise ValueError(
-            f"The column {quote(name)}: a cell has more than {CELL:,} characters. Shorten it, or look for a "
-            "quotation mark without its counterpart."
+            f"The column {quote(name)}: a cell has more than {CELL:,} characters. Shorten it, or look for "
+            "an unclosed quotation mark."
         )
     return [*numbers], codes

@@ -98,7 +98,7 @@ def check_complete(columns: Sequence[Column], rows: np.ndarray, *, can_fill: boo
     if can_fill:
         ways = ("Leave these rows out with ", drop, ", or fill the gaps with ", impute, ".")
     raise ArgumentError(
-        f"{(~complete).sum()} of {len(rows)} rows miss a value, the first one row {rows[complete.argmin()]} "
-        f"of the data; one of the columns is {quote(name)}. ",
+        f"{(~complete).sum()} of {len(rows)} rows have missing values, the first is row "
+        f"{rows[complete.argmin()]} of the data; one of the columns is {quote(name)}. ",
         *ways,
     )

@@ -24,16 +24,16 @@ def warn_of_leaks(
     """Warn where rows of x (n, p) and y (n, d) are equal, and where a feature determines a target."""
     if repeated := count_repeated(x, y):
         warnings.warn(
-            f"{repeated:,} of {len(x):,} rows repeat another one in all features and targets. Rows that both "
-            "train and test make a model look better than it is; leave them out if they are copies.",
+            f"{repeated:,} of {len(x):,} rows repeat another row in all features and targets. A model looks "
+            "better than it is if the same rows train and test it; leave out copies.",
             LeakWarning,
             stacklevel=stacklevel,
         )
     if found := find_determined(x, y):
         told = (f"{quote(targets[j])} is {how} {quote(features[i])}" for j, i, how in found)
         warnings.warn(
-            f"A feature determines a target exactly: {join_some(told, len(found))}. Drop the feature, unless "
-            "it is known before the target is.",
+            f"A feature determines a target exactly: {join_some(told, len(found))}. Drop the feature unless "
+            "it is known before the target.",
             LeakWarning,
             stacklevel=stacklevel,
         )

@@ -35,7 +35,7 @@ from .atomic_files import (
 
 MANIFEST, FORMAT, SCHEMA = "model.json", "latentcal", 3
 SECTIONS = {"model": "a flow or a law", "estimator": "a FlowRegressor", "table": "a command-line model"}
-"""What a manifest may hold beside its frame, and what a folder with it is called."""
+"""Sections that a manifest may contain, and the name of a folder with each."""
 
 _ENTRIES = {"estimator": {"parameters", "state"}, "table": {"written", "preprocessing"}}
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}

@@ -18,7 +18,7 @@ FLOWS: Mapping[str, str] = {
     "flow_matching": "flows.flow_matching:FlowMatching",
     "linear_gaussian": "flows.linear_gaussian:LinearGaussianFlow",
 }
-"""Flows for a table that are not chosen by ``"auto"``."""
+"""Flows for a table, without ``"auto"``."""
 
 LAWS: Mapping[str, str] = {
     "stacked": "radius.stacked:StackedRadius.fit",
@@ -29,10 +29,10 @@ LAWS: Mapping[str, str] = {
 """Laws of the latent norm for ``recalibrate``, the default first."""
 
 AUTO = "auto"
-"""The name of :func:`autocalibrate` where a law is asked for, and of a choice where a flow is."""
+"""The name for :func:`autocalibrate` among laws, and for a choice among flows."""
 
 BUDGETS = ("fast", "balanced", "best")
-"""Names of what may be spent on the choice of a flow."""
+"""Names of budgets for the choice of a flow."""
 
 
 _OTHERS = (

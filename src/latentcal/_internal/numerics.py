@@ -193,7 +193,8 @@ def solve_increasing(
         return point
     raise RuntimeError(
         f"{active.numel()} of {target.numel()} values could not be inverted in {max_iterations} steps "
-        f"(first target: {float(target[active[0]])}). The function is not increasing or never gets there."
+        f"(first target: {float(target[active[0]])}). The function is not increasing, or does not reach "
+        "them."
     )
 
 
@@ -209,8 +210,8 @@ def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         leading = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     except ValueError:
         raise ValueError(
-            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
-            "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."
+            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. x is (..., "
+            "p), y is (..., d); samples come first: y (s, n, d) with x (n, p)."
         ) from None
     return x.expand(*leading, x.shape[-1]), y.expand(*leading, y.shape[-1])
 

@@ -101,7 +101,9 @@ class RidgeSmoother(Smoother):
         super().__init__()
         check_shapes(coefficients=(coefficients, "m k"), intercept=(intercept, "k"))
         if len(features) != len(coefficients):
-            raise ValueError(f"{len(features)} features need as many coefficients, got {len(coefficients)}.")
+            raise ValueError(
+                f"{len(features)} features need {len(features)} coefficients, got {len(coefficients)}."
+            )
         self.features = features
         self.register_buffer("coefficients", coefficients)
         self.register_buffer("intercept", intercept)

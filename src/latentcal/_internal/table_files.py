@@ -25,7 +25,7 @@ _ROWS = 10_000  # of a parquet file that are read at a time
 _FEW = 10_000
 BLOCK = 1 << 20  # characters of a csv file that are read at a time, where its rows are not long
 _PARQUET = (".parquet", ".pq")
-_OPEN_QUOTE = "a quotation mark lacks its counterpart"
+_OPEN_QUOTE = "a quotation mark is not closed"
 # What is often saved under a data file's name instead of it, by how it starts.
 _IMPOSTORS = {
     b"<!doctype html": "a web page (HTML)",
@@ -113,7 +113,7 @@ def _open_csv(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[TextI
     except UnicodeDecodeError as error:
         raise ArgumentError(
             f"{path} is not {encoding.removesuffix('-sig')} text: {error.reason} at byte "
-            f"{error.object[error.start]:#04x}. It is damaged, or in another encoding: pass ",
+            f"{error.object[error.start]:#04x}. It is damaged, or has another encoding: pass ",
             *(Argument("encoding"), ", for example 'latin-1', 'cp1252' or 'utf-16'."),
         ) from error
     except ValueError as error:
@@ -149,11 +149,11 @@ def _read_header(file: TextIO, delimiter: str) -> list[str]:
     if not header:
         raise ValueError("its first line is empty.")
     if len(header) > COLUMNS:
-        raise ValueError(f"it has {len(header):,} columns; a table has at most {COLUMNS:,}.")
+        raise ValueError(f"it has {len(header):,} columns; at most {COLUMNS:,} are supported.")
     if len(header) == 1 and (found := [c for c in ";\t|," if c in header[0] and c != delimiter]):
         raise ArgumentError(
-            f"With the delimiter {delimiter!r} it has the one column {quote(header[0])}. "
-            f"Its delimiter seems to be {found[0]!r}: pass ",
+            f"With the delimiter {delimiter!r} it has a single column, {quote(header[0])}. Its delimiter "
+            f"seems to be {found[0]!r}: pass ",
             *(Argument("delimiter", found[0]), "."),
         )
     return header
@@ -167,7 +167,7 @@ def _check_header(names: Sequence[str]) -> None:
 
 def _long_row() -> str:
     return (
-        f"a row has more than {LINE:,} characters. It is not a table, its rows do not end with a line break, "
+        f"a row has more than {LINE:,} characters. It is not a table, its rows do not end with line breaks, "
         f"or {_OPEN_QUOTE}."
     )
 

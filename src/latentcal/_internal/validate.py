@@ -41,14 +41,14 @@ def as_rows(
         (torch.Size([2, 1]), torch.Size([2, 2]))
     """
     if y is None:
-        raise ValueError("y is missing: x must be (n, p) or None and y (n, d), one row a point.")
+        raise ValueError("y is missing: x must be (n, p) or None and y (n, d), one row for each point.")
     x, y = None if x is None else as_tensor(x, "x"), as_tensor(y, "y")
     where = f" of the {part} part" if part else ""
     shapes = f"x: {None if x is None else tuple(x.shape)}, y: {tuple(y.shape)}"
     if y.dim() != 2 or (x is not None and x.dim() != 2):
         raise ValueError(
-            f"x must be (n, p) or None and y (n, d), one row a point{where} ({shapes}). A single output is "
-            "y[:, None]."
+            f"x must be (n, p) or None and y (n, d), one row for each point{where} ({shapes}). For a single "
+            "output use y[:, None]."
         )
     if x is not None and len(x) != len(y):
         raise ValueError(
@@ -72,7 +72,7 @@ def check_features(x: Tensor | None, features: int) -> Tensor:
     """x (..., p) with the number of features p that a flow looks at."""
     if x is None or x.shape[-1] != features:
         shape = None if x is None else tuple(x.shape)
-        raise ValueError(f"This flow looks at {features} features; x is {shape}, not (..., {features}).")
+        raise ValueError(f"This flow needs {features} features: x must be (..., {features}), got {shape}.")
     return x
 
 
@@ -101,8 +101,8 @@ def check_size(values: Tensor, name: str) -> Tensor:
     """The values, all of a size whose squares are floats, or an error that says how large they are."""
     if values.numel() and (largest := float(values.abs().amax())) > LARGEST:
         raise ValueError(
-            f"{name} has numbers of up to {largest:.3g}; their squares must be floats, so {LARGEST:g} is the "
-            "limit. Rescale them, or drop such rows."
+            f"{name} has numbers of up to {largest:.3g}; the limit is {LARGEST:g}, so that squares do not "
+            "overflow. Rescale them, or drop such rows."
         )
     return values
 
@@ -113,7 +113,7 @@ def as_weights(weights: Any, n: int) -> Tensor | None:
         return None
     values = as_tensor(weights, "weights").to(torch.float64)
     if values.shape != (n,):
-        raise ValueError(f"weights has shape {tuple(values.shape)} for {n} points; give one each.")
+        raise ValueError(f"weights must be ({n},), one for each point; got {tuple(values.shape)}.")
     if not bool((torch.isfinite(values) & (values >= 0)).all()) or not bool((values > 0).any()):
         raise ValueError("weights must be finite, not negative and not all zero.")
     return values
@@ -178,7 +178,7 @@ def as_names(names: Any, name: str) -> tuple[str, ...]:
     listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else (None,)
     if wrong := [type(entry).__name__ for entry in listed if not isinstance(entry, str)]:
         came = type(names).__name__ if listed == (None,) else wrong[0]
-        raise TypeError(f"{name} must be names of columns, which are texts; got {came}.")
+        raise TypeError(f"{name} must be column names (texts), got {came}.")
     return listed
 
 

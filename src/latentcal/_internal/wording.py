@@ -60,7 +60,7 @@ def check_unique(names: Sequence[str]) -> None:
     """Raise where two columns have the same name."""
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(
-            f"The columns {list_names(twice)} are there more than once; each name may occur once."
+            f"The columns {list_names(twice)} occur more than once; column names must be unique."
         )
 
 

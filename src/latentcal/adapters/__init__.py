@@ -1,4 +1,4 @@
-"""Models of other libraries as flows; none of these libraries is loaded before it is needed."""
+"""Models of other libraries as flows; each library is loaded only when needed."""
 
 from typing import TYPE_CHECKING
 

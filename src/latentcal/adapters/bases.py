@@ -1,4 +1,4 @@
-"""Base laws of other libraries, read as an affine map of a law that is radial in some norm."""
+"""Base laws of other libraries, represented as affine maps of laws that are radial in some norm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PRERANK_ROUTE = (
 
 
 class NoLatentError(ValueError):
-    """A model without a latent norm to recalibrate: no flow, or one on a base that is not radial."""
+    """A model without a latent norm to recalibrate: not a flow, or a flow with a base that is not radial."""
 
 
 @dataclass(frozen=True)
 class BaseKind:
-    """Which radial law a base is once it is standardised; it must be the same for every x."""
+    """The radial law of a standardised base; it must be the same for every x."""
 
     family: str
     dim: int
@@ -77,21 +77,21 @@ class AffineBase:
         return cls(BaseKind("normal", loc.shape[-1]), loc, scale)
 
     def require(self, kind: BaseKind) -> AffineBase:
-        """This base, or an error where it is not of the kind that it was when the adapter was made."""
+        """This base; raises if its kind has changed since the adapter was made."""
         if self.kind != kind:
             raise ValueError(
                 f"The model's base was {kind} when the adapter was made and is {self.kind} now. It may move "
-                "and scale with x, but not change its law; make the adapter anew after training."
+                "and scale with x, but its law must not change; make a new adapter after training."
             )
         return self
 
 
 class FixedBase(nn.Module):
-    """A base law that does not depend on x, for models that do not state it themselves.
+    """A base law that does not depend on x, for models that do not provide their own.
 
     Args:
         radial: the standardised law.
-        affine: the map to the model's own latent; none if None.
+        affine: the map to the model's own latent; the identity if None.
     """
 
     loc: Tensor | None
@@ -107,7 +107,7 @@ class FixedBase(nn.Module):
 
     @classmethod
     def of(cls, base: RadialBase | td.Distribution | None, dim: int) -> FixedBase:
-        """From a radial base, a torch distribution over vectors of length ``dim``, or None for N(0, I)."""
+        """The base for a radial base, a torch distribution over (``dim``,) vectors, or None for N(0, I)."""
         if base is None:
             return cls(standard_normal(dim))
         if isinstance(base, RadialBase):
@@ -142,8 +142,8 @@ def read_base(distribution: Any) -> AffineBase:
     standardised; their parameters may depend on x and have its leading dims.
 
     Raises:
-        TypeError: where it is no distribution.
-        ValueError: where the base is not radial in any norm, with what to do instead.
+        TypeError: if it is not a distribution.
+        ValueError: if the base is not radial in any norm, with what to do instead.
     """
     if not isinstance(distribution, td.Distribution):
         raise TypeError(
@@ -154,9 +154,7 @@ def read_base(distribution: Any) -> AffineBase:
     while isinstance(inner, td.Independent):
         inner = inner.base_dist
     if len(shape) != 1:
-        hint = (
-            "Put the outputs into the event: Independent(base, 1)." if not shape else "Flatten the outputs."
-        )
+        hint = "Make the outputs the event: Independent(base, 1)." if not shape else "Flatten the outputs."
         raise ValueError(f"{_name(distribution)} has events of shape {shape}, not (d,). {hint}")
     return _read(inner, shape[0])
 
@@ -207,17 +205,17 @@ def _one_number(values: Tensor, base: Any) -> float:
     return first
 
 
-def refusal(base: Any, reason: str = "it is not known to be radial in any norm") -> NoLatentError:
+def refusal(base: Any, reason: str = "it is not known to be radial in any supported norm") -> NoLatentError:
     """The error for a base law that cannot be standardised to a radial one."""
     return NoLatentError(
-        f"The base law {_name(base)} has no latent norm to recalibrate: {reason}. Bases that work: normal, "
-        f"multivariate t, a uniform box, independent Laplace. {PRERANK_ROUTE}"
+        f"The base law {_name(base)} has no latent norm to recalibrate: {reason}. Supported bases are "
+        f"normal, multivariate t, uniform on a box, and independent Laplace. {PRERANK_ROUTE}"
     )
 
 
 def no_latent(thing: Any) -> NoLatentError:
-    """The error for a density that no flow makes."""
-    return NoLatentError(f"{_name(thing)} is not made by a flow, so it has no latent. {PRERANK_ROUTE}")
+    """The error for a density that is not a flow."""
+    return NoLatentError(f"{_name(thing)} is not a flow, so it has no latent. {PRERANK_ROUTE}")
 
 
 def _name(base: Any) -> str:

@@ -1,4 +1,4 @@
-"""Univariate probabilistic regressors as a flow: each output given the features and the outputs before it."""
+"""Univariate probabilistic regressors as a flow: each output given the features and earlier outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Quantiles = Callable[[np.ndarray], np.ndarray]
 
 
 class Step(NamedTuple):
-    """What is asked of one model of a chain."""
+    """The request to one model of a chain."""
 
     levels: Sequence[float]
     """(k,) ascending."""
@@ -39,13 +39,13 @@ class Step(NamedTuple):
 
 
 class ChainFlow(ConditionalFlow):
-    r"""An autoregressive flow made of univariate models; see :func:`from_chain`.
+    r"""An autoregressive flow of univariate models; see :func:`from_chain`.
 
     .. math:: z_j = \Phi^{-1}(F_j(y_j \mid x, y_1, \dots, y_{j-1})), \qquad
               \log|\det| = \sum_j \log \partial z_j / \partial y_j
 
     Args:
-        steps: what is asked of the model of each step.
+        steps: the request to the model of each step.
         order: the output of each step.
     """
 
@@ -106,14 +106,14 @@ class ChainFlow(ConditionalFlow):
         expected, output = (len(features), len(levels)), self.order[step]
         if found.shape != expected:
             raise ValueError(
-                f"The model of output {output} must give finite quantiles {expected}, a row each; got "
+                f"The model of output {output} must return finite quantiles {expected}, one row each; got "
                 f"{found.shape}."
             )
         if not np.isfinite(found).all():
             wrong = int((~np.isfinite(found)).any(1).sum())
             raise ValueError(
-                f"The model of output {output} must give finite quantiles; in {wrong} of {len(found)} rows "
-                "some are NaN or infinite."
+                f"The model of output {output} must return finite quantiles; some are NaN or infinite in "
+                f"{wrong} of {len(found)} rows."
             )
         return torch.from_numpy(np.ascontiguousarray(found)).to(features)
 
@@ -142,29 +142,29 @@ def from_chain(
     levels: Sequence[float] | None = None,
     tails: str | None = None,
 ) -> ConditionalFlow:
-    """A flow from univariate models, one an output: the j-th is fitted to features [x, y_1, ..., y_(j-1)].
+    """A flow from univariate models, one for each output; the j-th has features [x, y_1, ..., y_(j-1)].
 
-    A model is any of these, looked for in this order:
+    A model can be any of these, checked in this order:
 
     - a dict of regressors by level, ``{0.05: ..., 0.5: ..., 0.95: ...}``, each with ``predict``, such as
       scikit-learn's ``HistGradientBoostingRegressor(loss="quantile", quantile=0.05)``;
-    - ``pred_dist(X)`` that gives a law with ``ppf``, as NGBoost has;
-    - ``predict_quantiles(X, alpha=levels)``, as skpro and sktime have;
-    - ``predict(X, quantiles=levels)``, as quantile-forest and TabPFN have;
-    - a function of features (n, p) that gives a law with ``ppf`` (scipy) or ``icdf`` (torch).
+    - an object with ``pred_dist(X)`` that returns a law with ``ppf``, as in NGBoost;
+    - an object with ``predict_quantiles(X, alpha=levels)``, as in skpro and sktime;
+    - an object with ``predict(X, quantiles=levels)``, as in quantile-forest and TabPFN;
+    - a function of features (n, p) that returns a law with ``ppf`` (scipy) or ``icdf`` (torch).
 
     Crossing quantiles are sorted. :func:`fit_chain` fits such models.
 
     Args:
-        models: in the order of ``order``.
+        models: models in the order of ``order``.
         order: output that each model predicts; 0, 1, ..., d - 1 if None.
-        levels: at which quantiles are asked for; by default 25 from 0.13 to 99.87 % of laws, and 21 from 2.5
-            to 97.5 % of models that only give quantiles.
+        levels: levels of the quantiles to use; by default 25 from 0.13 to 99.87 % for laws, and 21 from 2.5
+            to 97.5 % for models that only give quantiles.
         tails: ``"normal"`` or ``"exponential"`` beyond them; by default normal for laws, exponential for
             models that only give quantiles, which are noisy there.
     """
     if isinstance(models, Mapping) or not isinstance(models, (list, tuple)) or not models:
-        raise TypeError("models must be a list of models, one an output.")
+        raise TypeError("models must be a list of models, one for each output.")
     order = list(range(len(models))) if order is None else [int(output) for output in order]
     _check_order(order, len(models))
     steps = [_read_model(model, levels) for model in models]
@@ -182,20 +182,20 @@ def fit_chain(
     levels: Sequence[float] | None = None,
     tails: str | None = None,
 ) -> ConditionalFlow:
-    """A chain of models fitted to rows; see :func:`from_chain`. Calibrate it on other rows.
+    """A chain of fitted models; see :func:`from_chain`. Calibrate it on other rows.
 
     Args:
-        make_model: gives a new model with ``fit(X, y)``: called without arguments, or, if it takes one, with
-            each of the levels, for regressors of one quantile.
+        make_model: function that returns a new model with ``fit(X, y)``; called without arguments or, if it
+            takes one, with each of the levels, for regressors of one quantile.
         x: (n, p) features.
         y: (n, d) outputs.
-        order: in which the outputs are fitted; 0, 1, ..., d - 1 if None.
+        order: order in which the outputs are fitted; 0, 1, ..., d - 1 if None.
         levels: as in :func:`from_chain`.
         tails: as in :func:`from_chain`.
     """
     x, y = as_rows(x, y, fewest=2)
     if x is None:
-        raise ValueError("A chain is fitted to features x (n, p).")
+        raise ValueError("A chain needs features x (n, p).")
     order = list(range(y.shape[1])) if order is None else list(order)
     _check_order(order, y.shape[1])
     needed = [
@@ -277,7 +277,7 @@ def _by_row(values: Any, n: int, k: int) -> np.ndarray:
 
 
 class NormalFlow(ConditionalFlow):
-    """A flow of a model that predicts multivariate normal laws; see :func:`from_ngboost`.
+    """A flow from a model that predicts multivariate normal laws; see :func:`from_ngboost`.
 
     Args:
         predict: features (n, p) -> mean (n, d) and covariance (n, d, d).
@@ -305,7 +305,7 @@ class NormalFlow(ConditionalFlow):
     def _law(self, x: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean (..., d) and Cholesky factor (..., d, d) at x (..., p)."""
         if x is None:
-            raise ValueError("This model is conditional: x of shape (..., p) is missing.")
+            raise ValueError("This model is conditional, but x of shape (..., p) is missing.")
         rows = x.detach().reshape(-1, x.shape[-1])
         mean, covariance = (as_tensor(part).to(self._like) for part in self.predict(rows.cpu().numpy()))
         dim = self.base.dim
@@ -314,10 +314,10 @@ class NormalFlow(ConditionalFlow):
 
 
 def from_ngboost(model: Any, x: Any) -> ConditionalFlow:
-    """A flow from a fitted ``NGBRegressor``, of one output or with ``MultivariateNormal``.
+    """A flow from a fitted ``NGBRegressor`` with one output or with ``MultivariateNormal``.
 
     Args:
-        model: with ``pred_dist(X)``.
+        model: a model with ``pred_dist(X)``.
         x: (n, p) features of some rows.
     """
     if not hasattr(model, "pred_dist"):

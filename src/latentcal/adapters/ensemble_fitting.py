@@ -1,4 +1,4 @@
-"""from_samples: which shrinkage, bias and law an ensemble needs."""
+"""from_samples: choice of shrinkage, bias and law for ensembles."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ def from_samples(
 ) -> SampleFlow:
     r"""A flow whose condition is an ensemble of m members or draws, (n, m, d).
 
-    The outputs are whitened by mean and covariance of their ensemble. Where that is not shrunk and m > d, the
-    radius of an observation that is exchangeable with normal members is exactly
+    The outputs are whitened with the mean and covariance of their ensemble. Without shrinkage and with m > d,
+    the radius of an observation that is exchangeable with normal members is exactly
 
     .. math:: |z|^2 \sim d\, F(d, m - d) \qquad \text{for } z = R^{-1/2} D^{-1} (y - \bar y) / c, \quad
               c^2 = \frac{m^2 - 1}{m (m - d)},
 
-    and the base is the multivariate t law with m - d degrees of freedom. Shrunk, or with m <= d, no exact law
-    is known: a t law with a scale is fitted to rows; so it is where held-out rows contradict the exact law.
-    With y, spreads are drawn towards their usual size, and a constant bias of the members is taken out, where
-    that raises the held-out likelihood. The order of members does not matter. Laws and maps that
-    depend on x see the mean and the log standard deviation of each output, of more than four outputs the
-    means of both, and the further features. Constant members have a thousandth of the usual spread.
+    and the base is the multivariate t law with m - d degrees of freedom. With shrinkage, or with m <= d, no
+    exact law is known, and a scaled t law is fitted to the rows; this is also done if held-out rows
+    contradict the exact law. With y, spreads are shrunk towards their usual size, and a constant bias of the
+    members is removed, if that increases the held-out likelihood. The order of members does not matter. Laws
+    and maps that depend on x use the mean and the log standard deviation of each output (with more than four
+    outputs, their averages), and the further features. Constant members get a thousandth of the usual spread.
 
-    ``flow.adjust(ensemble)``, also of a recalibrated one, moves the members themselves.
+    ``flow.adjust(ensemble)``, also of a recalibrated flow, moves the members themselves.
 
     Args:
-        x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`; they tell usual size and spread.
-        y: (n, d) what came, by which bias, shrinkage and law are chosen.
-        features: number of further features that are given beside the ensemble, x = (ensemble, features).
-        shrinkage: of the correlations towards 0. ``"auto"`` chooses by held-out likelihood of y; without y
-            it is 0 where m > d + 2, and d / (m - 1 + d) else.
+        x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`, to estimate their usual size and
+            spread.
+        y: (n, d) observations, to choose bias, shrinkage and law.
+        features: number of further features, passed as x = (ensemble, features).
+        shrinkage: shrinkage of the correlations towards 0. ``"auto"`` chooses it by held-out likelihood of y;
+            without y it is 0 if m > d + 2, and d / (m - 1 + d) otherwise.
 
     Examples:
         >>> ensembles = torch.randn(100, 20, 2, generator=torch.Generator().manual_seed(0))
@@ -67,7 +68,7 @@ def from_samples(
             f"{tuple(members.shape)}."
         )
     if (len(pair) == 2) != (features > 0):
-        raise ValueError("Further features are given as x = (ensemble, features), with features=p.")
+        raise ValueError("Pass further features as x = (ensemble, features), with features=p.")
     dim = members.shape[2]
     described = describe_members(members)
     size = int(described[:, -1].median())  # of members that are not missing
@@ -79,7 +80,7 @@ def from_samples(
     chosen = shrinkage if shrinkage != "auto" else 0.0 if size > dim + 2 else default_shrinkage(size, dim)
     if chosen == 0 and size <= dim:
         raise ValueError(
-            f"Correlations of {dim} outputs by {size} members are singular: shrinkage must be above 0."
+            f"Correlations of {dim} outputs from {size} members are singular: shrinkage must be above 0."
         )
     if chosen == 0:
         flow = SampleFlow(0.0, 1.0, floor, None, features, student_t(dim, size - dim))

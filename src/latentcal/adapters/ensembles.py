@@ -1,4 +1,4 @@
-"""Ensembles as flows: outputs are whitened by mean and covariance of the members."""
+"""Ensembles as flows: outputs are whitened with the mean and covariance of the members."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _QUANTILES = 1000  # draws by which members find their places
 
 
 class SampleFlow(ConditionalFlow):
-    r"""Outputs whitened by mean and shrunk covariance of an ensemble; see :func:`from_samples`.
+    r"""Outputs whitened with the mean and shrunk covariance of an ensemble; see :func:`from_samples`.
 
     .. math:: z = \frac1c\, \tilde R^{-1/2} \tilde D^{-1} (y - \bar y - b), \qquad
               \tilde R = (1 - a) R + a I, \quad \tilde D^2 = (1 - g) D^2 + g U^2
 
     with the standard deviations D and correlations R of the members, the usual standard deviations U of
-    other ensembles, and a bias b. Unshrunk, with m > d
-    members, :math:`c^2 = s^2 (m^2 - 1) / (m (m - d))`; else :math:`c^2 = s^2 (m + 1) / m`. Where a = 0 but
-    an ensemble has m <= d members, its R is singular and is shrunk by :math:`d / (m - 1 + d)`. x holds the
-    mean of each ensemble, the lower triangle of its covariance, the number of members, then further features.
+    other ensembles, and a bias b. Without shrinkage and with m > d members, :math:`c^2 = s^2 (m^2 - 1) / (m
+    (m - d))`; otherwise :math:`c^2 = s^2 (m + 1) / m`. If a = 0 but an ensemble has m <= d members, its R is
+    singular and is shrunk by :math:`d / (m - 1 + d)`. x holds the mean of each ensemble, the lower triangle
+    of its covariance, the number of members, then further features.
 
     Args:
         shrinkage: a, from 0 to 1.
@@ -74,12 +74,12 @@ class SampleFlow(ConditionalFlow):
 
     @property
     def hint(self) -> str:  # type: ignore[override]
-        """What a law of the radius cannot repair; empty for one output."""
+        """Sentence on what no law of the radius can repair; empty for one output."""
         if self.base.dim == 1:
             return ""
         return (
-            "The covariance of the members need not be that of the outputs, and a law of the radius only "
-            "makes it wider or narrower. autocalibrate(flow, x, y) also learns shifts and directions."
+            "The covariance of the members may differ from that of the outputs, and a law of the radius "
+            "only makes it wider or narrower. autocalibrate(flow, x, y) also learns shifts and directions."
         )
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,10 +95,10 @@ class SampleFlow(ConditionalFlow):
         """Mean, covariance and size of each ensemble, and further features, as one tensor (n, p).
 
         Args:
-            x: (..., m, d) members, of which those with ``nan`` are missing; an xarray whose dimension of
-                members has one of the usual names (``member``, ``number``, ``realization``, ``sample``, ...)
-                and whose last other dimension holds the outputs; or, where there are further features, a pair
-                of members and features. The tensor that this gives is taken as it is.
+            x: (..., m, d) members, missing if they have ``nan``; an xarray whose dimension of members has one
+                of the usual names (``member``, ``number``, ``realization``, ``sample``, ...) and whose last
+                other dimension is that of the outputs; or, with further features, a pair of members and
+                features. The tensor that this returns is accepted unchanged.
         """
         features = None
         if isinstance(x, tuple):
@@ -110,7 +110,7 @@ class SampleFlow(ConditionalFlow):
             if features is not None:
                 x = torch.cat([x, to_tensor(features, "features").to(x)], -1)
         if x.dim() == 0 or x.shape[-1] != width:
-            further = f", with {self.extra} further features beside them in a pair" if self.extra else ""
+            further = f", in a pair with {self.extra} further features" if self.extra else ""
             raise ValueError(
                 f"x must be the members of each ensemble, (n, m, {dim}){further}; got {tuple(x.shape)}."
             )
@@ -129,16 +129,16 @@ class SampleFlow(ConditionalFlow):
 
     @torch.no_grad()
     def adjust(self, ensemble: Any, model: ConditionalFlow | None = None) -> Tensor:
-        """The members moved to where the recalibrated law has its mass, (n, m, d) -> (n, m, d).
+        """The members moved to follow the recalibrated law, (n, m, d) -> (n, m, d).
 
-        Each member keeps its direction from the centre of its ensemble, in units in which the ensemble is
-        round; its distance becomes the quantile of the law of the radius that belongs to its rank. Within
-        each output the members then take the quantiles of the recalibrated law that belong to their ranks, as
-        in ensemble copula coupling. So members and paths keep their identity and their order.
+        Each member keeps its direction from the centre of its whitened ensemble; its distance becomes the
+        quantile of the law of the radius at its rank. Within each output, the members are then set to the
+        quantiles of the recalibrated law at their ranks, as in ensemble copula coupling. So members and paths
+        keep their identity and their order.
 
         Args:
             ensemble: (n, m, d) members; missing ones stay missing. With further features, a pair.
-            model: what this flow was recalibrated to; the flow itself if None.
+            model: the recalibrated version of this flow; the flow itself if None.
         """
         model = self if model is None else model
         x = self.read_features(ensemble)
@@ -201,7 +201,7 @@ class SampleFlow(ConditionalFlow):
 
 
 def default_shrinkage(size: Any, dim: int) -> Any:
-    """Shrinkage of the correlations of d outputs by m members where no rows tell a better one."""
+    """Default shrinkage of the correlations of d outputs from m members."""
     return dim / (size - 1 + dim)
 
 
@@ -234,8 +234,8 @@ def describe_members(members: Tensor) -> Tensor:
     count = present.sum(-2)
     if bool((count < 2).any()):
         raise ValueError(
-            f"{int((count < 2).sum())} of {count.numel()} ensembles have fewer than 2 members that are "
-            "complete; a spread takes two. Drop these rows."
+            f"{int((count < 2).sum())} of {count.numel()} ensembles have fewer than 2 complete members, too "
+            "few for a spread. Drop these rows."
         )
     zeroed = torch.where(present, members, 0.0)
     mean = zeroed.sum(-2) / count
@@ -246,14 +246,14 @@ def describe_members(members: Tensor) -> Tensor:
 
 
 def order_dims(x: Any) -> Any:
-    """An xarray with members and outputs last; anything else as it is."""
+    """An xarray with members and outputs last; anything else unchanged."""
     dims = getattr(x, "dims", None)
     if dims is None or not hasattr(x, "transpose") or isinstance(x, Tensor):
         return x
     found = [name for name in dims if str(name).lower() in MEMBER_NAMES]
     if len(found) != 1:
         raise ValueError(
-            f"One dimension must hold the members, under one of the names {list(MEMBER_NAMES)}; there are "
+            f"The dimension of the members must have one of the names {list(MEMBER_NAMES)}; got "
             f"{list(dims)}. Rename it: x.rename({{...: 'member'}})."
         )
     others = [name for name in dims if name != found[0]]

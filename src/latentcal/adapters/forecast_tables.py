@@ -1,4 +1,4 @@
-"""Quantile forecasts as other libraries give them, in the arrays that ``from_quantiles`` takes."""
+"""Quantile forecasts of other libraries, as arrays for ``from_quantiles``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .._internal.numerics import as_tensor
 
 
 class QuantileForecasts(NamedTuple):
-    """Forecasts and what came, for ``from_quantiles(levels, x, y)``."""
+    """Forecasts and observations, for ``from_quantiles(levels, x, y)``."""
 
     levels: list[float]
     """(k,) ascending."""
     x: Tensor
     """(n, d, k) quantiles."""
     y: Tensor | None = None
-    """(n, d) what came; None where the table does not hold it."""
+    """(n, d) observations; None if the table does not have them."""
 
 
 def read_nixtla(
@@ -31,19 +31,18 @@ def read_nixtla(
     time: str = "ds",
     target: str = "y",
 ) -> QuantileForecasts:
-    """Forecasts of StatsForecast, NeuralForecast and MLForecast: a row for each series and time.
+    """Forecasts of StatsForecast, NeuralForecast and MLForecast, with a row for each series and time.
 
     Columns ``model-lo-90`` and ``model-hi-90`` are the levels 5 % and 95 %, ``model-median`` 50 %, and
-    ``model_ql0.9`` 90 %. (``model`` itself is a mean for many models, and not taken.) The horizon has as many
-    outputs as each series has rows; of a table of ``cross_validation``, which also holds y, the windows are
-    rows.
+    ``model_ql0.9`` 90 %. (``model`` itself is a mean for many models, and is ignored.) Each row of a series
+    becomes one output; in a table of ``cross_validation``, which also contains y, the windows become rows.
 
     Args:
         frame: the table.
         model: name of the model.
-        by: columns that tell series, and windows, apart; those that the table does not have are left out.
+        by: columns that identify series and windows; those that the table does not have are ignored.
         time: column that orders the rows of a series.
-        target: column with what came.
+        target: column with the observations.
     """
     if "unique_id" in by and "unique_id" not in frame.columns:
         frame = frame.reset_index()  # as older versions have it
@@ -86,16 +85,16 @@ def read_gluonts(forecasts: Any, levels: Sequence[float] | None = None) -> Quant
 
     Args:
         forecasts: objects with ``forecast_keys`` and ``forecast_array`` (k, d); or an array (n, d, k), as
-            ``predict_quantiles`` of Chronos gives it, or (n, k, d), as ``predict`` of Chronos-Bolt does. An
-            array with as many levels as outputs is taken as (n, d, k).
-        levels: of an array.
+            from ``predict_quantiles`` of Chronos, or (n, k, d), as from ``predict`` of Chronos-Bolt. An array
+            with as many levels as outputs is interpreted as (n, d, k).
+        levels: levels of an array.
     """
     if levels is None:
         forecasts = list(forecasts)
         if not forecasts or not all(hasattr(each, "forecast_keys") for each in forecasts):
             raise TypeError(
-                "Without levels, forecasts must be a list of GluonTS' QuantileForecast. Give the levels of "
-                "an array: read_gluonts(array, levels). Draws (SampleForecast) are for from_samples."
+                "Without levels, forecasts must be a list of GluonTS' QuantileForecast. For an array, pass "
+                "the levels: read_gluonts(array, levels). For draws (SampleForecast), use from_samples."
             )
         keys = [str(key) for key in forecasts[0].forecast_keys]
         if any([str(key) for key in each.forecast_keys] != keys for each in forecasts):
@@ -116,19 +115,19 @@ def read_gluonts(forecasts: Any, levels: Sequence[float] | None = None) -> Quant
 
 
 def read_tabpfn(outputs: Any, levels: Sequence[float] | None = None) -> QuantileForecasts:
-    """Quantiles of TabPFN, one fitted regressor an output.
+    """Quantiles of TabPFN, with one fitted regressor for each output.
 
     Args:
-        outputs: for each output what ``predict(X, output_type="quantiles")`` gives, a list of k arrays (n,);
-            or what ``output_type="main"`` gives, a dict that holds such a list. A single one may stand alone.
-        levels: of the quantiles; 0.1, 0.2, ..., 0.9 if None, as TabPFN has them.
+        outputs: for each output the result of ``predict(X, output_type="quantiles")``, a list of k arrays
+            (n,); or of ``output_type="main"``, a dict with such a list. A single output needs no outer list.
+        levels: levels of the quantiles; 0.1, 0.2, ..., 0.9 if None, as in TabPFN.
     """
     order = (
         [round(0.1 * i, 1) for i in range(1, 10)] if levels is None else [float(level) for level in levels]
     )
     listed = [outputs] if isinstance(outputs, dict) else list(outputs)
     if not listed:
-        raise ValueError("outputs must hold the quantiles of at least one output; it is empty.")
+        raise ValueError("outputs must contain the quantiles of at least one output; it is empty.")
     parts = [each["quantiles"] if isinstance(each, dict) else each for each in listed]
     tables = [
         torch.stack([as_tensor(row, "quantiles") for row in part])
@@ -140,5 +139,5 @@ def read_tabpfn(outputs: Any, levels: Sequence[float] | None = None) -> Quantile
         tables = [torch.stack(tables)]
     if any(table.dim() != 2 or len(table) != len(order) for table in tables):
         shapes = [tuple(table.shape) for table in tables]
-        raise ValueError(f"Each output must have {len(order)} arrays (n,), one a level; got {shapes}.")
+        raise ValueError(f"Each output must have {len(order)} arrays (n,), one for each level; got {shapes}.")
     return QuantileForecasts(order, torch.stack([table.T for table in tables], 1).to(torch.float64))

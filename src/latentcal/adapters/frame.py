@@ -1,4 +1,4 @@
-"""What all adapters share: evaluation mode, dtype and device of the model, rows for functions of rows."""
+"""Base class of adapters: evaluation mode, dtype and device of the model, rows for functions of rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from ..flow import ConditionalFlow, evaluation_mode, tensor_options
 
 
 class AdaptedFlow(ConditionalFlow):
-    """A flow around somebody else's model.
+    """A flow around a model of another library.
 
-    The model's networks are in evaluation mode during each call, and back in their own afterwards: with
-    dropout or batch statistics a latent would be random. A subclass gives ``_encode`` and ``_decode``, for
-    points that already have the leading dims of x, and ``_latent`` where the determinant is what costs.
+    The model's networks are in evaluation mode during each call, because dropout or batch statistics would
+    make the latent random; their modes are restored afterwards. A subclass implements ``_encode`` and
+    ``_decode``, for points that already have the leading dims of x, and ``_latent`` if the determinant is
+    expensive.
 
     Args:
         base: law of the standardised latent.
         networks: modules that the model uses; they move and train with the flow.
-        conditional: whether the model must be given features.
-        like: a tensor whose dtype and device data are to have where the networks hold none.
+        conditional: whether the model needs features.
+        like: a tensor with the dtype and device for data, if the networks have no tensors.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class AdaptedFlow(ConditionalFlow):
             return self._decode(_expand(z, x), x)
 
     def features_for(self, x: Tensor | None) -> Tensor | None:
-        """What a model that looks at x is given, x itself, and one that does not: None."""
+        """The features for the model: x, or None if it is unconditional."""
         if self.conditional and x is None:
-            raise ValueError("This flow is conditional: it looks at x, which is None and not (..., p).")
+            raise ValueError("This flow is conditional: x must be (..., p), got None.")
         return x if self.conditional else None
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -77,7 +78,7 @@ def _expand(points: Tensor, x: Tensor | None) -> Tensor:
 
 
 def flatten_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Points (n, d) and features (n, p) of all leading dims in one, as functions of batches expect them."""
+    """Points (n, d) and features (n, p) with all leading dims flattened, for functions of rows."""
     if x is not None:
         x, points = broadcast_leading(x, points)
         x = x.reshape(-1, x.shape[-1])
@@ -85,16 +86,16 @@ def flatten_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | Non
 
 
 def call_with(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function of its arguments, without the last one, x, where that is None."""
+    """The function of its arguments, without the last one, x, if that is None."""
     return function(*(arguments[:-1] if arguments[-1] is None else arguments))
 
 
 def networks_in(*things: Any) -> list[nn.Module]:
-    """Modules among things, and those that functions among them use, as far as that can be seen.
+    """Modules in a list of things, and modules that functions in it use, as far as can be detected.
 
     A function is followed into its closure, its defaults, the functions of its own file, what it is partial
-    of, and the attributes of the object that it is a method of. (A module in a global variable whose name is
-    that of an attribute in the function may count as used; ``networks=`` says which are.)
+    of, and the attributes of the object that it is a method of. (A module in a global variable with the name
+    of an attribute in the function may count as used; ``networks=`` avoids the search.)
     """
     found: dict[int, nn.Module] = {}
     seen: set[int] = set()
@@ -138,7 +139,7 @@ def _contents_of(function: Any) -> Iterator[Any]:
 
 
 def check_networks(networks: Any) -> list[nn.Module]:
-    """The modules that a user named, or an error."""
+    """The modules that a user named; raises if they are not modules."""
     networks = [networks] if isinstance(networks, nn.Module) else list(networks)
     for network in networks:
         if not isinstance(network, nn.Module):
@@ -147,7 +148,7 @@ def check_networks(networks: Any) -> list[nn.Module]:
 
 
 def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
-    """Example features as a tensor of the networks' dtype and device; whole numbers may be labels."""
+    """Example features as a tensor of the networks' dtype and device; integers may be labels."""
     if x is None:
         return None
     x = to_tensor(x, "x")
@@ -157,22 +158,22 @@ def features_of(x: Any, networks: list[nn.Module]) -> Tensor | None:
 
 def missing_features(adapter: str, what: str) -> TypeError:
     """The error for a model whose base law cannot be read without x."""
-    return TypeError(f"{what} depends on x. Give some features: {adapter}(flow, x).")
+    return TypeError(f"{what} depends on x. Pass some features: {adapter}(flow, x).")
 
 
 def vector_length(shape: Any) -> int:
-    """d of an event shape (d,), or an error."""
+    """The number d of an event shape (d,); raises for other shapes."""
     if len(shape) != 1:
         raise ValueError(f"The model's events have shape {tuple(shape)}, not (d,). Flatten the outputs.")
     return int(shape[0])
 
 
 def not_of(adapter: str, what: str, thing: Any) -> str:
-    """The words for a model that an adapter cannot take."""
+    """The error message for a model that an adapter does not accept."""
     kind = type(thing).__name__
     if isinstance(thing, ConditionalFlow):
-        return f"{kind} is a latentcal flow already and needs no adapter."
+        return f"{kind} is already a latentcal flow and needs no adapter."
     return (
-        f"{adapter} takes {what}, got {kind}. For other models see the other adapters, or from_functions, "
+        f"{adapter} needs {what}, got {kind}. For other models use another adapter, or from_functions, "
         "which takes any two functions y -> z and z -> y."
     )

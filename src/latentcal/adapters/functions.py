@@ -1,4 +1,4 @@
-"""Any model, by its functions: two maps, or the velocity field of an ordinary differential equation."""
+"""Flows from functions: two maps, or the velocity field of an ordinary differential equation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .frame import AdaptedFlow, call_with, check_networks, flatten_rows, network
 class FunctionFlow(AdaptedFlow):
     r"""A flow whose maps are functions; made by :func:`from_functions`.
 
-    Where only the density is known, its determinant follows from the base that the model was trained with:
+    If only the density is known, the determinant follows from the base that the model was trained with:
 
     .. math:: \log|\det \partial z / \partial y| = \log f(y \mid x) - \log f_Z(z)
     """
@@ -43,8 +43,8 @@ class FunctionFlow(AdaptedFlow):
         answer = call_with(encode, rows, features)
         if log_prob is None and not (isinstance(answer, tuple) and len(answer) == 2):
             raise TypeError(
-                f"encode must return (z, log_abs_det), got {type(answer).__name__}. Where the determinant is "
-                "not known, give the density: from_functions(..., log_prob=...)."
+                f"encode must return (z, log_abs_det), got {type(answer).__name__}. If the determinant is "
+                "unknown, pass the density: from_functions(..., log_prob=...)."
             )
         u = _require_shape(answer[0] if isinstance(answer, tuple) else answer, rows.shape, "the latent")
         z, log_abs_det = self.own_base.standardize(u)
@@ -77,20 +77,20 @@ def from_functions(
     log_prob: Callable[..., Tensor] | None = None,
     networks: nn.Module | Iterable[nn.Module] | None = None,
 ) -> ConditionalFlow:
-    """A flow from the functions y -> z and z -> y of any model.
+    """A flow from functions y -> z and z -> y of any model.
 
-    The functions see rows, y (n, d) and x (n, p), whatever the leading dims; without x they are called with
-    one argument.
+    The functions are called with rows, y (n, d) and x (n, p), whatever the leading dims; without x they are
+    called with one argument.
 
     Args:
-        encode: (y, x) -> (z, log_abs_det), (n, d) and (n,); or z alone where ``log_prob`` is given.
+        encode: (y, x) -> (z, log_abs_det), (n, d) and (n,); or only z if ``log_prob`` is given.
         decode: (z, x) -> y, (n, d).
         dim: number of outputs d.
         base: law of z, radial or a torch distribution that :func:`read_base` can standardise; N(0, I) if
             None.
-        log_prob: (y, x) -> log f(y | x), (n,), of the model, where its determinant is not known.
-        networks: modules that the functions use. Those that they are, are methods of, or name in their code
-            are found without.
+        log_prob: (y, x) -> log f(y | x), (n,), of the model, if its determinant is unknown.
+        networks: modules that the functions use. Modules that are the functions, have them as methods, or are
+            named in their code are found automatically.
 
     Examples:
         >>> flow = from_functions(lambda y: (y / 2, y.new_full(y.shape[:1], -0.6931)), lambda z: 2 * z, dim=1)
@@ -168,30 +168,30 @@ def from_velocity(
     solver: str | None = None,
     networks: nn.Module | Iterable[nn.Module] | None = None,
 ) -> ConditionalFlow:
-    """A flow from a velocity field v(t, y, x), such as torchcfm and flow_matching train.
+    """A flow from a velocity field v(t, y, x), such as those of torchcfm and flow_matching.
 
-    The trace of the Jacobian is exact: d backward passes a step where a density is asked for, none for
-    latents and samples. An equation is dear to solve; recalibration does it once a calibration row.
+    The trace of the Jacobian is exact: densities take d backward passes a step, latents and samples none.
+    Solving the equation is expensive; recalibration does it once for each calibration row.
 
     Args:
-        velocity: called as v(t, y, x) with t (n,), y (n, d), x (n, p), or as v(t, y) where x is None; gives
-            (n, d). For networks with another order of arguments: ``lambda t, y, x: network(y, t, cond=x)``.
+        velocity: function v(t, y, x) with t (n,), y (n, d), x (n, p), or v(t, y) if x is None; returns (n,
+            d). For networks with another order of arguments: ``lambda t, y, x: network(y, t, cond=x)``.
         dim: number of outputs d.
-        data_at: time of the data: 1 for torchcfm and flow_matching, 0 where time runs from data to noise.
+        data_at: time of the data: 1 for torchcfm and flow_matching, 0 if time runs from data to noise.
         noise_at: time of the base law; 1 - ``data_at`` if None.
         base: law at that time, radial or a torch distribution that :func:`read_base` can standardise; N(0, I)
             if None.
         tolerance: relative and absolute tolerance of the adaptive solver.
         steps: number of steps of a fixed size instead, for speed; None for the adaptive solver.
         solver: a method of torchdiffeq; Dormand-Prince, or ``rk4`` with ``steps``, if None.
-        networks: modules that the function uses. Those that it is, is a method of, or names in its code are
-            found without.
+        networks: modules that the function uses. A module that is the function, has it as a method, or is
+            named in its code is found automatically.
     """
     if not callable(velocity):
         raise TypeError(f"velocity must be a function v(t, y, x), got {type(velocity).__name__}.")
     noise_at = 1 - data_at if noise_at is None else noise_at
     if data_at == noise_at:
-        raise ValueError(f"Data and noise are both at t = {data_at}; give data_at=1 or data_at=0.")
+        raise ValueError(f"Data and noise are both at t = {data_at}; data_at must be 1 or 0.")
     if not tolerance > 0 or (steps is not None and steps < 1):
         raise ValueError(f"tolerance must be positive and steps at least 1, got {tolerance} and {steps}.")
     return VelocityFlow(

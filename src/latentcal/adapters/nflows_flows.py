@@ -19,7 +19,7 @@ class NflowsFlow(AdaptedFlow):
     .. math:: u = t(y; c), \quad c = e(x), \quad z = S^{-1}(u - m), \qquad
               \log|\det \partial z / \partial y| = \log|\det \partial t| - \log|\det S|
 
-    The transform sees the embedding e(x), as the density of the library does, never x itself.
+    The transform uses the embedding e(x), as in the density of the library, and not x itself.
     """
 
     def __init__(self, network: Any, embedding: nn.Module, kind: BaseKind, conditional: bool) -> None:
@@ -51,20 +51,20 @@ class NflowsFlow(AdaptedFlow):
 
 
 def from_nflows(flow: Any, x: Any = None, *, conditional: bool | None = None) -> ConditionalFlow:
-    """A flow from one of nflows, ``nflows.flows.Flow`` or a subclass, with its embedding network.
+    """A flow from ``nflows.flows.Flow`` or a subclass, with its embedding network.
 
-    The nflows flow is not copied: what trains or moves one of the two does so to the other. Samples have
-    their own dims in front, (s, n, d), where those of nflows are (n, s, d).
+    The nflows flow is not copied: training or moving one of the two changes the other too. Samples have their
+    dims first, (s, n, d), while those of nflows are (n, s, d).
 
     Args:
         flow: the nflows flow, on a standard, diagonal or conditional diagonal normal base.
-        x: (n, p) some features; needed only where the base law depends on them.
+        x: (n, p) some features; needed only if the base law depends on them.
         conditional: whether the transforms use x. None looks for context layers of nflows, an embedding and a
-            conditional base; say it where the networks are your own.
+            conditional base; set it for networks of your own.
 
     Raises:
-        TypeError: where it is not an nflows flow.
-        ValueError: where the base is not radial in any norm.
+        TypeError: if it is not an nflows flow.
+        ValueError: if the base is not radial in any norm.
     """
     library = sys.modules.get("nflows.flows")  # who has an nflows flow has imported nflows; we do not
     if library is None or not isinstance(flow, library.Flow):
@@ -73,7 +73,7 @@ def from_nflows(flow: Any, x: Any = None, *, conditional: bool | None = None) ->
 
 
 def adapt(flow: Any, embedding: nn.Module, x: Any, conditional: bool | None) -> ConditionalFlow:
-    """The adapter around an nflows flow that sees x through the given embedding."""
+    """The adapter around an nflows flow that uses x through the given embedding."""
     networks = [flow, embedding]
     with torch.no_grad(), evaluation_mode(*networks):
         features = features_of(x, networks)

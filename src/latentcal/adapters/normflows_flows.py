@@ -19,7 +19,7 @@ class NormflowsFlow(AdaptedFlow):
     .. math:: y = (t_k \circ \dots \circ t_1)(u; x), \quad u = m + S z, \qquad
               \log|\det \partial z / \partial y| = -\log|\det S| - \sum_i \log|\det \partial t_i|
 
-    The determinants are summed here: the library sums them in float32 whatever the model is.
+    The determinants are summed here, because the library always sums them in float32.
     """
 
     def __init__(self, network: nn.Module, kind: BaseKind, conditional: bool) -> None:
@@ -55,18 +55,18 @@ class NormflowsFlow(AdaptedFlow):
 
 
 def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
-    """A flow from one of normflows, ``NormalizingFlow`` or ``ConditionalNormalizingFlow``.
+    """A flow from ``NormalizingFlow`` or ``ConditionalNormalizingFlow`` of normflows.
 
     The base of normflows is learned by default; its mean and scale are read at each call, and z is
-    standardised. The normflows flow is not copied: what trains or moves one of the two does so to the other.
+    standardised. The normflows flow is not copied: training or moving one of the two changes the other too.
 
     Args:
         flow: the normflows flow, on a diagonal normal, conditional diagonal normal or uniform base.
-        x: (n, p) some features; needed only where the base law depends on them.
+        x: (n, p) some features; needed only if the base law depends on them.
 
     Raises:
-        TypeError: where it is not a normflows flow over vectors.
-        ValueError: where the base is not radial in any norm.
+        TypeError: if it is not a normflows flow over vectors.
+        ValueError: if the base is not radial in any norm.
     """
     library = sys.modules.get("normflows")  # who has a normflows flow has imported normflows; we do not
     if library is None or not isinstance(flow, library.NormalizingFlow):
@@ -83,10 +83,10 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
 def _check_layer(name: str) -> None:
     """An error where a layer is no map between a latent with a norm and the data."""
     if name in ("MetropolisHastings", "HamiltonianMonteCarlo"):
-        raise NoLatentError(f"{name} moves points at random, so a point has no latent. {PRERANK_ROUTE}")
+        raise NoLatentError(f"{name} is random, so a point has no unique latent. {PRERANK_ROUTE}")
     if name.startswith(("Circular", "Periodic")):
         raise NoLatentError(
-            f"{name} lives on a circle, whose centre is arbitrary, so its latent norm means nothing. "
+            f"{name} is defined on a circle, whose centre is arbitrary, so its latent norm is meaningless. "
             f"{PRERANK_ROUTE}"
         )
 

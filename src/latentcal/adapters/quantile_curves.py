@@ -24,7 +24,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Tail(NamedTuple):
-    """How a distribution goes on beyond its outer quantile."""
+    """The tail of a distribution beyond its outer quantile."""
 
     kind: str
     """``"normal"``, ``"exponential"`` or ``"pareto"``."""
@@ -33,12 +33,12 @@ class Tail(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, shape: float = 0.0) -> Tail:
-        """A tail, or a clear error."""
+        """A tail; raises for invalid arguments."""
         if kind not in ("normal", "exponential", "pareto"):
-            raise ValueError(f"A tail is 'normal', 'exponential' or 'pareto', got {kind!r}.")
+            raise ValueError(f"A tail must be 'normal', 'exponential' or 'pareto', got {kind!r}.")
         if not (0 < shape <= 10 if kind == "pareto" else shape == 0):
             raise ValueError(
-                f"A Pareto tail has a shape above 0 and at most 10, the others 0; got {kind}, {shape}."
+                f"A Pareto tail needs a shape above 0 and at most 10, others need 0; got {kind}, {shape}."
             )
         return cls(kind, float(shape))
 
@@ -48,23 +48,23 @@ _CANDIDATES = (NORMAL, Tail("exponential"), *(Tail("pareto", shape) for shape in
 
 
 class QuantileCurves:
-    r"""Maps :math:`z = \Phi^{-1}(F(y))` of outputs, each F through the quantiles that are given for it.
+    r"""Maps :math:`z = \Phi^{-1}(F(y))` of outputs, each F through given quantiles.
 
     Between the quantiles z is a ratio of quadratics in y, increasing and with a continuous slope. Beyond the
-    outer ones it goes on with the slope that it has there: straight, which is a normal tail, or so that the
-    exceedance :math:`y - q` has the law
+    outer ones it continues with the same slope: linearly, which is a normal tail, or so that the exceedance
+    :math:`y - q` has the law
 
     .. math:: P(Y > y) = P(Y > q)\, (1 + \xi (y - q) / \sigma)^{-1 / \xi},
 
     exponential for :math:`\xi = 0`, with the :math:`\sigma` that makes the density continuous. Beyond the
-    normal score 4, of one draw in 30,000, z goes on straight.
+    normal score 4, which one draw in 30,000 exceeds, z continues linearly.
 
     Args:
-        quantiles: (..., d, k), in any order; equal ones are drawn apart.
+        quantiles: (..., d, k), in any order; equal ones are separated slightly.
         scores: (d, k) normal scores of their levels, ascending.
-        counts: (d,) how many of the k quantiles each output has; the rest are ignored.
-        tails: below and above.
-        least: width of the tails, in units of the spread that the outer quantiles tell.
+        counts: (d,) number of quantiles of each output; the rest of the k are ignored.
+        tails: lower and upper tail.
+        least: width of the tails, in units of the spread implied by the outer quantiles.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ def _normal_quantile(log_p: Tensor) -> Tensor:
 
 
 def choose_tails(curves: QuantileCurves, y: Tensor) -> tuple[Tail, Tail]:
-    """Tails, below and above, that observations y (n, d) like best.
+    """Lower and upper tail with the highest held-out likelihood of observations y (n, d).
 
-    They are compared by held-out log-likelihood over 5 folds of rows, the normal scores with mean, covariance
-    and common tails of their own: forecasts that are too narrow are no reason for heavy tails. A tail that is
-    not normal must be ahead by more than one standard error of the difference.
+    They are compared over 5 folds of rows. Mean and covariance of the normal scores and common tails are
+    fitted too, so that forecasts that are too narrow do not lead to heavy tails. A tail that is not normal
+    must be ahead by more than one standard error of the difference.
     """
     fold = torch.arange(len(y), device=y.device) % _FOLDS
     chosen = [NORMAL, NORMAL]

@@ -1,4 +1,4 @@
-"""Quantile forecasts as a flow: the quantiles are the condition, the outputs are taken as independent."""
+"""Quantile forecasts as a flow: conditional on the quantiles, outputs are assumed independent."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class QuantileWarning(UserWarning):
 
 
 class QuantileFlow(ConditionalFlow):
-    r"""Independent outputs whose distribution functions go through quantiles; see :func:`from_quantiles`.
+    r"""A flow of independent outputs with given quantiles; see :func:`from_quantiles`.
 
     .. math:: z_j = \Phi^{-1}(F_j(y_j \mid x)), \qquad \log|\det| = \sum_j \log \partial z_j / \partial y_j
 
     x holds the quantiles of all outputs, one output after the other, then further features.
 
     Args:
-        levels: of the quantiles, one output after the other, ascending for each.
+        levels: levels of the quantiles, one output after the other, ascending for each.
         counts: number of levels of each output.
         extra: number of further features.
         tails: kind of the lower and of the upper tail.
-        shapes: index of the lower and of the upper tail where they are Pareto, else 0.
+        shapes: index of the lower and of the upper tail if they are Pareto, else 0.
         base: law of z; N(0, I) if None.
     """
 
@@ -59,9 +59,9 @@ class QuantileFlow(ConditionalFlow):
         counts = [as_whole(count, "counts", 2) for count in counts]
         super().__init__(base_or_normal(base, len(counts), "the levels"))
         if levels.dim() != 1 or len(levels) != sum(counts) or not levels.is_floating_point():
-            raise ValueError(f"{counts} levels are {sum(counts)} numbers, got {tuple(levels.shape)}.")
+            raise ValueError(f"{counts} levels need {sum(counts)} numbers, got {tuple(levels.shape)}.")
         if len(tails) != 2 or len(shapes) != 2:
-            raise ValueError(f"There is a lower and an upper tail, got {list(tails)} and {list(shapes)}.")
+            raise ValueError(f"A lower and an upper tail are needed, got {list(tails)} and {list(shapes)}.")
         self.counts, self.extra = counts, as_whole(extra, "extra", 0)
         self.tails, self.shapes = list(tails), [float(shape) for shape in shapes]
         self._tails = tuple(Tail.of(kind, shape) for kind, shape in zip(tails, self.shapes, strict=True))
@@ -80,7 +80,7 @@ class QuantileFlow(ConditionalFlow):
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(
                 f"levels must lie strictly between 0 and 1, got {levels.min():g} to {levels.max():g}. "
-                "Percents are to be divided by 100."
+                "Divide percentages by 100."
             )
         if not bool(((table.diff(dim=1) > 0) | ~inside[:, 1:]).all()):
             raise ValueError(f"levels must ascend for each output, got {levels.tolist()}.")
@@ -91,8 +91,8 @@ class QuantileFlow(ConditionalFlow):
         if len(self.counts) == 1:
             return ""
         return (
-            "Quantiles of each output say nothing about dependence between outputs: this flow takes them as "
-            "independent, and a law of the radius cannot change that. autocalibrate(flow, x, y) learns it."
+            "Marginal quantiles contain no information about dependence between outputs: this flow assumes "
+            "independence, and a law of the radius cannot change that. autocalibrate(flow, x, y) learns it."
         )
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -112,9 +112,9 @@ class QuantileFlow(ConditionalFlow):
         its neighbours on the scale of normal scores.
 
         Args:
-            x: (..., d, k) quantiles, padded by ``nan`` where outputs have different numbers of them; or (...,
-                p) with all quantiles of the first output first and the further features last; or, where there
-                are further features, a pair of both.
+            x: (..., d, k) quantiles, padded with ``nan`` if outputs have different numbers of them; or (...,
+                p) with all quantiles of the first output first and the further features last; or, with
+                further features, a pair of both.
         """
         features = None
         if isinstance(x, tuple):
@@ -162,7 +162,7 @@ class QuantileFlow(ConditionalFlow):
         return name_summary(len(self.counts), self.extra)
 
     def with_tails(self, x: Any, y: Any) -> QuantileFlow:
-        """The same flow with the tails that rows x, y like best; see :func:`from_quantiles`."""
+        """The same flow with tails chosen on rows x, y; see :func:`from_quantiles`."""
         x, y = as_rows(self.read_features(x), y, outputs=len(self.counts))
         curves, points, _ = self._curves(y.to(self.levels), x.to(self.levels))
         lower, upper = choose_tails(curves, points[0])
@@ -207,7 +207,7 @@ def _fill(part: Tensor, scores: Tensor, output: int) -> Tensor:
     if bool((known.sum(1) < 2).any()):
         raise ValueError(
             f"Output {output} has fewer than 2 quantiles in {int((known.sum(1) < 2).sum())} rows: too few "
-            "for a law. Drop these rows."
+            "for a distribution. Drop these rows."
         )
     rows = part.reshape(-1, part.shape[-1]).clone()
     v = scores.cpu().double().numpy()
@@ -222,7 +222,7 @@ def _fill(part: Tensor, scores: Tensor, output: int) -> Tensor:
 
 
 def join_summary(location: Tensor, spread: Tensor, further: Tensor) -> Tensor:
-    """What rungs that depend on x see of a forecast: (..., d), (..., d), (..., p) -> (..., q)."""
+    """The summary of a forecast for rungs that depend on x: (..., d), (..., d), (..., p) -> (..., q)."""
     log_spread = torch.log(spread.clamp(min=torch.finfo(spread.dtype).tiny))
     if location.shape[-1] > FEW_OUTPUTS:
         location, log_spread = location.mean(-1, keepdim=True), log_spread.mean(-1, keepdim=True)
@@ -249,20 +249,20 @@ def from_quantiles(
 
     .. math:: z_j = \Phi^{-1}(F_j(y_j)), \qquad F_j \text{ increasing, through the quantiles of output } j
 
-    The outputs are independent: :func:`autocalibrate` then learns their dependence and what is wrong with
-    location, spread and shape. Laws and maps that depend on x see a summary: median and log spread (half the
-    distance between the levels 16 % and 84 %) of each output, of more than four outputs the means of both,
-    and the further features. Quantiles that are equal are drawn apart to a thousandth of the spread.
+    The outputs are assumed independent; :func:`autocalibrate` then learns their dependence and corrects
+    location, spread and shape. Laws and maps that depend on x use a summary: median and log spread (half the
+    distance between the levels 16 % and 84 %) of each output (with more than four outputs, their averages),
+    and the further features. Equal quantiles are separated by a thousandth of the spread.
 
     Args:
-        levels: (k,) levels that all outputs have, (d, k), or d lists of different lengths; ascending.
-        x: (n, d, k) quantiles of past forecasts, by which tails are chosen; see
-            :meth:`QuantileFlow.read_features` for other forms.
-        y: (n, d) what came.
-        outputs: number d of outputs, where neither ``levels`` nor ``y`` tells.
-        features: number of further features that stand behind the quantiles in x.
-        tails: beyond the outer levels. ``"auto"`` compares normal, exponential and Pareto tails on the given
-            rows by held-out likelihood, each side for itself; without rows they are normal.
+        levels: (k,) levels common to all outputs, (d, k), or d lists of different lengths; ascending.
+        x: (n, d, k) quantiles of past forecasts, to choose tails; see :meth:`QuantileFlow.read_features` for
+            other forms.
+        y: (n, d) observations.
+        outputs: number d of outputs, if neither ``levels`` nor ``y`` determines it.
+        features: number of further features after the quantiles in x.
+        tails: tails beyond the outer levels. ``"auto"`` compares normal, exponential and Pareto tails on the
+            given rows by held-out likelihood, separately for each side; without rows they are normal.
 
     Returns:
         A flow, in float64.
@@ -276,7 +276,7 @@ def from_quantiles(
     if y is not None:
         y = as_tensor(y, "y")
         if y.dim() != 2:
-            raise ValueError(f"y must be (n, d), one row a forecast, got {tuple(y.shape)}.")
+            raise ValueError(f"y must be (n, d), one row for each forecast, got {tuple(y.shape)}.")
         outputs = y.shape[1] if outputs is None else outputs
     table = _level_lists(levels, outputs)
     if tails not in ("auto", "normal", "exponential", "pareto"):
@@ -290,7 +290,7 @@ def from_quantiles(
         (0.2, 0.2) if kind == "pareto" else (0.0, 0.0),
     )
     if (x is None) != (y is None):
-        raise ValueError("Tails are chosen by forecasts x and what came, y: give both, or neither.")
+        raise ValueError("Tails are chosen from forecasts x and observations y: pass both, or neither.")
     return flow if x is None or tails != "auto" else flow.with_tails(x, y)
 
 
@@ -300,11 +300,11 @@ def _level_lists(levels: Any, outputs: int | None) -> list[list[float]]:
     if values and not isinstance(values[0], (list, tuple)) and not hasattr(values[0], "__len__"):
         if outputs is None:
             raise ValueError(
-                "How many outputs do the forecasts have? Say from_quantiles(levels, outputs=24), or give "
-                "past forecasts and what came, from_quantiles(levels, x, y)."
+                "The number of outputs is unknown. Pass it, from_quantiles(levels, outputs=24), or pass "
+                "past forecasts and observations, from_quantiles(levels, x, y)."
             )
         values = [values] * as_whole(outputs, "outputs")
     table = [[float(level) for level in row if not np.isnan(level)] for row in values]
     if not table or (outputs is not None and len(table) != outputs):
-        raise ValueError(f"levels are those of {len(table)} outputs, there are {outputs}.")
+        raise ValueError(f"levels has entries for {len(table)} outputs, but there are {outputs}.")
     return table

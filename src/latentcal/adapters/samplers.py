@@ -1,4 +1,4 @@
-"""from_sampler: a function that draws as a flow, by an ensemble of its draws at each x."""
+"""from_sampler: a sampler as a flow, from an ensemble of its draws at each x."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROWS = 1000  # that a sampler is asked for at a time
 
 
 class SamplerFlow(ConditionalFlow):
-    """A flow around a sampler, whitened by draws that are kept for each x; see :func:`from_sampler`.
+    """A flow around a sampler, whitened with cached draws for each x; see :func:`from_sampler`.
 
     Args:
         draw: x (n, p) -> draws (s, n, d).
-        flow: that takes the draws of an x as its ensemble.
-        members: draws of each x.
-        dtype: of x, as the sampler takes it.
-        seed: of torch's generators while draws are made.
+        flow: flow for which the draws at an x are the ensemble.
+        members: number of draws at each x.
+        dtype: dtype of x for the sampler.
+        seed: seed of torch's generators while draws are made.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class SamplerFlow(ConditionalFlow):
     def describe(self, x: Tensor | None) -> Tensor:
         """Mean, covariance and number of the draws at x, (..., p) -> (..., q).
 
-        They are the same each time, until 32 MB of later ones have come; the oldest are then forgotten.
+        They are cached, up to 32 MB; the oldest are then dropped.
         """
         if x is None:
-            raise ValueError("A sampler is asked at x, which is None.")
+            raise ValueError("A sampler needs x, got None.")
         rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float64)
         keys = [row.tobytes() for row in rows.numpy()]
         new = {key: i for i, key in enumerate(keys) if key not in self._kept}
@@ -79,7 +79,7 @@ class SamplerFlow(ConditionalFlow):
 
 
 class SamplerDraws(Distribution):
-    """What a sampler draws at x (n, p), as a distribution without a density.
+    """The distribution of a sampler at x (n, p), without a density.
 
     Args:
         draw: x (n, p) -> draws (s, n, d).
@@ -110,7 +110,7 @@ def draw_members(draw: Callable[[Tensor], Any], x: Tensor, members: int, seed: i
             draws = draws[None] if draws.dim() == 2 else draws
             if draws.dim() != 3 or draws.shape[1] != len(x) or not len(draws):
                 raise ValueError(
-                    f"draw(x) must give (s, n, d), draws in front, for n = {len(x)} rows; got "
+                    f"draw(x) must return (s, n, d), samples first, for n = {len(x)} rows; got "
                     f"{tuple(draws.shape)}."
                 )
             parts.append(draws.cpu())
@@ -120,17 +120,17 @@ def draw_members(draw: Callable[[Tensor], Any], x: Tensor, members: int, seed: i
 def from_sampler(
     draw: Callable[[Tensor], Any], x: Any, y: Any = None, *, members: int = 200, seed: int = 0
 ) -> SamplerFlow:
-    """A flow from a function x -> draws: a diffusion model, a VAE, a Bayesian model, any sampler.
+    """A flow from a function x -> draws, such as a diffusion model, a VAE or a Bayesian model.
 
-    The draws at an x are made once, and their mean and covariance are kept (the latest 32 MB of them); see
-    :func:`from_samples` for what they become. Laws and maps that depend on x see x itself.
+    The draws at an x are made once, and their mean and covariance are cached (up to 32 MB);
+    :func:`from_samples` describes how they are used. Laws and maps that depend on x use x itself.
 
     Args:
-        draw: x (n, p) -> (s, n, d), or (n, d) for one draw; called until there are enough.
+        draw: function x (n, p) -> (s, n, d), or (n, d) for one draw; called until there are enough.
         x: (n, p) features of some rows.
-        y: (n, d) what came there, by which shrinkage and law are chosen.
-        members: draws of each x.
-        seed: of torch's generators while draws are made.
+        y: (n, d) observations there, to choose shrinkage and law.
+        members: number of draws at each x.
+        seed: seed of torch's generators while draws are made.
 
     Examples:
         >>> draw = lambda x: x[:, :1] + torch.randn(50, len(x), 2)
@@ -144,7 +144,7 @@ def from_sampler(
     members, seed = as_whole(members, "members", 2), as_seed(seed)
     x = as_tensor(x, "x")
     if x.dim() != 2 or not len(x):
-        raise ValueError(f"x must be (n, p), some rows at which to draw, got {tuple(x.shape)}.")
+        raise ValueError(f"x must be (n, p), rows to draw at, got {tuple(x.shape)}.")
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     with torch.no_grad():
         drawn = draw_members(draw, x.to(dtype), members, seed)

@@ -34,7 +34,7 @@ class SbiPredictor(nn.Module):
 
 
 class SbiDistribution(Distribution):
-    """What an estimator of sbi says about the parameters at observations x (..., p)."""
+    """The distribution of an estimator of sbi over parameters at observations x (..., p)."""
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
     support = constraints.real_vector
@@ -67,33 +67,31 @@ class SbiDistribution(Distribution):
 def predictor_from_sbi(model: Any) -> SbiPredictor:
     """A predictor, x -> distribution, from any estimator of sbi that has ``log_prob`` and ``sample``.
 
-    For mixture density networks and others that are no flows: ``recalibrate_prerank`` recalibrates them by
-    their density and their draws alone. Observations that are not vectors are given flat: x.flatten(1).
+    Use it for mixture density networks and others that are not flows: ``recalibrate_prerank`` recalibrates
+    them with only their density and draws. Flatten observations that are not vectors: x.flatten(1).
 
     Args:
         model: a ``DirectPosterior`` or a trained estimator.
 
     Raises:
-        TypeError: where it is neither.
+        TypeError: if it is neither.
     """
     estimator = estimator_of(model)
     if not (hasattr(estimator, "log_prob") and hasattr(estimator, "sample")):
-        raise TypeError(
-            f"{type(estimator).__name__} has no density of its own. Make a flow of it: from_sbi(...)."
-        )
+        raise TypeError(f"{type(estimator).__name__} has no density. Make a flow from it: from_sbi(...).")
     return SbiPredictor(estimator)
 
 
 def estimator_of(model: Any) -> Any:
-    """The estimator of a posterior, or the estimator itself, or an error that says what to pass."""
+    """The estimator of a posterior, or the estimator itself; raises with what to pass otherwise."""
     if hasattr(model, "posteriors"):
         raise TypeError(
-            "An ensemble of posteriors has no latent of its own. Recalibrate its members, "
-            "[from_sbi(p) for p in ensemble.posteriors], and mix them with FlowEnsemble."
+            "An ensemble of posteriors has no latent. Recalibrate its members, [from_sbi(p) for p in "
+            "ensemble.posteriors], and mix them with FlowEnsemble."
         )
     if hasattr(model, "build_posterior"):
         raise TypeError(
-            f"{type(model).__name__} is a trainer. Pass what it trained: from_sbi(trainer.build_posterior())."
+            f"{type(model).__name__} is a trainer. Pass its result: from_sbi(trainer.build_posterior())."
         )
     estimator = model
     for name in ("posterior_estimator", "vector_field_estimator"):
@@ -118,13 +116,13 @@ def as_observations(x: Tensor, shape: Any) -> Tensor:
     if x.shape[-1] != math.prod(shape):
         raise ValueError(
             f"An observation has shape {tuple(shape)}, so x must have {math.prod(shape)} features, got "
-            f"{x.shape[-1]}. Did x and y change places? sbi says (theta, x), here it is (x, theta)."
+            f"{x.shape[-1]}. Were x and y swapped? sbi uses (theta, x), latentcal uses (x, theta)."
         )
     return x.reshape(-1, *shape)
 
 
 class ConditionEmbedding(nn.Module):
-    """What an estimator's transforms see of the observation: flat features, shaped and embedded.
+    """The observation for an estimator's transforms: flat features, reshaped and embedded.
 
     Args:
         network: embedding of the estimator, with its standardisation.
@@ -155,32 +153,32 @@ class VectorField(nn.Module):
 
 
 def from_sbi(model: Any, *, tolerance: float = 1e-6, steps: int | None = None) -> ConditionalFlow:
-    r"""A flow from a posterior or an estimator of sbi; the parameters are its y, the observation its x.
+    r"""A flow from a posterior or an estimator of sbi; y are the parameters, x the observation.
 
     Estimators on nflows (``maf``, ``nsf``, ``maf_rqs``) and zuko (``zuko_nsf``, ...), flow matching (FMPE)
-    and score models (NPSE), whose probability flow is solved as an ordinary differential equation. Of a
-    posterior the estimator is taken as it was trained, without the rejection of what lies outside the prior;
-    :func:`to_sbi` puts that back. Nothing is copied.
+    and score models (NPSE), whose probability flow is solved as an ordinary differential equation. For a
+    posterior, the trained estimator is used, without rejection of samples outside the prior; :func:`to_sbi`
+    restores that. Nothing is copied.
 
-    Observations that are not vectors (images, series) are given flat: x.flatten(1).
+    Flatten observations that are not vectors (images, series): x.flatten(1).
 
-    Calibration pairs must be new draws from prior and simulator. After several rounds of inference with
-    other proposals, give ``weights`` prior/proposal to :func:`recalibrate`.
+    Calibration pairs must be new draws from prior and simulator. After several rounds of inference with other
+    proposals, pass ``weights`` prior/proposal to :func:`recalibrate`.
 
     Args:
         model: a ``DirectPosterior``, a ``VectorFieldPosterior``, or a trained estimator.
-        tolerance: of the solver, for FMPE and NPSE.
-        steps: fixed steps of the solver instead, for FMPE and NPSE; None for an adaptive one.
+        tolerance: tolerance of the solver, for FMPE and NPSE.
+        steps: number of fixed steps of the solver, for FMPE and NPSE; None for adaptive steps.
 
     Raises:
-        TypeError: where it is neither.
-        ValueError: where there is no latent (mixture density networks) or no radial base (``made``).
+        TypeError: if it is neither.
+        ValueError: if there is no latent (mixture density networks) or no radial base (``made``).
     """
     estimator = estimator_of(model)
     try:
         return _flow_of(estimator, tolerance, steps)
     except NoLatentError as error:
-        message = f"{error} The model that it needs: predictor_from_sbi(...) of the posterior or estimator."
+        message = f"{error} To get such a model, use predictor_from_sbi(...) with the posterior or estimator."
         raise NoLatentError(message) from None
 
 
@@ -222,20 +220,20 @@ def to_sbi(model: Any, prior: Any, *, x_shape: tuple[int, ...] | None = None) ->
     """A recalibrated flow as a posterior of sbi.
 
     The result is a ``DirectPosterior``: ``sample``, ``sample_batched``, ``log_prob``, ``map``, ``run_sbc``,
-    ``run_tarp``, ``LC2ST`` and ``pairplot`` run on it unchanged, and what lies outside the prior is rejected
+    ``run_tarp``, ``LC2ST`` and ``pairplot`` run on it unchanged, and samples outside the prior are rejected
     again.
 
     Args:
         model: a recalibrated flow, or any function x -> distribution.
         prior: the prior of the inference.
-        x_shape: shape of one observation; known where the flow came from :func:`from_sbi`.
+        x_shape: shape of one observation; known if the flow was made by :func:`from_sbi`.
     """
     from .sbi_posterior import RecalibratedEstimator, direct_posterior
 
     shape = _condition_shape(model) if x_shape is None else tuple(x_shape)
     if shape is None:
         raise TypeError(
-            "The shape of an observation is not known, since the flow did not come from from_sbi. Say it: "
+            "The shape of an observation is unknown, because the flow was not made by from_sbi. Pass it: "
             "to_sbi(model, prior, x_shape=(p,))."
         )
     dim = prior.sample((1,)).shape[-1]
@@ -245,7 +243,7 @@ def to_sbi(model: Any, prior: Any, *, x_shape: tuple[int, ...] | None = None) ->
 
 
 def finite_pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs (x, y) of simulations without NaN and infinite values; warns of how many were dropped.
+    """Pairs (x, y) of simulations without NaN and infinite values, with a warning if some were dropped.
 
     Args:
         x: (n, ...) observations.
@@ -258,7 +256,7 @@ def finite_pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if dropped:
         warnings.warn(
             f"{dropped} of {len(x)} simulations have NaN or infinite values and were dropped. The posterior "
-            "is then that given a valid simulation.",
+            "is then conditional on a valid simulation.",
             stacklevel=2,
         )
     return x[keep], y[keep]

@@ -1,4 +1,4 @@
-"""A recalibrated model as an estimator of sbi; loaded by ``to_sbi`` alone, since it loads sbi."""
+"""A recalibrated model as an estimator of sbi; loaded only by ``to_sbi``, because it imports sbi."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ try:
     from sbi.inference.posteriors import DirectPosterior
     from sbi.neural_nets.estimators import ConditionalDensityEstimator
 except ImportError as error:
-    raise ImportError("to_sbi makes a posterior of sbi, which is not installed: pip install sbi.") from error
+    raise ImportError("to_sbi needs sbi, which is not installed: pip install sbi.") from error
 
 
 class RecalibratedEstimator(ConditionalDensityEstimator):
-    """A conditional distribution with sbi's words: input theta (s, n, d), condition x (n, *shape).
+    """A conditional distribution with the interface of sbi: input theta (s, n, d), condition x (n, *shape).
 
     Args:
         model: function x (..., p) -> distribution of theta, such as a recalibrated flow.
@@ -38,7 +38,7 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
 
     @property
     def embedding_net(self) -> nn.Module:
-        """Nothing: the model embeds x itself."""
+        """The identity, because the model embeds x itself."""
         return nn.Identity()
 
     def log_prob(self, input: Tensor, condition: Tensor, **kwargs: Any) -> Tensor:
@@ -62,7 +62,7 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
         prediction = self._at(condition)
         if not isinstance(prediction, FlowDistribution) or not isinstance(prediction.base.norm, Euclidean):
             raise NotImplementedError(
-                "Only a flow on a base that is radial in the Euclidean norm has such latents."
+                "Only flows with a base that is radial in the Euclidean norm have such latents."
             )
         transport = radial_transport(prediction.base, standard_normal(prediction.base.dim))
         return transport(prediction.latent(input)).to(input.dtype)

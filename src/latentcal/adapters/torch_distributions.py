@@ -81,7 +81,7 @@ def from_torch(
     found = networks_in(distribution) if networks is None else check_networks(networks)
     if not callable(distribution) and not isinstance(distribution, Distribution):
         raise TypeError(
-            "from_torch takes a torch distribution or a function x -> distribution, got "
+            "from_torch needs a torch distribution or a function x -> distribution, got "
             f"{type(distribution).__name__}."
         )
     if isinstance(distribution, Distribution):
@@ -115,8 +115,8 @@ def from_pyro(distribution: Any, x: Any = None) -> ConditionalFlow:
     if library is not None and isinstance(distribution, library.ConditionalDistribution):
         if x is None:
             raise TypeError(
-                f"{type(distribution).__name__} is conditional. Give some features, from which its shape and "
-                "base law can be read: from_pyro(distribution, x)."
+                f"{type(distribution).__name__} is conditional. Pass some features, to read its shape and "
+                "base law: from_pyro(distribution, x)."
             )
         return from_torch(distribution.condition, x, networks=list(_modules_of(distribution)))
     if library is not None and isinstance(distribution, library.ConditionalTransform):
@@ -135,8 +135,8 @@ def _try(function: Callable[..., Any], x: Tensor | None) -> Any:
     except Exception as error:
         if x is None:
             raise TypeError(
-                "The function does not work without x. Give some features from which the base law can be "
-                f"read: from_torch(function, x). ({type(error).__name__}: {error})"
+                "The function needs x. Pass some features, to read the base law: from_torch(function, x). "
+                f"({type(error).__name__}: {error})"
             ) from error
         raise
 
@@ -146,13 +146,13 @@ def unfold(distribution: Any) -> tuple[list[Transform], AffineBase]:
     if not isinstance(distribution, Distribution):
         what = type(distribution).__name__
         raise TypeError(
-            f"Expected a torch distribution, got {what}. A network becomes a flow by a function "
-            "x -> TransformedDistribution, by from_velocity or by from_functions."
+            f"Expected a torch distribution, got {what}. Turn a network into a flow with a function x -> "
+            "TransformedDistribution, from_velocity or from_functions."
         )
     if len(distribution.event_shape) != 1:
         raise ValueError(
             f"The distribution has batch shape {tuple(distribution.batch_shape)} and event shape "
-            f"{tuple(distribution.event_shape)}; the outputs must be its event, (d,). Put them there with "
+            f"{tuple(distribution.event_shape)}; the outputs must be its event, (d,). Use "
             "Independent(distribution, 1)."
         )
     transforms: list[Transform] = []
@@ -195,8 +195,8 @@ def _apply(transform: Transform, points: Tensor) -> Tensor:
         inverted = isinstance(transform, torch.distributions.transforms._InverseTransform)
         own = transform.inv if inverted else transform
         raise NotImplementedError(
-            f"{type(own).__name__} goes one way only: it has no formula for the other. Latents and densities "
-            f"need data to latent, samples latent to data; one of the two is missing here. ({error})"
+            f"{type(own).__name__} has no formula for one of its two directions. Latents and densities need "
+            f"the map from data to latent, samples the map from latent to data. ({error})"
         ) from error
     return moved
 

@@ -75,9 +75,9 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
         raise TypeError(_not_a_flow(flow, zuko))
     if "CircularShiftTransform" in repr(flow) and not circular:
         raise ValueError(
-            f"{type(flow).__name__} lives on a circle, whose centre is arbitrary, so its latent norm means "
-            "nothing. Recalibrate by a pre-rank, recalibrate_prerank(model, x, y), or take the circle "
-            "as a box: from_zuko(flow, circular=True)."
+            f"{type(flow).__name__} is defined on a circle, whose centre is arbitrary, so its latent norm "
+            "is meaningless. Recalibrate by a pre-rank, recalibrate_prerank(model, x, y), or treat the "
+            "circle as a box: from_zuko(flow, circular=True)."
         )
     with torch.no_grad(), evaluation_mode(flow):
         base = read_base(_example(flow, features_of(x, [flow])))
@@ -95,7 +95,7 @@ def _example(flow: Any, x: Tensor | None) -> Any:
             return flow.base(None)
         except Exception:
             raise TypeError(
-                "The base law of this zuko flow cannot be read without x. Give some features: "
+                "The base law of this zuko flow cannot be read without x. Pass some features: "
                 f"from_zuko(flow, x). ({type(error).__name__}: {error})"
             ) from error
     if not (hasattr(distribution, "transform") and hasattr(distribution, "base")):

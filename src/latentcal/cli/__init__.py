@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; ends the process, with a code that is not 0 where something went wrong.
+    """Run a command and end the process; the exit code is not 0 after an error.
 
     Args:
-        arguments: words after the program's name; those of the process if None.
+        arguments: the words after the program's name; taken from the process if None.
     """
     try:
         from .app import run

@@ -1,4 +1,4 @@
-"""Commands that answer for the rows of a file: ``predict``, ``sample``, ``regions``, ``probability``."""
+"""Commands that predict for the rows of a file: ``predict``, ``sample``, ``regions``, ``probability``."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _VOLUME = 256  # points behind each volume
 
 @dataclass(frozen=True)
 class Request:
-    """Rows of a file for which a model is asked, and where the answers go.
+    """A model, the rows of a file to predict for, and where the answers go.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         source: the file.
         keep: columns of the file to copy.
-        raw: whether their text is copied as it is; see ``table_writer``.
+        raw: whether their text is copied unchanged; see ``table_writer``.
         out: file to write; the standard output if None.
-        as_json: JSON lines on the standard output; with a file, what was written.
+        as_json: print JSON lines; with ``out``, print what was written.
     """
 
     folder: Path
@@ -65,17 +65,17 @@ class Request:
         size: int = _ROWS,
         divisible: bool = False,
     ) -> None:
-        """Write the answers beside the numbers of the rows and the columns to keep.
+        """Write the answers, with the row numbers and the columns to keep.
 
         Args:
-            what: is being done.
-            answer: columns of answers for some rows, ``repeat`` lines each.
-            names: of these columns.
-            targets: whether targets are read, too; ``"any"`` also of rows that miss one.
-            repeat: lines a row.
-            size: rows at a time.
-            divisible: whether the answers are the same however many rows are asked together: then few at
-                first, and as many as take a second or so.
+            what: what is being done, for the progress line.
+            answer: function from some rows to columns of answers, ``repeat`` lines a row.
+            names: names of these columns.
+            targets: whether targets are read too; ``"any"`` keeps rows with missing targets.
+            repeat: number of lines for each row.
+            size: number of rows at a time.
+            divisible: whether the answers do not depend on the number of rows in a batch; batches then start
+                small and grow to about a second of work.
         """
         import numpy as np
 
@@ -99,7 +99,7 @@ class Request:
         if self.out is not None and self.as_json:
             click.echo(json_text({"out": self.out, "rows": done, "columns": ["row", *self.keep, *names]}))
         elif self.out is not None:
-            say(f"{self.out} is written, {done:,} rows.")
+            say(f"Wrote {self.out} ({done:,} rows).")
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raise where a column to keep is missing, or two columns of the answers would have one name."""
@@ -113,11 +113,12 @@ class Request:
                 raise click.ClickException(f"--keep: {error}") from error
         if both := sorted({*self.keep} & {*names}):
             raise click.ClickException(
-                f"--keep: {list_names(both)} are names of answers; rename these columns in the file."
+                f"--keep: {list_names(both)} would be both a kept column and an answer; rename these "
+                "columns in the file."
             )
         if twice := sorted(name for name, count in Counter(names).items() if count > 1):
             raise click.ClickException(
-                f"{list_names(twice)} are names of targets and of other answers; fit with new names."
+                f"{list_names(twice)} would be the name of two columns; rename the targets and fit again."
             )
 
 
@@ -137,15 +138,21 @@ def _pace(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 @click.command()
 @click.option(
-    "--quantiles", type=options.Levels(), default="0.05,0.5,0.95", show_default=True, help="Of each target."
+    "--quantiles",
+    type=options.Levels(),
+    default="0.05,0.5,0.95",
+    show_default=True,
+    help="Quantile levels for each target.",
 )
-@options.count("--draws", 128, "Points of each prediction; more are finer and slower.", least=2)
+@options.count(
+    "--draws", 128, "Latent points for each prediction; more are more precise and slower.", least=2
+)
 @options.answers
 def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
     """Predict the mean and quantiles of each target, in the units of the data.
 
-    One line a row: its number in the file (counted from 0), the columns of --keep, and for each target
-    NAME_mean and NAME_q0.05 and so on. The file needs the features only, in any order; - reads the standard
+    One line for each row: its number in the file (counted from 0), the columns of --keep, and for each target
+    NAME_mean, NAME_q0.05 and so on. The file needs only the features, in any order; - reads from standard
     input.
 
     \b
@@ -184,8 +191,8 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
 def sample(request: Request, draws: int, seed: int) -> None:
     """Draw from the predictive distribution of each row.
 
-    One line a draw: the number of the row in the file, the columns of --keep, the number of the draw, and the
-    targets, which belong together.
+    One line for each draw: the number of the row in the file, the columns of --keep, the number of the draw,
+    and the targets, drawn jointly.
 
     \b
     Examples:
@@ -212,19 +219,23 @@ def sample(request: Request, draws: int, seed: int) -> None:
     "--coverage", type=click.FloatRange(0, 1, True, True), default=0.9, show_default=True, help="Probability."
 )
 @click.option(
-    "--inside/--no-inside", default=None, help="Whether targets are inside; by default if they are there."
+    "--inside/--no-inside",
+    default=None,
+    help="Report whether targets lie inside; by default if the file has them.",
 )
-@click.option("--volume", is_flag=True, help="Also the logarithm of each region's volume.")
-@click.option("--exact", is_flag=True, help="Search longer for the ends of the region (a hundred times).")
+@click.option("--volume", is_flag=True, help="Also write the logarithm of each region's volume.")
+@click.option(
+    "--exact", is_flag=True, help="Search more precisely for the ends of the region (about 100 times slower)."
+)
 @options.answers
 def regions(request: Request, coverage: float, inside: bool | None, volume: bool, exact: bool) -> None:
-    """Give a region for each row that holds the targets together with a guaranteed probability.
+    """Write, for each row, a joint region of the targets with guaranteed coverage.
 
-    One line a row: NAME_low and NAME_high of each target, the ends of the region, found from within (--exact
-    comes closer); and, where the file has the targets, whether they lie inside the region. The coverage
-    is that of the region, and guaranteed on average over rows like those that calibrated the model; it is
-    only approximate where `fit` had fewer than 1,000 rows and held each out in its turn, until the model is
-    recalibrated by new ones. Rows that miss a target get a region, too.
+    One line for each row: NAME_low and NAME_high for each target, the ends of the region (a search from
+    within; --exact is closer), and whether the targets lie inside, if the file has them. The coverage is that
+    of the joint region. It is guaranteed on average over rows like the calibration rows. It is only
+    approximate if `fit` had fewer than 1,000 rows and held them out in turn, until the model is recalibrated
+    on new rows. Rows with missing targets get a region too.
 
     \b
     Examples:
@@ -265,23 +276,23 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
 
 
 @click.command()
-@click.option("--where", required=True, help="Condition on the targets; see above.")
+@click.option("--where", required=True, help="Condition on the targets, as described above.")
 @click.option(
     "--samples",
     type=click.Choice([str(32 << k) for k in range(3, 14)]),
     default="4096",
     show_default=True,
-    help="Points behind each probability.",
+    help="Number of points to compute each probability from.",
 )
 @options.answers
 def probability(request: Request, where: str, samples: str) -> None:
-    """Give the probability of a condition on the targets, for each row.
+    """Write the probability of a condition on the targets for each row.
 
     Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
-    parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". A name that is no plain word stands in
-    quotes, as in the last example. Of targets that are counts, rounded or have atoms, single values have a
-    probability: = and != may be asked, and < is not <=. One line a row: probability, and the standard error
-    of its computation.
+    parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". Put names that are not plain words in
+    quotes, as in the third example. For targets that are counts, are rounded or have atoms, single values
+    have a probability: = and != are allowed, and < differs from <=. One line for each row: the
+    probability and its numerical standard error.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The program: its commands, found by their files, and what becomes of their errors."""
+"""The program: its commands, loaded when needed, and how their errors are shown."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ class Commands(click.Group):
 @click.option(_DEBUG, is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name="latentcal")
 def app(debug: bool) -> None:
-    """Find out whether the probabilities of a model are true, and repair them after training.
+    """Check whether a model's predicted probabilities are calibrated, and repair them after training.
 
     \b
-    From a table to predictions that can be trusted:
+    From a table to calibrated predictions:
         latentcal fit homes.csv --targets rent,heating --out model/
         latentcal diagnose model/ test.csv
         latentcal predict model/ new.csv > predictions.csv
-        latentcal demo        shows all of it on an artificial table
+        latentcal demo        runs all of this on a synthetic table
 
-    Every command has examples in its --help. It ends with code 0, 1 after an error, 2 where it was called
-    wrongly, 130 where it was interrupted. `latentcal completion bash` makes the shell complete names.
+    Every command shows examples with --help. Exit codes: 0 for success, 1 after an error, 2 for wrong usage,
+    130 when interrupted. `latentcal completion bash` prints a script for tab completion.
     """
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script by which a shell completes commands and options.
+    """Print a script that lets a shell complete commands and options.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def completion(shell: str) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program; an error is one line on the error stream, with its traceback where asked for."""
+    """Run the program; an error is one line on the error stream, with a traceback on request."""
     words = [word for word in arguments if word != _DEBUG]  # wherever it stands
     debug = len(words) < len(arguments)
     try:
@@ -89,18 +89,18 @@ def run(arguments: Sequence[str]) -> None:
             click.echo(error.format_message())
             sys.exit(error.exit_code)
         place = error.ctx.command_path if error.ctx else "latentcal"
-        _fail(f"{error.format_message()} ({place} --help tells more.)", error.exit_code, debug)
+        _fail(f"{error.format_message()} (See {place} --help.)", error.exit_code, debug)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; nothing half-written is left.", 130, debug)
+        _fail("interrupted; no partial files are left.", 130, debug)
     except BrokenPipeError:  # `latentcal ... | head`
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}." if error.filename else str(error), 1, debug)
     except MemoryError:
-        _fail("out of memory. Take a smaller file, or fewer rows or columns at a time.", 1, debug)
+        _fail("out of memory. Use a smaller file, or fewer rows or columns at a time.", 1, debug)
     except ArgumentError as error:
         _fail(error.as_options(), 1, debug)
     except Exception as error:

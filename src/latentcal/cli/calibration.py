@@ -25,7 +25,7 @@ _WIDEST = 5000  # characters of a list of columns; --json has all of them
 @options.model
 @options.as_json
 def info(folder: Path, as_json: bool) -> None:
-    """Tell what a model predicts from what, how it was made and how good it was; checks that it is unchanged.
+    """Show what a model predicts, how it was made and how good it was; checks that its files are unchanged.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     }
     if "recalibrated" in card:
         lines["recalibrated"] = "on {used:,} of {rows:,} rows of {file}".format(**card["recalibrated"])
-    known = card.get("quality", {"verdict": "not known; `latentcal diagnose` tells"})
+    known = card.get("quality", {"verdict": "unknown; run `latentcal diagnose`"})
     lines["quality"] = known.get("sentence", known["verdict"])  # older models have the sentence as verdict
     return [line for line in lines.items() if line[1]]
 
@@ -86,11 +86,11 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     type=click.FloatRange(0, 1, True, True),
     default=0.03,
     show_default=True,
-    help="Of false alarms.",
+    help="False-alarm rate of all tests together.",
 )
 @options.html
 @click.option("--plot", type=click.Path(path_type=Path), help="Also write a picture: .png, .svg or .pdf.")
-@click.option("--strict", is_flag=True, help=f"End with code {FAULTY} where faults are not small.")
+@click.option("--strict", is_flag=True, help=f"Exit with code {FAULTY} if faults are not small.")
 @options.random_part(20_000)
 @click.pass_context
 def diagnose(
@@ -108,7 +108,7 @@ def diagnose(
 ) -> None:
     """Report on whether a model's probabilities are true.
 
-    The file has features and targets of rows that neither `fit` nor `recalibrate` has seen.
+    The file must hold features and targets of rows that neither `fit` nor `recalibrate` used.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def diagnose(
     model = load_model(folder)
     rows = _read_part(source, model, max_rows, seed, FEWEST_ROWS, "a report", order=order)
     if rows.total > len(rows.x):
-        say(f"{len(rows.x):,} random rows of {rows.total:,} are used (--max-rows).")
+        say(f"Using {len(rows.x):,} random rows of {rows.total:,} (--max-rows).")
     names = {"model_name": str(folder), "data_name": str(source)}
     in_time = None if order is None else "time"
     report = report_on(model, rows.x, rows.y, seed=seed, level=level, order=in_time, **names)
@@ -138,16 +138,18 @@ def diagnose(
 
 @click.command()
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Another folder; by default the model is replaced."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for the new model; by default it replaces the old one.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a model that is in the other folder.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing model in that folder.")
 @click.option(
     "--recalibration",
     type=options.OneName(options.RECALIBRATION_NAMES),
-    help="Another one than that of `fit`.",
+    help="Use this recalibration instead of the one of `fit`.",
 )
-@click.option("--undo", is_flag=True, help="Take recalibration back; without a file.")
-@click.option("--force", is_flag=True, help="Recalibrate also where that harms rows it has not seen.")
+@click.option("--undo", is_flag=True, help="Undo the recalibration; takes no file.")
+@click.option("--force", is_flag=True, help="Recalibrate even if that harms held-out rows.")
 @options.weights
 @options.random_part(100_000, required=False)
 def recalibrate(
@@ -164,13 +166,13 @@ def recalibrate(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Recalibrate a model by new rows; nothing is trained.
+    """Recalibrate a model on new rows; nothing is trained.
 
-    The new rows take the place of those that calibrated the model before: use them where the world has
-    changed, or where there are more of them. They must not be those that the model was trained on.
+    The new rows replace the previous calibration rows: use this when conditions have changed, or when you
+    have more rows. They must not be rows that the model was trained on.
 
-    Recalibration is first tried on a part of the rows at a time and judged by the others. Where it
-    predicts these worse than the model does as it is, the model stays as it is (--force).
+    Recalibration is first tested by cross-validation. If it makes predictions of held-out rows worse, the
+    model is left unchanged, unless --force is given.
 
     \b
     Examples:
@@ -182,7 +184,7 @@ def recalibrate(
     from .output import writable_folder
 
     if undo == (source is not None):
-        raise click.UsageError("Give a file of new rows, or --undo and no file.")
+        raise click.UsageError("Give either a file of new rows, or --undo without a file.")
     model = load_model(folder)
     if out is not None:
         check_overwriting(out, overwrite)
@@ -203,12 +205,12 @@ def _undo(model: Model, target: Path, as_json: bool) -> None:
     from .output import json_text
 
     if model.estimator.model_.recalibration is None:
-        raise click.ClickException("There is nothing to undo: the model is as it was trained.")
+        raise click.ClickException("There is nothing to undo: the model is not recalibrated.")
     facts = {name: value for name, value in model.facts.items() if name not in ("quality", "recalibrated")}
     write_model(
         Model(model.estimator.undo_recalibration(), model.rules, facts | {"recalibration": "none"}), target
     )
-    text = f"{target} is the model as it was trained, without recalibration."
+    text = f"{target} now holds the model as it was trained, without recalibration."
     click.echo(json_text({"model": target, "recalibration": "none"}) if as_json else printable(text))
 
 
@@ -242,7 +244,7 @@ def _recalibrate(
     used |= {} if weights is None else {"weights": weights}
     if predictor.model_ is was:
         note = predictor.calibration_.partition(": ")[2]
-        text = f"Nothing is written: {note}. To recalibrate the model all the same: --force."
+        text = f"Nothing was written: {note}. Use --force to recalibrate anyway."
         kept = {"model": target, **used, "recalibrated": False, "reason": note, "L-ECE before": before}
         click.echo(json_text(kept) if as_json else printable(text))
         return
@@ -271,13 +273,13 @@ def _recalibrate(
         return
     count = f"{len(rows.x):,}" + (f" random rows of {rows.total:,}" if rows.total > len(rows.x) else " rows")
     weighted = "" if weights is None else f", weighted by {weights}"
-    click.echo(printable(f"{target} is recalibrated on {count} of {source}{weighted}."))
-    click.echo(f"On them the model as it was had an L-ECE of {before:.4f}.")
-    click.echo(f"What recalibration changes: {predictor.calibration_.partition(': ')[2]}.")
+    click.echo(printable(f"Recalibrated {target} on {count} of {source}{weighted}."))
+    click.echo(f"L-ECE of the model before, on these rows: {before:.4f}.")
+    click.echo(f"Effect of recalibration: {predictor.calibration_.partition(': ')[2]}.")
     if hasattr(made, "ladder"):
         click.echo(printable(f"Chosen: {made.ladder.names[made.ladder.chosen]}."))
     if law is None:
-        click.echo(f"No coverage is promised: {made.withheld}.")
+        click.echo(f"No statement about coverage: {made.withheld}.")
     else:
         equally = ", which count rows equally," * bool(weights)
         click.echo(
@@ -286,9 +288,10 @@ def _recalibrate(
         )
         if force:
             click.echo(
-                "The choice to recalibrate was made on the same rows; the last figure leaves that out."
+                "The choice to recalibrate was made on the same rows; the last interval does not account "
+                "for that."
             )
-    say(f"{command('diagnose', target, 'test.csv')} examines it, with rows that are in neither file.")
+    say(f"To check it on rows from neither file, run {command('diagnose', target, 'test.csv')}.")
 
 
 def _read_part(
@@ -306,7 +309,7 @@ def _read_part(
 
     rows = random_rows(source, model.rules, most, seed, weights=weights, order=order)
     if len(rows.x) < fewest:
-        raise click.ClickException(f"{source} has {len(rows.x)} rows; {what} takes at least {fewest}.")
+        raise click.ClickException(f"{source} has {len(rows.x)} rows; {what} needs at least {fewest}.")
     return rows
 
 

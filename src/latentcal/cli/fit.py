@@ -1,4 +1,4 @@
-"""Commands that make a model from a table: ``fit``, and ``demo`` with an artificial one."""
+"""Commands that make a model from a table: ``fit``, and ``demo`` with a synthetic one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEW = 5  # rows of the demo to predict
 
 @click.command()
 @click.option(
-    "--targets", type=options.Names(), required=True, help="Columns to predict, with commas between."
+    "--targets", type=options.Names(), required=True, help="Columns to predict, separated by commas."
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the model.")
 @click.option(
@@ -43,32 +43,36 @@ _NEW = 5  # rows of the demo to predict
     type=options.Budget(),
     default="balanced",
     show_default=True,
-    help="Of --flow auto; seconds are of processor time.",
+    help="Budget of --flow auto: a name, or seconds of processor time.",
 )
-@click.option("--ensemble", type=click.IntRange(1), help="Flows in a mean, instead of the budget's number.")
+@click.option(
+    "--ensemble",
+    type=click.IntRange(1),
+    help="Number of flows to average; the default depends on the budget.",
+)
 @click.option(
     "--recalibration",
     type=options.OneName(_RECALIBRATIONS),
     default=_RECALIBRATIONS[0],
     show_default=True,
 )
-@click.option("--drop", type=options.Names(), default="", help="Columns that are no features, such as an id.")
+@click.option("--drop", type=options.Names(), default="", help="Columns to leave out, such as an id.")
 @options.count(
     "--max-rows",
     100_000,
-    "Random rows of a larger file that train; as many of the others calibrate.",
+    "Train on this many random rows of a larger file, and calibrate on as many others.",
     least=20,
 )
-@options.count("--min-rows", 100, "Fewer are an error.", least=10)
+@options.count("--min-rows", 100, "Stop with an error if the file has fewer rows.", least=10)
 @click.option(
     "--validation",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File whose rows tell when to stop training, instead of a share of the rows.",
+    help="File with rows for early stopping, instead of a share of the rows.",
 )
 @click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File whose rows recalibrate, instead of a share of the rows.",
+    help="File with rows for recalibration, instead of a share of the rows.",
 )
 @options.weights
 @options.order
@@ -77,17 +81,21 @@ _NEW = 5  # rows of the demo to predict
     type=click.FloatRange(0, 0.9),
     default=0.15,
     show_default=True,
-    help="Of the rows, set aside for the report.",
+    help="Share of the rows to set aside for the report.",
 )
 @options.count("--epochs", 1000, "At most.")
-@options.count("--patience", 30, "Epochs without a new best.")
+@options.count("--patience", 30, "Stop after this many epochs without improvement.")
 @options.count("--batch-size", 256)
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
 @click.option(
-    "--flow-option", "flow_options", type=options.Setting(), multiple=True, help="Of the flow: hidden=64."
+    "--flow-option",
+    "flow_options",
+    type=options.Setting(),
+    multiple=True,
+    help="Option of the flow, such as hidden=64.",
 )
 @options.seed
-@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing model.")
 @options.html
 @options.as_json
 @options.rows
@@ -120,15 +128,15 @@ def fit(
 ) -> None:
     """Fit a calibrated model to a csv or parquet file.
 
-    Several models are tried, from linear regression to boosted trees with flows above them, and the one that
-    predicts held-out rows best is taken and recalibrated; --flow names one instead. Rows are set aside at
-    random for the report and, from 1,000 rows on, for the choice and for calibration; fewer are held out in
-    turn. All other columns are features, unless constant, mostly missing or text with
-    many values. Dates become year, month, day of the week and hour. Rows that follow each other in time:
-    --order. Targets that repeat their values are taken for counts, rounded values or values with atoms;
-    --outputs says what they are.
+    Several models are tried, from linear regression to boosted trees combined with flows. The one that
+    predicts held-out rows best is chosen and recalibrated; --flow names one instead. Rows are set aside at
+    random for the report and, with 1,000 rows or more, for the choice and for calibration; with fewer,
+    cross-validation is used. All other columns are features, unless they are constant, mostly missing, or
+    text with many values. Dates become year, month, day of the week and hour. Use --order for rows in time
+    order. Targets that repeat their values are treated as counts, rounded values or values with atoms; use
+    --outputs to declare what they are.
 
-    Ctrl-C ends the training and keeps the best weights so far.
+    Ctrl-C stops training and keeps the best weights so far.
 
     \b
     Examples:
@@ -145,9 +153,11 @@ def fit(
     from .output import json_text, whole_file, writable_folder
 
     if not targets:
-        raise click.UsageError("--targets names at least one column.")
+        raise click.UsageError("--targets must name at least one column.")
     if calibration is not None and recalibration == "none":
-        raise click.UsageError("--calibration has no use with --recalibration none; leave out one of them.")
+        raise click.UsageError(
+            "--calibration cannot be combined with --recalibration none; leave out one of them."
+        )
     check_overwriting(out, overwrite)
     training = {
         "max_epochs": epochs,
@@ -186,22 +196,22 @@ def fit(
     elif report is not None:
         click.echo(f"\n{printable(summary(report), lines=True)}\n")
         advise(report)
-    say(f"{out} is written; {command('info', out)} tells about it.")
-    say(f"{command('predict', out, 'new.csv')} predicts.")
+    say(f"Wrote {out}. {command('info', out)} describes it.")
+    say(f"To predict, run {command('predict', out, 'new.csv')}.")
 
 
 @click.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder."
 )
-@options.count("--rows", 6000, "Of the table.", least=500)
+@options.count("--rows", 6000, "Rows of the table.", least=500)
 @options.as_json
 def demo(out: Path, rows: int, as_json: bool) -> None:
-    """Make a table of households, fit a model to it, and draw its calibration before and after.
+    """Fit a model to a synthetic table of households and plot its calibration before and after.
 
-    A linear model with normal errors is fitted to expenses that are skewed: its probabilities are wrong, and
-    recalibration repairs them. Half a minute, no network. The folder then holds households.csv, some new
-    rows, the model, a picture and a report.
+    A linear model with normal errors is fitted to skewed expenses, so its probabilities are wrong;
+    recalibration repairs them. It takes half a minute and no network. The folder will hold households.csv,
+    some new rows, the model, a picture and a report.
 
     \b
     Examples:

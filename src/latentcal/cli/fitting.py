@@ -1,4 +1,4 @@
-"""From a file to a model: rows set aside, a flow trained, recalibrated and examined."""
+"""From a file to a model: sets rows aside, then trains, recalibrates and diagnoses a flow."""
 
 from __future__ import annotations
 
@@ -46,16 +46,15 @@ class Settings:
         flow: name of the flow.
         recalibration: name of the recalibration.
         flow_options: further arguments of the flow.
-        max_rows: random rows of a larger file that train, validate and test; others calibrate.
-        min_rows: fewer are an error.
-        test_share: of the rows that are set aside for the report.
-        training: options of the estimator about training.
-        seed: of all random choices.
-        files: that validate or calibrate instead of a share of the rows, by ``"validation"`` and
-            ``"calibration"``.
+        max_rows: number of random rows of a larger file to train, validate and test on; others calibrate.
+        min_rows: with fewer rows an error is raised.
+        test_share: share of the rows that is set aside for the report.
+        training: training options of the estimator.
+        seed: seed of all random choices.
+        files: files for ``"validation"`` or ``"calibration"``, instead of a share of the rows.
         weights: column with the weights of the rows.
-        order: ``"time"`` where rows are in time order, or the column that tells it.
-        outputs: kinds of the targets, by their names, or one for all.
+        order: ``"time"`` if rows are in time order, or the column to sort by.
+        outputs: kinds of the targets by name, or one kind for all.
     """
 
     flow: str = FLOW_NAMES[0]
@@ -92,14 +91,14 @@ class Rows(NamedTuple):
 def fit_table(
     source: Source, targets: Sequence[str], drop: Sequence[str], settings: Settings, folder: Path
 ) -> tuple[Model, CalibrationReport | None]:
-    """A model of the targets of a file, and what rows say about it that it has not seen.
+    """A model of the targets of a file, and a report on it from held-out rows.
 
     Args:
         source: the file.
         targets: columns to predict.
-        drop: columns that are no features.
+        drop: columns that are not used as features.
         settings: how to fit.
-        folder: where the model will be, for advice about it.
+        folder: where the model will be saved, for the advice in messages.
     """
     data = load_csv(
         source.path,
@@ -120,13 +119,13 @@ def fit_table(
     _check_targets(source, data, index["train"])
     _describe(source, data, rules)
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
-        say(f"{lost:,} rows are left out because they lack a feature that the training rows keep.")
+        say(f"{lost:,} rows are left out because they miss a feature that the model uses.")
     table = Rows(x, data.y, data.weights)
     parts = {name: table.of(rows) for name, rows in index.items()} | _read_parts(
         source, data, rules, settings
     )
     counts = {name: len(parts[name].x) for name in _PARTS if name in parts}
-    in_turn = "" if {"validation", "calibration"} & counts.keys() else ", each held out in its turn"
+    in_turn = "" if {"validation", "calibration"} & counts.keys() else ", each held out once"
     rows = ", ".join(f"{count:,} {part}" for part, count in counts.items() if part != "test")
     say(f"Rows: {rows}{in_turn}.")
     estimator = _train(parts, rules, settings)
@@ -151,7 +150,7 @@ def fit_table(
     model, report = Model(estimator, rules, facts), None
     test = parts["test"]
     if len(test.x) < FEWEST_ROWS:
-        say(f"No report: it takes {FEWEST_ROWS} rows that are set aside, there are {len(test.x)}.")
+        say(f"No report: it needs at least {FEWEST_ROWS} rows set aside, got {len(test.x)}.")
     else:
         frames = _as_frame(test.x, rules.feature_names), _as_frame(test.y, rules.targets)
         report = report_on(model, *frames, seed=settings.seed, order=estimator.order, model_name=str(folder))
@@ -196,7 +195,7 @@ def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
     column = next((each for each in data.columns if each.name == settings.order), None)
     if column is None:
         raise click.ClickException(
-            f"--order {settings.order}: there is no such column in the table; "
+            f"--order {settings.order}: no such column in the table; "
             f"{suggest(settings.order, [each.name for each in data.columns])}"
         )
     return places_in_time(column).argsort(stable=True).flip(0)
@@ -219,10 +218,12 @@ def _read_parts(
         if name != "calibration" or settings.repairs:
             parts[name] = _take(source.beside(path), rules, settings)[0]
     if data.file_rows > settings.max_rows:
-        say(f"Of {data.file_rows:,} rows a random {settings.max_rows:,} train and test (--max-rows).")
+        say(
+            f"Training and testing on a random {settings.max_rows:,} of {data.file_rows:,} rows (--max-rows)."
+        )
         if settings.repairs and "calibration" not in parts and _calibrates_with_others(data, settings):
             parts["calibration"], total = _take(source, rules, settings, without=data.rows)
-            say(f"Of the {total:,} others {len(parts['calibration'].x):,} calibrate.")
+            say(f"Calibrating on {len(parts['calibration'].x):,} of the other {total:,}.")
     return parts
 
 
@@ -278,8 +279,8 @@ def _check_columns(source: Source, data: TableDataset) -> None:
         name = f'"{column.name}"' if "," in column.name else column.name  # as --drop takes it
         if stray and column.name in data.preprocessing.dropped:
             raise ArgumentError(
-                f"{source}: the column {quote(column.name)} holds {quote(stray)} among {what}. "
-                "Correct it, or leave the column out with ",
+                f"{source}: the column {quote(column.name)} contains {quote(stray)} among {what}. Correct "
+                "it, or leave the column out with ",
                 *(Argument("drop", name), "."),
             )
 
@@ -298,7 +299,7 @@ def _describe_outputs(estimator: FlowRegressor, rules: Preprocessing, settings: 
     guessed = settings.outputs == "auto" or any(name not in declared for name in rules.targets)
     say(
         describe_kinds(estimator.outputs_, rules.targets)
-        + (" Guessed where values repeat; --outputs declares kinds." if guessed else "")
+        + (" Guessed from repeated values; use --outputs to declare kinds." if guessed else "")
     )
 
 

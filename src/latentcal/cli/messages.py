@@ -1,4 +1,4 @@
-"""Messages and progress on the error stream; in a pipe plain lines, and few of them."""
+"""Messages and progress on the error stream; a few plain lines if it is not a terminal."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _FIRST_LOOK, _WARM_UP = 0.5, 2.0  # seconds of some rows, and of the first ones,
 
 
 def say(message: str) -> None:
-    """A line for the human, not part of the result."""
+    """Print a line for the user that is not part of the result."""
     click.echo(printable(message), err=True)
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Text without the characters that would steer a terminal, such as those of a column's name.
+    """Text without control characters that a terminal would obey.
 
     Args:
-        text: what is to be shown.
-        lines: whether line ends stay as they are.
+        text: text to show.
+        lines: whether line ends are kept.
     """
     kept = "\n" if lines else ""
     return "".join(c if c.isprintable() or c == kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(message: str) -> str:
-    """The message on one line that steers no terminal."""
+    """The message on one line, without control characters."""
     return printable(" ".join(line.strip() for line in message.splitlines() if line.strip()))
 
 
 def command(*words: object) -> str:
-    """A command in backquotes, as it can be pasted into a shell."""
+    """A command in backquotes, ready to paste into a shell."""
     return f"`{shell_words(['latentcal', *words])}`"
 
 
 class Progress:
-    """How many of about ``total`` rows are done, on the error stream; nothing where the work is short.
+    """Progress over about ``total`` rows on the error stream; silent when the work is short.
 
-    What the whole will take is said once it can be told. Then a bar shows the rate and the time that is
-    left; in a pipe it is a line every ten seconds.
+    The total time is printed once it can be estimated. Then a bar shows the rate and the time left; without a
+    terminal, a line is printed every ten seconds.
 
     Args:
-        what: is being done, such as ``"predicting"``.
+        what: what is being done, such as ``"predicting"``.
         total: about how many rows there are.
-        printing: whether the answers are printed meanwhile; on a terminal they are progress enough.
+        printing: whether answers are printed to the terminal meanwhile; no bar is shown then.
     """
 
     def __init__(self, what: str, total: int, *, printing: bool = False) -> None:
@@ -68,7 +68,7 @@ class Progress:
         self._bar.close()
 
     def advance(self, rows: int) -> None:
-        """Tell that so many more rows are done."""
+        """Count further rows as done."""
         self._bar.update(rows)
         now = time.monotonic()
         seconds, first = now - self._last, not self._done

@@ -1,4 +1,4 @@
-"""A model in a folder: the estimator, a card with its columns and origin, its report and picture."""
+"""A model in a folder: the estimator, a card with its columns and origin, a report and a picture."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _TECHNICAL = ("schema", "version", "written", "preprocessing", "bytes")
 FEWEST_ROWS = 20
-"""Rows that a report takes."""
+"""Fewest rows for a report."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted estimator, and how the rows of a table become its features.
+    """A fitted estimator, and the rules that turn rows of a table into its features.
 
     Args:
         estimator: the model.
         rules: how columns become features.
-        facts: what else is on the card: data, parts, calibration, quality.
+        facts: the rest of the card: data, parts, calibration, quality.
     """
 
     estimator: TablePredictor
@@ -51,19 +51,19 @@ class Model:
 
 
 def check_overwriting(folder: Path, overwrite: bool) -> None:
-    """Raise where a model must not be written to a folder."""
+    """Raise if a model must not be written to the folder."""
     try:
         check_target(folder, SECTIONS)
     except FileExistsError as error:
         raise click.ClickException(str(error)) from None
     if (folder / MANIFEST).is_file() and not overwrite:
         raise click.ClickException(
-            f"{folder} holds a model already; choose another folder, or replace it with --overwrite."
+            f"{folder} already holds a model; choose another folder, or replace it with --overwrite."
         )
 
 
 def write_model(model: Model, folder: Path) -> None:
-    """Write a model to a folder, in place of the one that is there."""
+    """Write a model to a folder, replacing any model there."""
     card = {
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **model.facts,
@@ -77,7 +77,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     try:
         document, numbers = read_numbers(folder)
     except ModelFileError as error:
-        raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
+        raise click.ClickException(f"{error} Use `latentcal fit` to make a model.") from None
     card = _check_card(document.get("table"), folder)
     size = len(numbers) + (folder / MANIFEST).stat().st_size
     return {"schema": document["schema"], "version": document["version"], "bytes": size, **card}
@@ -86,41 +86,41 @@ def read_card(folder: Path) -> dict[str, Any]:
 def _check_card(card: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(card, dict) or "preprocessing" not in card or "written" not in card:
         raise click.ClickException(
-            f"{folder} holds a model without the columns of a table. `latentcal fit` makes models with them."
+            f"{folder} holds a model without table columns. Use `latentcal fit` to make a model with them."
         )
     return card
 
 
 def load_model(folder: Path) -> Model:
-    """The model in a folder; nothing in there is executed, weights are numbers only (safetensors)."""
+    """The model in a folder; no code is executed, weights are safetensors."""
     try:
         estimator, card = TablePredictor.load_with_table(folder)
     except ModelFileError as error:
-        raise click.ClickException(f"{error} `latentcal fit` makes models.") from None
+        raise click.ClickException(f"{error} Use `latentcal fit` to make a model.") from None
     try:
         rules = Preprocessing.from_dict(_check_card(card, folder)["preprocessing"])
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     if (estimator.n_features_in_, estimator.n_outputs_) != (len(rules.feature_names), len(rules.targets)):
         raise click.ClickException(
-            f"{folder} does not fit together: the card has {len(rules.feature_names)} features and "
+            f"{folder} is inconsistent: the card has {len(rules.feature_names)} features and "
             f"{len(rules.targets)} targets, the model {estimator.n_features_in_} and {estimator.n_outputs_}."
         )
     known = (getattr(estimator, "feature_names_in_", rules.feature_names), estimator.output_names_)
     if tuple(known[0]) != rules.feature_names or (known[1] is not None and tuple(known[1]) != rules.targets):
-        raise click.ClickException(f"{folder} does not fit together: card and model have different names.")
+        raise click.ClickException(f"{folder} is inconsistent: card and model have different names.")
     return Model(estimator, rules, {key: value for key, value in card.items() if key not in _TECHNICAL})
 
 
 def report_on(model: Model, x: Any, y: Any, *, seed: int = 0, **options: Any) -> CalibrationReport:
-    """Report on rows (n, p), (n, d), with the names of columns and advice in the words of commands."""
+    """Report on rows (n, p), (n, d), with column names and with commands as advice."""
     names = {"feature_names": list(model.rules.feature_names), "output_names": list(model.targets)}
     generator = torch.Generator().manual_seed(seed)
     return model.estimator.diagnose(x, y, generator=generator, audience="command line", **names, **options)
 
 
 def summary(report: CalibrationReport) -> str:
-    """What recalibration did, the verdict and the numbers before and after, a few lines."""
+    """A few lines: what recalibration did, the verdict, the numbers before and after."""
     before, after = report.before, report.measured
     lines = [*filter(None, [report.before_and_after, report.sentence]), ""]
     lines.append(f"{f'{report.n:,} rows set aside':<24}{'before':>12}{'after':>12}")
@@ -138,13 +138,13 @@ def _show(measure: Measure) -> str:
 
 
 def advise(report: CalibrationReport) -> None:
-    """Say what to do about what a report found."""
+    """Print what to do about a report's findings."""
     if report.next_step:
         say(f"Next step: {report.next_step}.")
 
 
 def quality(report: CalibrationReport) -> dict[str, Any]:
-    """What a model's card tells of its report."""
+    """The part of a report that goes on the model's card."""
     sides = {"before": report.before, "after": report.measured}
     numbers = {
         name: {measure.name: measure.value for measure in side.numbers}
@@ -159,18 +159,18 @@ def write_page(report: CalibrationReport, path: Path) -> None:
     """Write the report as a web page."""
     with whole_file(path) as fresh:
         report.to_html(fresh)
-    say(f"{path} is written.")
+    say(f"Wrote {path}.")
 
 
 def write_picture(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a figure, on machines without a screen, too; where matplotlib is missing, drawing says so."""
+    """Write a figure, also on machines without a screen; raises if matplotlib is missing."""
     with suppress(ImportError):
         import matplotlib
 
         matplotlib.use("Agg")
     with whole_file(path) as fresh:
         draw().savefig(fresh, dpi=150)
-    say(f"{path} is written.")
+    say(f"Wrote {path}.")
 
 
 def plot_before_and_after(report: CalibrationReport) -> Figure:

@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 STREAM = "-"
-"""What stands for the standard input or output in place of a file."""
+"""Stands for standard input or output in place of a file."""
 
 FLOW_NAMES = (AUTO, *(name.replace("_", "-") for name in FLOWS))
 _LAW_NAMES = tuple(name.replace("_", "-") for name in LAWS)
@@ -29,17 +29,17 @@ RECALIBRATION_NAMES = (_LAW_NAMES[0], AUTO, *_LAW_NAMES[1:])
 
 
 class OneName(click.Choice):
-    """One of some names, with underscores or hyphens; for another one the most similar name is shown."""
+    """One of several names, with underscores or hyphens; errors suggest a similar name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = spell(value).replace("_", "-")
         if name not in self.choices:
-            self.fail(f"{value!r} is not one of the names; {suggest(name, self.choices)}", param, ctx)
+            self.fail(f"{value!r} is not a valid name; {suggest(name, self.choices)}", param, ctx)
         return name
 
 
 class Names(click.ParamType):
-    """Names of columns with commas between them; one that holds a comma stands in double quotes."""
+    """Column names separated by commas; a name that contains a comma goes in double quotes."""
 
     name = "columns"
 
@@ -52,7 +52,7 @@ class Names(click.ParamType):
 
 
 class Budget(click.ParamType):
-    """A name of a budget, or a number of seconds."""
+    """The name of a budget, or a number of seconds."""
 
     name = "|".join([*BUDGETS, "seconds"])
 
@@ -71,7 +71,7 @@ class Budget(click.ParamType):
 
 
 class Kinds(click.ParamType):
-    """NAME:KIND with commas between them, or one kind for all; commas in brackets and quotes belong there."""
+    """NAME:KIND pairs separated by commas, or one kind for all; brackets and quotes protect commas."""
 
     name = "column:kind,..."
 
@@ -85,12 +85,12 @@ class Kinds(click.ParamType):
         if len(pairs) == 1 and not pairs[0][1]:
             return str(value).strip()
         if not pairs or not all(name.strip() and kind.strip() for name, _, kind in pairs):
-            self.fail(f"{value!r}: write for example price:positive,visits:count.", param, ctx)
+            self.fail(f"{value!r}: expected for example price:positive,visits:count.", param, ctx)
         return {name.strip().strip('"'): kind.strip() for name, _, kind in pairs}
 
 
 class Levels(click.ParamType):
-    """Probabilities with commas between them."""
+    """Probabilities separated by commas."""
 
     name = "levels"
 
@@ -102,14 +102,14 @@ class Levels(click.ParamType):
         try:
             levels = tuple(float(word) for word in value.split(",") if word.strip())
         except ValueError:
-            self.fail(f"{value!r} are no numbers; write for example 0.05,0.5,0.95.", param, ctx)
+            self.fail(f"{value!r}: expected numbers such as 0.05,0.5,0.95.", param, ctx)
         if not levels or not all(0 < level < 1 for level in levels):
-            self.fail(f"{value!r}: levels lie between 0 and 1, for example 0.05,0.5,0.95.", param, ctx)
+            self.fail(f"{value!r}: levels must lie between 0 and 1, for example 0.05,0.5,0.95.", param, ctx)
         return tuple(dict.fromkeys(levels))
 
 
 class Setting(click.ParamType):
-    """NAME=VALUE, with a number as the value."""
+    """NAME=VALUE with a number as value."""
 
     name = "name=value"
 
@@ -118,11 +118,11 @@ class Setting(click.ParamType):
         try:
             return name.strip(), float(text) if not text.strip().lstrip("-").isdigit() else int(text)
         except ValueError:
-            self.fail(f"{value!r}: write for example hidden=64.", param, ctx)
+            self.fail(f"{value!r}: expected for example hidden=64.", param, ctx)
 
 
 def combine(*decorators: Decorator) -> Decorator:
-    """Several decorators as one, in the order in which they would stand above a function."""
+    """Several decorators combined into one, in the order in which they would stand above a function."""
 
     def decorate(command: Command) -> Command:
         for decorator in reversed(decorators):
@@ -137,22 +137,22 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 order = click.option(
     "--order",
     metavar="time|COLUMN",
-    help="`time` where rows are in time order, or the column that tells it; parts are then blocks in time.",
+    help="`time` if rows are in time order, or a column to sort by; the parts are then blocks in time.",
 )
 weights = click.option("--weights", metavar="COLUMN", help="Column with the weights of the rows.")
 seed = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random choices."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random choices."
 )
 html = click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one web page.")
 
 
 def count(name: str, default: int, help: str | None = None, *, least: int = 1) -> Decorator:
-    """An option that is a whole number."""
+    """An option with a whole number as value."""
     return click.option(name, type=click.IntRange(min=least), default=default, show_default=True, help=help)
 
 
 def rows(command: Command, *, required: bool = True) -> Command:
-    """The file of rows and how to read it, as one argument ``source``; None where there need not be one."""
+    """The file of rows and how to read it, as one argument ``source``; None if optional and not given."""
 
     @wraps(command)
     def with_source(
@@ -164,7 +164,7 @@ def rows(command: Command, *, required: bool = True) -> Command:
             return command(source=None, **others)
         delimiter = "\t" if delimiter == "\\t" else delimiter
         if len(delimiter) != 1:
-            raise click.UsageError(f"--delimiter is one character, got {delimiter!r}.")
+            raise click.UsageError(f"--delimiter must be one character, got {delimiter!r}.")
         if decimal == delimiter:
             raise click.UsageError(f"--decimal and --delimiter are both {decimal!r}; set --delimiter.")
         name = ""
@@ -173,7 +173,7 @@ def rows(command: Command, *, required: bool = True) -> Command:
         for option in {"out", "html", "plot"} & {*others}:
             path = others[option]
             if path is not None and data.is_file() and path.exists() and path.samefile(data):
-                raise click.ClickException(f"--{option} {path} is the file that is read; choose another one.")
+                raise click.ClickException(f"--{option} {path} is the input file; choose another one.")
         try:
             return command(source=Source(data, missing, delimiter, encoding, decimal, name), **others)
         except ValueError as error:
@@ -190,16 +190,18 @@ def rows(command: Command, *, required: bool = True) -> Command:
         click.option(
             "--missing",
             type=click.Choice(["error", "drop", "impute"]),
-            show_default="error, or impute if the model was fitted so",
-            help="What to do with rows that miss a value: stop, leave them out, fill them in.",
+            show_default="that of fit, else error",
+            help="What to do about missing values: stop, leave the rows out, or fill them in.",
         ),
-        click.option("--delimiter", default=",", show_default=True, help="Of a csv file; \\t for a tab."),
-        click.option("--encoding", default="utf-8", show_default=True, help="Of a csv file."),
+        click.option(
+            "--delimiter", default=",", show_default=True, help="Delimiter of a csv file; \\t for a tab."
+        ),
+        click.option("--encoding", default="utf-8", show_default=True, help="Encoding of a csv file."),
         click.option(
             "--decimal",
             type=click.Choice([".", ","]),
             show_default=".",
-            help="Mark of decimals in a csv file.",
+            help="Decimal mark of a csv file.",
         ),
     )(with_source)
 
@@ -216,10 +218,10 @@ def _spool_stdin() -> Path:
 
 
 def random_part(most: int, *, required: bool = True) -> Decorator:
-    """A model, and a random part of a file of rows with targets."""
+    """A model and a random part of a file of rows with targets, as arguments of a command."""
     return combine(
         model,
-        count("--max-rows", most, "Of a larger file take so many random rows.", least=20),
+        count("--max-rows", most, "Use this many random rows of a larger file.", least=20),
         seed,
         as_json,
         order,
@@ -228,7 +230,7 @@ def random_part(most: int, *, required: bool = True) -> Decorator:
 
 
 def answers(command: Command) -> Command:
-    """A model, a file of rows, and where the answers for them go, as one argument ``request``."""
+    """A model, a file of rows, and where to write the answers, as one argument ``request``."""
 
     @wraps(command)
     def with_request(
@@ -253,12 +255,12 @@ def answers(command: Command) -> Command:
         click.option(
             "--raw",
             is_flag=True,
-            help="Copy text as it is, also where a spreadsheet would take it for a formula.",
+            help="Copy text unchanged, even if a spreadsheet would run it as a formula.",
         ),
         click.option(
             "--out",
             type=click.Path(path_type=Path),
-            help="File to write: .csv, .jsonl or .parquet; by default, and for -, csv is printed.",
+            help="File to write: .csv, .jsonl or .parquet; - and the default print csv.",
         ),
         as_json,
         rows,

@@ -1,4 +1,4 @@
-"""Results: JSON and tables, to files that appear complete or not at all, or to the standard output."""
+"""Results as JSON and tables, to standard output or to files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ ENDINGS = (".csv", ".jsonl", ".parquet", ".pq")
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write to; it becomes the target where the block ends well, and vanishes where it does not.
+    """A temporary path; it becomes the target if the block succeeds, and is deleted if not.
 
-    What is no regular file, such as ``/dev/null`` or a pipe, is written to directly.
+    Anything but a regular file, such as ``/dev/null`` or a pipe, is written to directly.
     """
     target = target.resolve() if target.is_symlink() else target
     if target.is_dir():
@@ -56,7 +56,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def writable_folder(target: Path) -> Iterator[None]:
-    """Raise before the work in the block where a folder cannot be written to, or made."""
+    """Raise at once, before the work in the block, if a folder cannot be made or written to."""
     real = target.resolve() if target.is_symlink() else target
     try:
         check_writable(real)
@@ -122,34 +122,30 @@ def _name_target(target: Path) -> Iterator[None]:
 
 
 def _write_failure(target: Path, error: OSError) -> click.ClickException:
-    return click.ClickException(
-        f"Cannot write {target}: {error.strerror or error}. Nothing was changed there."
-    )
+    return click.ClickException(f"Cannot write {target}: {error.strerror or error}. Nothing was changed.")
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    """The value as JSON; numbers that are not finite, which JSON does not have, are null."""
+    """The value as JSON, with null for numbers that are not finite."""
     return json.dumps(_as_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 @contextmanager
 def table_writer(out: Path | None, *, as_json: bool = False, raw: bool = False) -> Iterator[Write]:
-    """A function that writes some rows after the other; the file appears when all are written.
+    """A function that writes rows in batches; the file appears when all are written.
 
     Args:
-        out: file, whose ending tells the format: csv, JSON lines or parquet; the standard output if None.
-        as_json: JSON lines instead of csv on the standard output.
-        raw: whether text in csv is left as it is. Else what a spreadsheet would execute as a formula gets an
-            apostrophe in front; numbers never do.
+        out: file with the ending of its format: csv, JSON lines or parquet; standard output if None.
+        as_json: print JSON lines instead of csv.
+        raw: whether text in csv is left unchanged. If not, text that a spreadsheet would run as a formula
+            gets a leading apostrophe; numbers never do.
     """
     if out is None:
         yield _JsonLines(sys.stdout) if as_json else _Csv(sys.stdout, raw)
         sys.stdout.flush()
         return
     if out.suffix not in ENDINGS and (out.is_file() or not out.exists()):
-        raise click.ClickException(
-            f"{out} has no known ending; name the file with one of {', '.join(ENDINGS)}."
-        )
+        raise click.ClickException(f"{out} has no known ending; use one of {', '.join(ENDINGS)}.")
     with whole_file(out) as path:
         if out.suffix in (".parquet", ".pq"):
             parquet = _Parquet(path)

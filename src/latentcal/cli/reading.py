@@ -1,4 +1,4 @@
-"""Rows of a user's file by the rules of a model, some at a time."""
+"""Rows of a user's file as a model reads them, in batches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ IN_FILE = "time"  # the order that rows of a file have
 
 @dataclass(frozen=True)
 class Source:
-    """A file of rows, and how it is to be read.
+    """A file of rows, and how to read it.
 
     Args:
-        path: csv or parquet.
-        missing: what to do with rows that miss a value; None for what the model was fitted with.
-        delimiter: of a csv file.
-        encoding: of a csv file.
-        decimal: mark of decimals; None for a point, with an error where there are commas.
-        name: what messages call the file; its path if "".
+        path: csv or parquet file.
+        missing: what to do about missing values; None for what the model was fitted with.
+        delimiter: delimiter of a csv file.
+        encoding: encoding of a csv file.
+        decimal: decimal mark; None for a point, with an error if there are decimal commas.
+        name: name of the file in messages; its path if "".
     """
 
     path: Path
@@ -48,7 +48,7 @@ class Source:
 
     @property
     def form(self) -> dict[str, Any]:
-        """Options of whatever reads the file."""
+        """Options for reading the file."""
         return {"delimiter": self.delimiter, "encoding": self.encoding}
 
     @property
@@ -58,15 +58,15 @@ class Source:
 
     @property
     def total(self) -> int:
-        """About how many rows there are."""
+        """Approximate number of rows."""
         return estimate_rows(self.path)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether all these columns are there."""
+        """Whether the file has all these columns."""
         return {*names} <= {*column_names(self.path, **self.form)}
 
     def beside(self, path: Path) -> Source:
-        """Another file of the same form."""
+        """Another file, read with the same options."""
         return replace(self, path=path, name="")
 
     def read(
@@ -77,9 +77,9 @@ class Source:
         keep: Sequence[str] = (),
         size: int = CHUNK,
     ) -> Iterator[Encoded]:
-        """Features, and targets where asked for, ``size`` rows at a time; no rows at all are an error.
+        """Features, and targets on request, ``size`` rows at a time; raises if there are none.
 
-        At the end it is said which rows were left out, and which values filled in.
+        At the end, prints which rows were left out and which values filled in.
         """
         gaps = Gaps()
         how: dict[str, Any] = {
@@ -94,11 +94,11 @@ class Source:
         if str(gaps):
             say(f"{self}: {gaps}")
         if gaps.left_out == gaps.total:
-            raise click.ClickException(f"{self} has no rows that can be used.")
+            raise click.ClickException(f"{self} has no usable rows.")
 
 
 class Chunk(NamedTuple):
-    """Some rows, with columns of the file that are to be kept beside the answers."""
+    """Some rows, with the columns to keep beside the answers."""
 
     x: Tensor
     y: Tensor | None
@@ -119,7 +119,7 @@ def chunks(
     keep: Sequence[str] = (),
     size: int = CHUNK,
 ) -> Iterator[Chunk]:
-    """Rows with the columns ``keep`` of the file."""
+    """Batches of rows, with the columns ``keep`` of the file."""
     for part in source.read(rules, targets=targets, keep=keep, size=size):
         yield Chunk(part.x, part.y, {"row": part.rows.numpy(), **part.kept})
 
@@ -131,7 +131,7 @@ class RandomRows(NamedTuple):
     y: Tensor
     rows: Tensor
     total: int
-    """Rows that could have been chosen."""
+    """Number of rows to choose from."""
     weights: Tensor | None = None
 
 
@@ -144,18 +144,18 @@ def random_rows(
     weights: str | None = None,
     order: str | None = None,
 ) -> RandomRows:
-    """At most so many random rows with targets; memory does not grow with the file.
+    """At most ``most`` random rows with targets; memory does not grow with the file.
 
-    They are in the order of the file, or of a column.
+    They keep the order of the file, or are sorted by a column.
 
     Args:
         source: the file.
-        rules: of the model.
-        most: rows that are kept.
-        seed: of their choice.
-        without: numbers of rows that are not taken.
+        rules: rules of the model.
+        most: number of rows to keep.
+        seed: seed of the choice.
+        without: numbers of rows to leave out.
         weights: column with the weights of the rows.
-        order: ``"time"`` for the order of the file, or a column that they are sorted by.
+        order: ``"time"`` for the order of the file, or a column to sort by.
     """
     reservoir = Reservoir(most, (seed, 1))  # others than ``load_csv`` with this seed takes of the same file
     kept: list[Tensor] = []
@@ -182,12 +182,12 @@ def random_rows(
 
 
 def places_in_time(column: Column) -> Tensor:
-    """Numbers (n,) that rows are sorted by: those of a column, or its dates; gaps and text are an error."""
+    """Numbers (n,) to sort rows by, from a column of numbers or dates; raises for gaps and text."""
     if column.kind == "text" or bool(column.missing.any()):
         what = "text" if column.kind == "text" else "gaps"
         raise ValueError(
-            f"--order {column.name}: rows are sorted by numbers or dates, and this column has {what}. Name "
-            "another one, or sort the file and write --order time."
+            f"--order {column.name}: expected numbers or dates, but this column has {what}. Name another "
+            "column, or sort the file and use --order time."
         )
     values = column.values.astype(np.int64) if column.kind in DATES else column.values
     return torch.from_numpy(values.astype(np.float64))

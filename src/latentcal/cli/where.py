@@ -1,7 +1,7 @@
 r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; read by Python's parser, never run.
 
 Comparisons of expressions that are linear in the targets, joined by ``and``, ``or``, ``not`` (``&``, ``|``)
-and parentheses. A name that is no plain word stands in quotes (', " or `).
+and parentheses. A name that is not a plain word goes in quotes (', " or `).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _LONGEST = 200  # characters of a condition that an error repeats
 
 
 class WhereError(ValueError):
-    """A condition that cannot be understood, with the place where."""
+    """A condition that cannot be parsed; the message gives the place."""
 
 
 def parse_where(text: str, targets: Sequence[str], kinds: Sequence[str] | None = None) -> Membership:
-    """The set of outputs (d,) that fulfil a condition.
+    """The set of outputs (d,) that satisfy a condition.
 
     Args:
         text: the condition.
         targets: names of the outputs.
-        kinds: of the outputs. Where single values have a probability, < and <= are not the same, and = has
-            a meaning; without kinds they have none.
+        kinds: kinds of the outputs. If single values have a probability, < and <= differ and = is allowed;
+            without kinds, single values have none.
 
     Raises:
-        WhereError: says what was expected, and where.
+        WhereError: with what was expected, and where.
 
     Examples:
         >>> parse_where("1 < a <= 2 and b >= 0", ["a", "b"])
@@ -76,7 +76,7 @@ class _Reader:
 
     def read(self) -> Membership:
         if not self._text.strip():
-            raise WhereError(f"The condition is empty; write for example {self._example}")
+            raise WhereError(f"The condition is empty; expected for example {self._example}")
         source = self._translate()
         try:
             with warnings.catch_warnings():
@@ -101,7 +101,7 @@ class _Reader:
                 new = f" t{self._targets.index(name)} "
             else:
                 names = join_some(map(_quote, self._targets), len(self._targets), ", ")
-                raise WhereError(f"{quote(name)} in {self._shown} is no target; write one of {names}.")
+                raise WhereError(f"{quote(name)} in {self._shown} is not a target; use one of {names}.")
             parts += [self._text[at : match.start()], new]
             self._places += [*range(at, match.start()), *[match.start()] * len(new)]
             at = match.end()
@@ -170,7 +170,7 @@ class _Reader:
             elif not left[:-1].any():
                 return right * left[-1]
         raise WhereError(
-            f"{self._shown} is not linear in the targets: only one factor of a product may hold any."
+            f"{self._shown} is not linear in the targets: only one factor of a product may contain targets."
         )
 
     def _finite(self, value: Any) -> float:
@@ -196,7 +196,7 @@ class _Reader:
             constant += slack if strict else -slack
             constant = math.nextafter(constant, math.inf) if strict else constant
         if not len(own):
-            raise WhereError(f"{self._shown} compares numbers that no target has a part in.")
+            raise WhereError(f"{self._shown} compares numbers without any target.")
         if len(own) > 1:
             return HalfSpace(weights.tolist(), -constant)
         lower, upper = [-math.inf] * len(weights), [math.inf] * len(weights)
@@ -217,8 +217,8 @@ class _Reader:
         )
         wrong = "is not closed" if unclosed else "was not expected"
         return WhereError(
-            f"{self._shown} is no condition: {there} {wrong} (character {place + 1}). "
-            f"Write for example {self._example}"
+            f"{self._shown} is not a condition: {there} {wrong} (character {place + 1}). Expected for "
+            f"example {self._example}"
         )
 
 

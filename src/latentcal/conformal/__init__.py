@@ -1,4 +1,4 @@
-"""Conformal prediction: regions and p-values with a guarantee, whatever the model's errors."""
+"""Conformal prediction: regions and p-values with a guarantee that does not depend on the model."""
 
 from typing import TYPE_CHECKING
 

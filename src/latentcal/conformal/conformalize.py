@@ -1,4 +1,4 @@
-"""Scores of calibration rows, the regions and the p-values of new observations that rest on them."""
+"""Conformal regions and p-values from the scores of calibration rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .latent_score import LatentScore
 from .region import Region, as_levels
 
 Scorer = str | Score | Callable[[Any, "Tensor | None", Tensor], Tensor]
-"""What can be given as a score: a name, a score, or a function of (model, x, y)."""
+"""Accepted as a score: a name, a score, or a function of (model, x, y)."""
 
-_VOID = "The guarantee presumes scores that are fixed before their rows are seen, so it does not hold."
+_VOID = "The guarantee needs scores that are fixed before these rows are seen, so it does not hold."
 _SCORES: dict[str, type[Score]] = {
     "latent": LatentScore,
     "density": DensityScore,
@@ -33,7 +33,7 @@ _SCORES: dict[str, type[Score]] = {
 
 
 class Calibration(NamedTuple):
-    """A score, its sorted values (n,) on the calibration rows, and a sketch of these."""
+    """A score, its sorted values (n,) on the calibration rows, and a sketch of the rows."""
 
     score: Score
     scores: Tensor
@@ -50,33 +50,33 @@ def conformal_region(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Region:
-    r"""Regions that hold a new y with at least the wanted probability, whatever the model's errors.
+    r"""Regions that contain a new y with at least the given probability, whatever the errors of the model.
 
     .. math:: R(x) = \{y : s(x, y) \le t\}, \qquad t = S_{(\lceil c (n + 1) \rceil)},
 
     with :math:`S_i = s(x_i, y_i)` the scores of the calibration rows. If these and a new row (x, y) are
     exchangeable, then :math:`c \le P(y \in R(x)) \le c + \frac{1}{n + 1}`, on average over calibration sets;
-    the upper bound presumes that scores do not tie (as they do where y is discrete). It is a statement about
-    all x together, not about each. Rows that the model was trained on are not exchangeable with new ones.
+    the upper bound requires scores without ties (discrete y has ties). The statement holds on average over x,
+    not at each x. Training rows of the model are not exchangeable with new ones.
 
     Args:
         model: flow, or any function of x that gives a distribution.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        coverage: probability c, or several of them, for nested regions from one calibration.
+        coverage: probability c, or several of them for nested regions from one calibration.
         score: ``"latent"`` (CONTRA, L-CP), ``"hpd"`` (HPD-split), ``"density"`` (DR-CP), ``"pcp"``, ``"dcp"``
             (one output), a score such as ``HPDScore(samples=1000)``, or a function ``s(model, x, y)``,
             (..., n, d) at x (n, p) -> (..., n).
-        batch_size: points scored at a time; as many as fit into bounded memory if None.
-        generator: source of the seed, where a score named by a string draws samples.
+        batch_size: number of points to score at a time; bounded by memory if None.
+        generator: source of the seed, if a score named by a string draws samples.
 
     Returns:
         The region.
 
     Warns:
-        CalibrationReuseWarning: where the model was recalibrated on these rows. Not so for the latent norm of
-            a flow from ``recalibrate`` with one law for all x, which has the same norms as before.
-        InfiniteRegionWarning: where n is below c / (1 - c), so that the region is everything.
+        CalibrationReuseWarning: if the model was recalibrated on these rows, except for the latent norm of a
+            flow from ``recalibrate`` with one law for all x, which has the same norms as before.
+        InfiniteRegionWarning: if n is below c / (1 - c), so that the region contains every y.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -107,8 +107,8 @@ def _calibrate(
         outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
     if tuple(outputs) != tuple(y.shape[1:]):
         raise ValueError(
-            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)}. Arguments are "
-            "(model, x, y); were x and y swapped? A distribution of numbers becomes one of vectors by "
+            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)}. Arguments are (model, x, y); "
+            "were x and y swapped? Turn a distribution of numbers into one of vectors with "
             "Independent(distribution, 1)."
         )
     scores = ascending(evaluate(made, model, x, y, batch_size=batch_size).cpu())
@@ -118,7 +118,7 @@ def _calibrate(
 
 
 def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
-    """The score that a name, a score or a function stands for; a seed is drawn from the generator."""
+    """The score for a name, a score or a function; its seed is drawn from the generator."""
     if isinstance(score, Score):
         return score
     if isinstance(score, str):
@@ -159,25 +159,24 @@ def anomaly_pvalue(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""How usual each y is at its x, as a p-value; small for anomalies.
+    r"""Conformal p-value of each y given its x; small for anomalies.
 
     .. math:: p = \frac{1 + \#\{i : S_i \ge s(x, y)\}}{n + 1}
 
     with :math:`S_i` the scores of the n calibration rows. If (x, y) is exchangeable with them then
-    :math:`P(p \le a) \le a` for every a, whatever the model's errors: flagging :math:`p \le a` raises false
-    alarms at a rate of at most a, on average over calibration sets. No p is below 1 / (n + 1). P-values from
-    one calibration set depend on each other, in a way that Benjamini and Hochberg's procedure allows.
+    :math:`P(p \le a) \le a` for every a, whatever the errors of the model: flagging :math:`p \le a` has a
+    false-alarm rate of at most a, on average over calibration sets. No p is below 1 / (n + 1). P-values from
+    one calibration set are dependent, but in a way that Benjamini and Hochberg's procedure allows.
 
     Args:
         model: flow, or any function of x that gives a distribution.
         x: (..., p) features of the new observations, or None.
         y: (..., d) new observations; leading dims broadcast.
-        calibration: pair (x, y) of (n, p), or None, and (n, d) rows without anomalies, which training did not
-            see.
+        calibration: pair (x, y) of (n, p), or None, and (n, d) rows without anomalies, not used for training.
         score: as for :func:`conformal_region`: ``"latent"`` finds y far from the centre of the prediction,
             ``"density"`` y of low density.
-        randomize: break ties, and fill the steps of 1 / (n + 1), at random: p is then exactly uniform.
-        batch_size: points scored at a time; as many as fit into bounded memory if None.
+        randomize: break ties, and fill the steps of 1 / (n + 1), at random; p is then exactly uniform.
+        batch_size: number of points to score at a time; bounded by memory if None.
         generator: source of randomness.
 
     Returns:
@@ -206,6 +205,6 @@ def anomaly_pvalue(
 
 
 def rank_pvalue(scores: Tensor, values: Tensor) -> Tensor:
-    """(1 + number of ascending scores (n,) that reach a value) / (n + 1), for values (...)."""
+    """p-values (...) of values: (1 + number of ascending scores (n,) at least as large) / (n + 1)."""
     n = len(scores)
     return (1 + n - torch.searchsorted(scores, values).to(torch.float64)) / (n + 1)

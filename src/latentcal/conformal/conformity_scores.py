@@ -1,4 +1,4 @@
-"""What a conformity score is, and the scores by density and draws: DR-CP, HPD-split, PCP, DCP."""
+"""The base class of conformity scores, and scores from densities and draws: DR-CP, HPD-split, PCP, DCP."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from .geometry import (
 
 
 class Score:
-    r"""How strange y is at x, a number s(x, y); the larger, the stranger.
+    r"""A conformity score s(x, y): the larger it is, the less y conforms to x.
 
-    A region is the sublevel set :math:`\{y : s(x, y) \le t\}`. A new score gives ``__call__``, or ``at`` if
-    it has something to prepare for an x. It must be fixed before the calibration data are seen: a score that
-    draws takes its draws from a seed of its own, so that the same (x, y) always has the same score. The other
-    methods say what a sublevel set looks like; they use nothing but the score, and a score that knows better
-    overrides them.
+    A region is the sublevel set :math:`\{y : s(x, y) \le t\}`. A new score implements ``__call__``, or ``at``
+    if it needs preparation for an x. It must be fixed before the calibration data are seen: a score with
+    random draws has its own seed, so that the same (x, y) always has the same score. The other methods
+    describe sublevel sets; they use only the score, and can be overridden by something better.
     """
 
     samples: int = 1
-    """Draws behind one score; it sets how many points are evaluated at a time."""
+    """Number of draws for one score; it determines how many points are evaluated at a time."""
 
     uses_density: bool = True
-    """Whether another law of the latent norm, with the same maps, changes the score."""
+    """Whether replacing the law of the latent norm changes the score."""
 
     def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
         """Scores of y, (..., n, d) at x (n, p) -> (..., n)."""
@@ -54,16 +53,16 @@ class Score:
         """The score at x (n, p) as a function of y alone, (..., n, d) -> (..., n)."""
         if type(self).__call__ is Score.__call__:
             raise NotImplementedError(
-                f"{type(self).__name__} must give __call__(model, x, y) or at(model, x)."
+                f"{type(self).__name__} must implement __call__(model, x, y) or at(model, x)."
             )
         return lambda y: self(model, x, y)
 
     def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1000) -> Tensor:
-        """Draws (s, n, d) of the model, conditional on the set; at most so many tries for each."""
+        """Draws (s, n, d) of the model, conditional on the set; with at most ``tries`` tries for each."""
         return sample_inside(level_set, count, tries)
 
     def volume(self, level_set: SublevelSet, samples: int) -> Volume:
-        """Volume at each x, (n,), and its Monte-Carlo error, from so many points."""
+        """Volume at each x, (n,), and its Monte-Carlo error."""
         return importance_volume(level_set, samples)
 
     def bounds(self, level_set: SublevelSet) -> Bounds:
@@ -71,7 +70,7 @@ class Score:
         return search_bounds(level_set)
 
     def quick_bounds(self, level_set: SublevelSet) -> Bounds:
-        """``bounds`` by a shorter search, where the score has one."""
+        """``bounds`` by a shorter search, if the score has one."""
         return self.bounds(level_set)
 
     def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
@@ -98,7 +97,7 @@ class FunctionScore(Score):
 
 
 class Everything(Score):
-    """What the sublevel set of an infinite threshold looks like; it scores nothing."""
+    """The sublevel set of an infinite threshold, as a score that cannot be evaluated."""
 
     def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1) -> Tensor:
         return level_set.draw(count)
@@ -120,7 +119,7 @@ def _infinite_volume(level_set: SublevelSet) -> Volume:
 
 
 class DrawingScore(Score):
-    """A score from draws of the predictions, which a seed makes the same at every call."""
+    """A score from draws of the predictions, with a seed that makes them the same at every call."""
 
     seed: int
 
@@ -137,8 +136,8 @@ class DrawingScore(Score):
 class DensityScore(Score):
     r"""Negative log density, :math:`s(x, y) = -\log f(y \mid x)`: the score of DR-CP.
 
-    One level of the density for all x, so a region is large where the model is uncertain only as far as its
-    density stays above that level; it may be empty at some x.
+    All x share one density level, so a region need not be large where the model is uncertain, and it may be
+    empty at some x.
     """
 
     def __call__(self, model: Any, x: Tensor | None, y: Tensor) -> Tensor:
@@ -151,12 +150,12 @@ class HPDScore(DrawingScore):
 
     .. math:: s(x, y) = P\big(f(Y' \mid x) \ge f(y \mid x)\big), \qquad Y' \sim f(\cdot \mid x),
 
-    from samples whose densities are interpolated, see :func:`interpolated_rank`: regions are those of highest
-    density at every x, and scores do not tie.
+    from samples whose densities are interpolated, see :func:`interpolated_rank`. The regions are
+    highest-density regions at every x, and scores have no ties.
 
     Args:
-        samples: draws s at each x.
-        seed: of the draws, which are common to all x.
+        samples: number s of draws at each x.
+        seed: seed of the draws, which are common to all x.
 
     References:
         Izbicki, Shimizu and Stern, CD-split and HPD-split: efficient conformal regions in high dimensions,
@@ -175,9 +174,9 @@ class HPDScore(DrawingScore):
 def interpolated_rank(values: Tensor, draws: Tensor) -> Tensor:
     r"""Estimated distribution function of draws (s, n) at values (..., n), in (0, 1) and without steps.
 
-    The i-th smallest draw has :math:`i / (s + 1)`, between draws it is linear. Below the smallest, at a
+    The i-th smallest draw has :math:`i / (s + 1)`; between draws it is linear. Below the smallest, at a
     distance of :math:`\delta` times the range of the draws, it is :math:`\frac{1}{(s + 1)(1 + \delta)}`, and
-    likewise above the largest. So values that differ have ranks that differ: few draws do not make ties.
+    likewise above the largest. So different values have different ranks, even with few draws.
     """
     values, draws = values.to(torch.float64), draws.to(torch.float64)
     s, n = draws.shape
@@ -206,12 +205,12 @@ def _negative_log_density(pred: Any, y: Tensor) -> Tensor:
 class PCPScore(DrawingScore):
     r"""Distance to the nearest of s predictive samples, :math:`\min_i \lVert y - y'_i \rVert`: PCP's score.
 
-    A region is a union of balls of one radius, so outputs should be of like scale. The model need only be
-    able to draw.
+    A region is a union of balls with the same radius, so outputs should have similar scales. The model only
+    needs to draw samples.
 
     Args:
-        samples: draws s at each x.
-        seed: of the draws, which are common to all x.
+        samples: number s of draws at each x.
+        seed: seed of the draws, which are common to all x.
 
     References:
         Wang et al., Probabilistic conformal prediction using conditional random samples, 2023.
@@ -262,22 +261,22 @@ def _distances(y: Tensor, centres: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DCPScore(DrawingScore):
-    r"""How far y is in the tails of its predictive distribution, for one output: the score of DCP.
+    r"""Distance of y from the centre of its predictive distribution, for one output: the score of DCP.
 
     .. math:: s(x, y) = -\log\big(2 \min(F, 1 - F)\big) = -\log\big(1 - 2 |F - \tfrac12|\big),
               \qquad F = F(y \mid x),
 
-    an increasing function of :math:`|F - \frac12|`, so with the same regions, that does not round to a
-    constant far out. Its regions are central intervals. One-sided it is :math:`-\log(1 - F)`, increasing in
-    F, with regions :math:`(-\infty, q(x)]`.
+    an increasing function of :math:`|F - \frac12|`, which has the same regions but does not round to a
+    constant in the tails. Regions are central intervals. The one-sided score is :math:`-\log(1 - F)`,
+    increasing in F, with regions :math:`(-\infty, q(x)]`.
 
-    F is that of the flow, exactly, or the ``cdf`` of the predicted distribution; where there is none it is
+    F is the exact one of the flow, or the ``cdf`` of the predicted distribution; without a ``cdf`` it is
     estimated from samples by :func:`interpolated_rank`.
 
     Args:
-        one_sided: rank by F itself.
-        samples: draws at each x, where there is no distribution function.
-        seed: of the draws, which are common to all x.
+        one_sided: use F itself.
+        samples: number of draws at each x, if there is no distribution function.
+        seed: seed of the draws, which are common to all x.
 
     References:
         Chernozhukov, Wüthrich and Zhu, Distributional conformal prediction, 2021.
@@ -290,7 +289,7 @@ class DCPScore(DrawingScore):
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         if (dim := outputs_of(model, x)) != 1:
             raise ValueError(
-                f'DCP is for a single output, the model has {dim}. Use score="latent", "hpd" or "density".'
+                f'DCP needs a single output, the model has {dim}. Use score="latent", "hpd" or "density".'
             )
         pred = model(x)
         if isinstance(pred, FlowDistribution):

@@ -1,4 +1,4 @@
-"""Scores of many points: shapes, chunks of bounded memory, and the draws that scores have in common."""
+"""Scores of many points: shapes, chunks of bounded memory, and draws shared by scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     """Float64 scores of y (..., d) at x (..., p) or None, in pieces; leading dims broadcast.
 
     Args:
-        score: a :class:`Score`; it gets y as (m, n, d) and x as (n, p) or None.
+        score: a :class:`Score`, called with y (m, n, d) and x (n, p) or None.
         model: predictor.
         x: features.
         y: outputs.
@@ -33,7 +33,7 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     """
     x, y = as_points(read_features(model, x), "x"), as_points(y, "y")
     if y is None:
-        raise ValueError("y is missing; it must be (..., d), with the outputs last.")
+        raise ValueError("y is missing; it must be (..., d), with outputs in the last dimension.")
     batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
     rows, points, shape = _pair_rows(x, y)
     m, n, dim = points.shape
@@ -53,7 +53,7 @@ def scores_at(
 ) -> Callable[[Tensor], Tensor]:
     """The score as a function of y alone, (m, n, d) -> (m, n) float64; draws at x (n, p) are made once.
 
-    It evaluates ``most`` points at a time, or as many as fit into bounded memory.
+    It evaluates ``most`` points at a time, bounded by memory if None.
     """
     score_of = score.at(model, x)
 
@@ -69,8 +69,8 @@ def scores_at(
 def common_draws(model: Any, x: Tensor | None, samples: int, seed: int) -> Tensor:
     """Draws (s, n, d) of the predictions at x (n, p) that depend on x and the seed, not on the other rows.
 
-    Of a flow all x share the latent points (where its law depends on x, their levels and directions). The
-    rows of another model are drawn one by one, each from the same seed.
+    For a flow, all x share the latent points (or their levels and directions, if its law depends on x). For
+    another model, rows are drawn one by one, each with the same seed.
     """
     generator = torch.Generator().manual_seed(seed)
     pred = model(x)
@@ -88,7 +88,7 @@ def common_draws(model: Any, x: Tensor | None, samples: int, seed: int) -> Tenso
 
 
 def model_draws(model: Any, x: Tensor | None, count: int, generator: torch.Generator | None) -> Tensor:
-    """Draws (s, n, d) of the predictions at x (n, p); n = 1 where x is None."""
+    """Draws (s, n, d) of the predictions at x (n, p); n = 1 if x is None."""
     draws = draw(model(x), (count,), generator)
     return draws[:, None] if draws.dim() == 2 else draws
 
@@ -105,8 +105,8 @@ def as_points(values: Any, name: str) -> Tensor | None:
     points = as_tensor(values, name)
     if points.dim() == 0 or points.shape[-1] == 0:
         raise ValueError(
-            f"{name} has shape {tuple(points.shape)}; its features or outputs come last, a single one as "
-            f"{name}[..., None]."
+            f"{name} has shape {tuple(points.shape)}; features or outputs must be the last dimension, a "
+            f"single one as {name}[..., None]."
         )
     return check_finite(points, name)
 
@@ -116,8 +116,8 @@ def outputs_of(model: Any, x: Tensor | None) -> int:
     shape = model(None if x is None else x[:1]).event_shape
     if len(shape) != 1:
         raise ValueError(
-            f"The model's distributions must have event shape (d,), got {tuple(shape)}. "
-            "Independent(distribution, 1) makes the last dim one of outputs."
+            f"The model's distributions must have event shape (d,), got {tuple(shape)}. Use "
+            "Independent(distribution, 1) to make the last dimension that of outputs."
         )
     return shape[0]
 
@@ -130,7 +130,7 @@ def random_seed(generator: torch.Generator | None) -> int:
 
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """No gradients, and a module in evaluation mode."""
+    """Disable gradients, and put a module in evaluation mode, inside the block."""
     with torch.no_grad():
         if isinstance(model, nn.Module):
             with evaluation_mode(model):
@@ -148,8 +148,8 @@ def _pair_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tupl
         shape = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     except ValueError:
         raise ValueError(
-            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. "
-            "x is (..., p), y is (..., d); samples come first: y (s, n, d) goes with x (n, p)."
+            f"Leading dimensions of x {tuple(x.shape)} and y {tuple(y.shape)} do not broadcast. x is (..., "
+            "p), y is (..., d); samples come first: y (s, n, d) with x (n, p)."
         ) from None
     y = y.expand(*shape, dim)
     if x.dim() > 2:
@@ -164,7 +164,7 @@ def _check_scores(values: Tensor, y: Tensor) -> Tensor:
     """The scores in float64, one number a point and none NaN."""
     if values.shape != y.shape[:-1]:
         raise ValueError(
-            f"A score must give one number a point: {tuple(y.shape[:-1])} for y {tuple(y.shape)}, "
+            f"A score must return one number for each point: {tuple(y.shape[:-1])} for y {tuple(y.shape)}, "
             f"got {tuple(values.shape)}."
         )
     if bool(torch.isnan(values).any()):

@@ -1,4 +1,4 @@
-"""What a set {y : s(x, y) <= t} looks like: draws inside of it, extent, volume, outline."""
+"""Geometry of a set {y : s(x, y) <= t}: draws inside it, bounds, volume, outline."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FAR = 2.0**12
 
 
 class SublevelSet(NamedTuple):
-    """The y whose score is at most a finite threshold, at each of n rows x; what scores are asked about.
+    """The y whose score is at most a finite threshold, at each of n rows x.
 
-    Draws, and estimates from draws, take their randomness from the generator.
+    Draws, and estimates from draws, use the generator.
     """
 
     score: Any
@@ -40,7 +40,7 @@ class SublevelSet(NamedTuple):
     generator: torch.Generator | None = None
 
     def membership(self) -> Inside:
-        """Whether y lies inside, as a function; what the score prepares for these x is made once."""
+        """Whether y lies inside, as a function; the score is prepared for these x once."""
         scores = scores_at(self.score, self.model, self.x)
         return lambda y: scores(y) <= self.threshold
 
@@ -62,9 +62,9 @@ class Bounds(NamedTuple):
 
 
 def search_bounds(level_set: SublevelSet) -> Bounds:
-    """Bounds (n, d) of any set: from draws inside of it, a random search outwards.
+    """Bounds (n, d) of any set, by a random search outwards from draws inside it.
 
-    The bounds are reached by points of the set, so they approach the true ones from within. A part of the
+    The bounds are attained by points of the set, so they approach the true ones from within. A part of the
     set without a starting point may be missed.
     """
     start = level_set.score.sample(level_set, _START, tries=_TRIES)
@@ -93,8 +93,8 @@ def climb(
     Args:
         start: (m, n, k) points of the search space.
         outputs: (m, n, d) their outputs.
-        propose: from the best points so far, (2d, n, k), and the step of each, (2d, n), new points
-            (c, 2d, n, k) and their outputs (c, 2d, n, d); NaN for a point that does not count.
+        propose: from the best points so far, (2d, n, k), and the step of each, (2d, n), new points (c, 2d, n,
+            k) and their outputs (c, 2d, n, d); NaN for invalid points.
         rounds: of proposals.
     """
     dim = outputs.shape[-1]
@@ -136,7 +136,7 @@ def contour(
     Args:
         scores: (m, 1, 2) -> (m, 1).
         threshold: of the scores.
-        box: (1, 2) bounds of the region, grown until nothing of the region touches the rim.
+        box: (1, 2) bounds of the region, enlarged until the region does not touch its border.
         resolution: points a side of the grid.
     """
     generate = require("contourpy", "plots", "The outline of this region needs").contour_generator
@@ -164,7 +164,7 @@ def contour(
 def refine_closed(
     decode: Callable[[Tensor], Tensor], angles: Tensor, *, longest: float = 0.01, rounds: int = 6
 ) -> Tensor:
-    """Closed polygon (m, 2) of the curve ``decode(angle)``, with angles inserted until no edge is long.
+    """Closed polygon (m, 2) of the curve ``decode(angle)``, with angles inserted until all edges are short.
 
     Args:
         decode: (m,) angles to (m, 2) points.

@@ -37,10 +37,10 @@ class LatentScore(Score):
     r"""Norm of the latent, :math:`s(x, y) = \rho(\mathrm{encode}(y; x))`: the score of CONTRA and L-CP.
 
     The region :math:`\{s \le t\}` is the image of the latent ball of radius t, connected and without holes.
-    What it looks like is known through the flow's maps, so nothing is found by rejection. Recalibration by a
-    law that is the same for all x does not change it. Where the law of the norm depends on x, the score is
-    the norm's place in that law, as log-odds :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius
-    of the ball depends on x.
+    Its geometry follows from the flow's maps, so no rejection sampling is needed. Recalibration by a law that
+    is the same for all x does not change it. If the law of the norm depends on x, the score is the position
+    of the norm in that law, as log-odds :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius of
+    the ball depends on x.
 
     References:
         Fang, Tan and Huang, CONTRA: Conformal prediction region via normalizing flow transformation, 2025.
@@ -89,8 +89,8 @@ class LatentScore(Score):
     def bounds(self, level_set: SublevelSet) -> Bounds:
         """Smallest and largest value of each output inside, (n, d) each.
 
-        A continuous map takes the rim of the ball to the rim of the set, so the search is over directions: by
-        the slope of the output, or at random where ``decode`` has none. For one output the ends are decoded.
+        A continuous map takes the boundary of the ball to that of the set, so the search is over directions:
+        by gradients of the output, or at random if ``decode`` has none. For one output the ends are decoded.
         """
         pred, t = _ball(level_set)
         norm = pred.base.norm
@@ -101,7 +101,7 @@ class LatentScore(Score):
         return _search(level_set, _START, _ROUNDS)
 
     def quick_bounds(self, level_set: SublevelSet) -> Bounds:
-        """As ``bounds``, with few starting points and rounds; exact where the flow is linear."""
+        """As ``bounds``, with few starting points and rounds; exact for linear flows."""
         if _prediction(level_set.model, level_set.x).base.dim == 1:
             return self.bounds(level_set)
         return _search(level_set, _QUICK_START, _QUICK_ROUNDS)

@@ -1,4 +1,4 @@
-"""A prediction region: membership, draws, volume, extent and outline at any x."""
+"""A prediction region: membership, draws, volume, bounds and outline at any x."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIDE = 150  # grid of a density
 
 
 class InfiniteRegionWarning(UserWarning):
-    """There are too few calibration points for the coverage: the region is everything."""
+    """There are too few calibration points for the coverage, so the region contains every y."""
 
 
 def as_levels(coverage: Any) -> float | tuple[float, ...]:
@@ -45,7 +45,7 @@ def as_levels(coverage: Any) -> float | tuple[float, ...]:
 
 
 def order_statistics(scores: Tensor, levels: tuple[float, ...]) -> list[float]:
-    """The ceil(level (n + 1))-th smallest of ascending scores (n,); infinity where there is none."""
+    """The ceil(level (n + 1))-th smallest of ascending scores (n,); infinity if there is none."""
     # The law of the ranks 1, ..., n: it knows that a product is a whole number up to rounding.
     law = EmpiricalRadius(torch.arange(1, len(scores) + 1))
     ranks = law.icdf(torch.tensor(levels, dtype=torch.float64)).clamp(max=len(scores) + 1).long()
@@ -53,12 +53,12 @@ def order_statistics(scores: Tensor, levels: tuple[float, ...]) -> list[float]:
 
 
 def warn_if_infinite(n: int, level: float, *, stacklevel: int) -> None:
-    """Warn where n calibration points have no order statistic for the level."""
+    """Warn if n calibration points have no order statistic for the level."""
     fewest = math.ceil(level / (1 - level) - 1e-9)
     if n < fewest:
         warnings.warn(
-            f"{n} calibration points are too few for coverage {level:g}: the region is everything. "
-            f"At least {fewest} are needed.",
+            f"{n} calibration points are too few for coverage {level:g}: the region contains every y. At "
+            f"least {fewest} are needed.",
             InfiniteRegionWarning,
             stacklevel=stacklevel + 1,
         )
@@ -68,13 +68,13 @@ def warn_if_infinite(n: int, level: float, *, stacklevel: int) -> None:
 class Region:
     r"""The sets :math:`\{y : s(x, y) \le t\}` of a model at any x; see :func:`conformal_region`.
 
-    Every method takes x (..., p), or None, and a ``coverage`` in place of the region's own. Where that is
-    several levels, answers have them as their first dim. What is estimated by Monte Carlo uses the same
-    random numbers at all levels. Where the threshold is infinite the region is everything.
+    Every method takes x (..., p), or None, and a ``coverage`` that replaces the region's own. Several levels
+    are the first dimension of results. Monte-Carlo estimates use the same random numbers at all levels. If
+    the threshold is infinite, the region contains every y.
 
     Args:
         model: the model.
-        score: s, the larger the stranger.
+        score: the score s.
         scores: (n,) ascending scores of the calibration rows.
         coverage: level, or levels.
         fingerprint: sketch of the calibration rows.
@@ -106,7 +106,7 @@ class Region:
         return thresholds if isinstance(self.coverage, tuple) else thresholds[0]
 
     def at(self, coverage: Any) -> Region:
-        """The region of another coverage, from the same calibration; of its own for None."""
+        """The region with another coverage from the same calibration; itself for None."""
         if coverage is None:
             return self
         return Region(self.model, self.score, self.scores, coverage, self.fingerprint)
@@ -130,9 +130,9 @@ class Region:
 
         Args:
             x: features.
-            n: draws at each x.
-            coverage: in place of the region's own.
-            tries: draws of the model for each wanted one, at most, where they are rejected until inside.
+            n: number of draws at each x.
+            coverage: coverage to use instead of the region's own.
+            tries: largest number of draws of the model for each accepted one, for rejection sampling.
             generator: source of randomness.
         """
         n = as_whole(n, "n")
@@ -152,8 +152,8 @@ class Region:
 
         Args:
             x: features.
-            coverage: in place of the region's own.
-            samples: points at each x.
+            coverage: coverage to use instead of the region's own.
+            samples: number of points at each x.
             generator: source of randomness.
         """
         samples = as_whole(samples, "samples", 4)
@@ -170,12 +170,12 @@ class Region:
     ) -> Bounds:
         """Smallest and largest value of each output inside, (..., d) each.
 
-        Where the score does not know them they come from a random search, which reaches them from within.
+        Unless the score knows them, they come from a random search, which approaches them from within.
 
         Args:
             x: features.
-            coverage: in place of the region's own.
-            quick: search a quarter as long where the score is the latent norm; exact for linear flows.
+            coverage: coverage to use instead of the region's own.
+            quick: for the latent norm, search a quarter as long; exact for linear flows.
             generator: source of randomness.
         """
 
@@ -197,18 +197,18 @@ class Region:
 
         Args:
             x: (p,) or (1, p) features, or None.
-            coverage: in place of the region's own; for several levels a list of lists.
-            resolution: points on the latent circle, or on a side of the grid for other scores.
+            coverage: coverage to use instead of the region's own; several levels give a list of lists.
+            resolution: number of points on the latent circle, or on a side of the grid for other scores.
             generator: source of randomness.
 
         Returns:
-            List of float64 polygons whose last point is their first; empty where the region is everything.
+            List of float64 polygons whose last point equals the first; empty if the region contains every y.
         """
         region, rows, seed = self.at(coverage), _single_row(self.model, x), random_seed(generator)
         resolution = as_whole(resolution, "resolution", 3)
         with inference(self.model):
             if (dim := outputs_of(self.model, rows)) != 2:
-                raise ValueError(f"A boundary is drawn for two outputs, the model has {dim}; see `bounds`.")
+                raise ValueError(f"A boundary needs two outputs, the model has {dim}; use `bounds`.")
             sets = region._level_sets(rows, seed)
             outlines = [level_set.score.boundary(level_set, resolution) for level_set in sets]
         return outlines if isinstance(region.coverage, tuple) else outlines[0]
@@ -228,9 +228,9 @@ class Region:
 
         Args:
             x: (p,) or (1, p) features, or None.
-            coverage: in place of the region's own.
-            y: (m, 2) points to draw as well.
-            density: whether the model's density is drawn beneath.
+            coverage: coverage to use instead of the region's own.
+            y: (m, 2) points to draw too.
+            density: whether to draw the model's density below.
             resolution: as for ``boundary``.
             ax: where to draw; new axes by default.
             generator: source of randomness.
@@ -310,5 +310,5 @@ class Region:
 def _single_row(model: Any, x: Any) -> Tensor | None:
     x = as_points(read_features(model, x), "x")
     if x is not None and x.numel() != x.shape[-1]:
-        raise ValueError(f"A boundary belongs to a single x, (p,) or (1, p); got {tuple(x.shape)}.")
+        raise ValueError(f"A boundary needs a single x, (p,) or (1, p); got {tuple(x.shape)}.")
     return None if x is None else x.reshape(1, -1)

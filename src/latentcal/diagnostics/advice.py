@@ -1,4 +1,4 @@
-"""From findings to advice: the faults behind them, what to do, and what to keep in mind."""
+"""From findings to advice: the faults behind them, what to do, and notes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ _ACTIONS_OF = {question.name: question.actions for question in QUESTIONS}
 
 
 def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
-    """The faults behind the findings, the one to repair first in front; empty for a calibrated model.
+    """The faults behind the findings, in the order to repair them; empty for a calibrated model.
 
-    A latent norm whose law is wrong (``"scale"``) is also what a dependence on x or a shifted direction looks
-    like over all rows. So these two are named before it, where their adjusted p-value is at most a quarter
-    of the level; else after it. If none of the tests that have a name rejects but another does, the fault is
-    ``"shape"``.
+    Dependence on x and shifted directions also change the law of the latent norm over all rows (``"scale"``).
+    So these two are named before it if their adjusted p-value is at most a quarter of the level, and after it
+    otherwise. If only tests without a named fault reject, the fault is ``"shape"``.
     """
     least: dict[str, float] = {}
     for finding in findings:
@@ -59,7 +58,7 @@ def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
 
 
 def advise(findings: Sequence[Finding], level: float, situation: Situation) -> tuple[Finding, ...]:
-    """The findings, with advice that knows of the others, of an earlier recalibration and of the reader.
+    """The findings with advice, which depends on the other findings, earlier recalibration and the reader.
 
     Args:
         findings: the tests.
@@ -88,10 +87,10 @@ def advise(findings: Sequence[Finding], level: float, situation: Situation) -> t
 
 
 def is_noise(findings: Sequence[Finding], side: Measured, limit: float) -> bool:
-    """Whether all that was found is the law of the latent norm, no further off than calibration noise.
+    """Whether only the law of the latent norm is off, and by no more than calibration noise.
 
-    A wrong law shows in the latent PIT or in that of regions of highest density; outputs and latents as a
-    whole may follow.
+    A wrong law shows in the latent PIT or the HDR-PIT; tests of outputs and of latents as a whole may reject
+    too.
     """
     found = {finding.name for finding in findings if finding.found}
     errors = [measure.value for measure in side.numbers if measure.name in ("L-ECE", "HDR-ECE")]
@@ -110,16 +109,16 @@ def write_notes(
     *,
     declared: bool,
 ) -> tuple[str, ...]:
-    """What to keep in mind when reading the numbers.
+    """Notes for reading the numbers.
 
     Args:
-        n: rows.
-        side: what the model does on them.
-        tested: rows that the energy test took.
+        n: number of rows.
+        side: measures of the model on them.
+        tested: number of rows that the energy test used.
         past: the last recalibration.
-        atoms: values that outputs repeat.
+        atoms: repeated values of outputs.
         situation: of the model and the reader.
-        declared: whether it was said that rows are in time order.
+        declared: whether the rows were declared to be in time order.
     """
     notes = describe_cells(atoms, [output.name for output in side.marginals])
     if past.reused > REUSE_LIMIT:
@@ -128,24 +127,24 @@ def write_notes(
             "looks better than it is."
         )
     if situation.in_time:
-        alike = "Rows that follow each other are alike, as in a time series"
+        alike = "Neighbouring rows are similar, as in a time series"
         what = "The rows are in time order" if declared else alike
         notes.append(
-            f"{what}: the tests assume independent rows and find too much, and the estimated gains may be "
-            "too large."
+            f"{what}: the tests assume independent rows and may report too many faults, and the estimated "
+            "gains may be too large."
         )
     if side.nll is not None and (outside := int(torch.isinf(side.nll).sum())):
         notes.append(f"{outside:,} of {n:,} rows have density 0 under the model: its NLL is infinite.")
     if n < _FEW_ROWS:
-        notes.append(f"{n:,} rows show only large faults; more rows show smaller ones.")
+        notes.append(f"{n:,} rows reveal only large faults; more rows reveal smaller ones.")
     if side.rows < n:
         notes.append(f"Energy scores, HDR-ECE and marginals come from {side.rows:,} random rows of {n:,}.")
     if tested < n:
-        notes.append(f"The energy test took {tested:,} random rows of {n:,}.")
+        notes.append(f"The energy test used {tested:,} random rows of {n:,}.")
     if past.record is not None:
         notes.append(
-            f"The model was recalibrated on {past.record.n:,} rows and keeps their noise: on {n:,} rows "
-            f"that alone explains an L-ECE up to {noise_limit(n, past.record):.3f}. More calibration rows "
-            "make it smaller."
+            f"The model was recalibrated on {past.record.n:,} rows and inherits their noise: on {n:,} rows, "
+            f"noise alone explains an L-ECE of up to {noise_limit(n, past.record):.3f}. More calibration "
+            "rows reduce it."
         )
     return tuple(notes)

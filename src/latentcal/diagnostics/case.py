@@ -1,4 +1,4 @@
-"""What questions look at: a model, what it makes of rows, and the tests that several of them share."""
+"""What questions look at: a model, its latents of rows, and the tests that several questions share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ByX(NamedTuple):
     """How something depends on x."""
 
     test: Dependence
-    """Its blocks are the p features, then pairs of them."""
+    """The test; its blocks are the p features, then pairs of them."""
     rows: Tensor
     """(m,) rows that were used."""
     column: Tensor
@@ -56,37 +56,37 @@ class ByX(NamedTuple):
     trend: float
     """Correlation of this function with the first score."""
     detail: str
-    """How the test was made."""
+    """Description of how the test was made."""
 
 
 @dataclass(eq=False)
 class Case:
-    """What questions look at: a model, what it makes of n rows, and how tests are made.
+    """What questions look at: a model, its latents of n rows, and settings of tests.
 
-    What several questions need is computed once, by the first that asks for it.
+    Quantities that several questions need are computed once, on first use.
     """
 
     model: ConditionalFlow
     rows: Latents
     names: Sequence[str]
-    """(p,) of the features."""
+    """(p,) names of the features."""
     permutations: int
     generator: torch.Generator
     groups: tuple[GroupCalibration, ...] = ()
     labels: Tensor | None = None
     """(n,) index of each row's group."""
     x: Tensor | None = None
-    """(n, p) features as the model takes them; for questions about predictions."""
+    """(n, p) features of the model; for questions about predictions."""
     measured: Measured | None = None
-    """What samples of the predictions say; for questions about predictions."""
+    """Measures of samples; for questions about predictions."""
     coverage: float = 0.9
-    """Nominal coverage of the regions that are looked at closest."""
+    """Nominal coverage of the regions for detailed tests."""
     in_time: bool = False
     """Whether the rows are in time order, or look like it."""
 
     @property
     def predictions(self) -> Measured:
-        """What samples of the predictions say."""
+        """Measures of samples of the predictions."""
         assert self.measured is not None, "questions about predictions come after they are measured"
         return self.measured
 
@@ -98,7 +98,7 @@ class Case:
 
     @cached_property
     def no_features(self) -> str:
-        """Why nothing can depend on x; empty where something can."""
+        """Why nothing can depend on x; empty if something can."""
         x = self.rows.x
         if x is None:
             return "no x was given"
@@ -106,13 +106,13 @@ class Case:
 
     @cached_property
     def no_directions(self) -> str:
-        """Why directions are not tested; empty where they are."""
+        """Why directions are not tested; empty if they are."""
         euclidean = isinstance(self.model.base.norm, Euclidean)
-        return "" if euclidean else "directions are tested where the norm of the base is Euclidean"
+        return "" if euclidean else "directions are tested only if the norm of the base is Euclidean"
 
     @cached_property
     def part(self) -> Tensor:
-        """(m,) rows whose directions are looked at."""
+        """(m,) rows whose directions are tested."""
         return random_part(len(self.rows.z), usable_rows(self.rows.z.shape[1]), self.generator)
 
     @cached_property
@@ -122,7 +122,7 @@ class Case:
 
     @cached_property
     def few_coordinates(self) -> tuple[Tensor, str]:
-        """(m, k) at most 16 coordinates of the directions, and what was left out, in words."""
+        """(m, k) at most 16 coordinates of the directions, and a note on what was left out."""
         d = self.omega.shape[1]
         if d <= _MOST_COORDINATES:
             return self.omega, ""
@@ -131,11 +131,11 @@ class Case:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """(k, 2) pairs of features whose products are looked at."""
+        """(k, 2) pairs of features whose products are tested."""
         return pairs_of_features(self.features.shape[1], self.generator)
 
     def name_block(self, block: int) -> str:
-        """A feature, or a pair of them, by name."""
+        """The name of a feature, or of a pair of them."""
         p = len(self.names)
         if block < p:
             return self.names[block]
@@ -143,10 +143,10 @@ class Case:
         return f"the product of {self.names[j]} and {self.names[k]}"
 
     def name_source(self, preposition: str, block: int) -> str:
-        """On, or with, what something varies: the feature, or of several the one or two that matter most."""
+        """The feature that something varies with; of several, the one or two that matter most."""
         if len(self.names) == 1:
             return f"{preposition} {self.names[0]}"
-        return f"{preposition} the features, most {preposition} {self.name_block(block)}"
+        return f"{preposition} the features, mostly {preposition} {self.name_block(block)}"
 
     @cached_property
     def norm_by_x(self) -> ByX:
@@ -200,12 +200,12 @@ class Case:
 
     @property
     def suspect(self) -> int | None:
-        """Index of the feature on which u depends most by itself; None where there is none."""
+        """Index of the single feature on which u depends most; None if there is none."""
         return None if self.no_features else int(self.norm_by_x.test.strength[: len(self.names)].argmax())
 
     @property
     def mean_direction(self) -> Tensor | None:
-        """(d,) mean of z / |z|; None where directions are not tested."""
+        """(d,) mean of z / |z|; None if directions are not tested."""
         return None if self.no_directions else self.omega.mean(0)
 
     @cached_property
@@ -216,11 +216,11 @@ class Case:
         )
 
     def some_rows(self, n: int, columns: int, scores: int) -> Tensor:
-        """Of n rows those on which a permutation test of so many columns and scores is affordable."""
+        """The part of n rows on which a permutation test with these columns and scores is affordable."""
         return random_part(n, affordable_rows(columns, scores, self.permutations), self.generator)
 
     def shuffle(self, columns: Tensor, blocks: Tensor, scores: Tensor, count: int) -> Dependence:
-        """Permutation test of columns in so many blocks against scores."""
+        """Permutation test of columns in blocks against scores."""
         return permutation_test(
             columns,
             blocks,
@@ -232,11 +232,11 @@ class Case:
         )
 
     def shuffles(self, n: int) -> str:
-        """How a permutation test of n rows was made."""
+        """Description of a permutation test of n rows."""
         return f"up to {self.permutations:,} shuffles of {n:,} rows"
 
     def estimate_gain(self, repair: Repair) -> tuple[float, float] | None:
-        """Nats a row that a repair gains on rows it did not see, with standard error; None if unknown."""
+        """Gain of a repair on held-out rows in nats a row, with its standard error; None if unknown."""
         gains = self._gains_by_group if "radial by group" in repair.rungs else self._gains
         return gains.estimate(repair)
 

@@ -1,6 +1,6 @@
-"""The charts of a calibration report as shapes in pixels, each with what is to be seen on it in words.
+"""The charts of a calibration report as shapes in pixels, each with a description in words.
 
-The template of the page turns them into SVG; colours are classes of the page, so that they follow its scheme.
+The template of the page turns them into SVG; colours are CSS classes, so that they follow the page's scheme.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Numbers = Sequence[float]
 
 
 class Side(NamedTuple):
-    """One of the models that stand side by side."""
+    """One of the models in a comparison."""
 
     label: str
-    """``"Before recalibration"``, ``"After recalibration"``; ``"The model"`` where it stands alone."""
+    """``"Before recalibration"``, ``"After recalibration"``; ``"The model"`` if there is only one."""
     kind: str
-    """Class of its marks: ``"before"`` or ``"after"``."""
+    """CSS class of its marks: ``"before"`` or ``"after"``."""
     measured: Measured
 
 
 def sides_of(report: CalibrationReport) -> list[Side]:
-    """The model, after the one before where it was recalibrated."""
+    """The model before, if it was recalibrated, and the model."""
     if report.before is None:
         return [Side("The model", "after", report.measured)]
     return [
@@ -52,24 +52,24 @@ def sides_of(report: CalibrationReport) -> list[Side]:
 
 @dataclass
 class Chart:
-    """A picture of data within fixed ranges; what lies outside ends at the frame."""
+    """A plot of data within fixed ranges, clipped at the frame."""
 
     name: str
-    """Unique in the page, for screen readers."""
+    """Unique identifier in the page, for screen readers."""
     title: str
     description: str
-    """What is to be seen, for those who cannot."""
+    """Description for readers who cannot see the plot."""
     x: tuple[float, float]
     """Ends of the horizontal axis."""
     y: tuple[float, float]
     x_label: str
     y_label: str
     x_ticks: dict[float, str] = field(default_factory=dict)
-    """Text at each mark of the axis; round numbers by default."""
+    """Text at each tick of the axis; round numbers by default."""
     y_ticks: dict[float, str] = field(default_factory=dict)
     log_x: bool = False
     marks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """SVG elements with their attributes, the lowest first."""
+    """SVG elements with their attributes, from back to front."""
 
     def __post_init__(self) -> None:
         self.x_ticks = self.x_ticks or round_ticks(*self.x)
@@ -77,45 +77,45 @@ class Chart:
 
     @property
     def frame(self) -> dict[str, float]:
-        """Pixels of the four sides, and the middles of the axes."""
+        """Pixels of the four sides, and the midpoints of the axes."""
         sides = {"left": _LEFT, "right": _RIGHT, "top": _TOP, "foot": _FOOT}
         return {**sides, "middle": (_LEFT + _RIGHT) / 2, "centre": (_TOP + _FOOT) / 2}
 
     def at_x(self, value: float) -> float:
-        """Pixel of a value on the horizontal axis."""
+        """Pixel position of a value on the horizontal axis."""
         low, high = self.x
         if self.log_x:
             value, low, high = math.log(value), math.log(low), math.log(high)
         return round(_LEFT + min(1.0, max(0.0, (value - low) / (high - low))) * (_RIGHT - _LEFT), 1)
 
     def at_y(self, value: float) -> float:
-        """Pixel of a value on the vertical axis."""
+        """Pixel position of a value on the vertical axis."""
         low, high = self.y
         return round(_FOOT - min(1.0, max(0.0, (value - low) / (high - low))) * (_FOOT - _TOP), 1)
 
     def line(self, x: Numbers, y: Numbers, kind: str, element: str = "polyline") -> None:
-        """A curve."""
+        """Draw a curve."""
         points = " ".join(f"{self.at_x(px)},{self.at_y(py)}" for px, py in zip(x, y, strict=True))
         self.marks.append((element, {"class": kind, "points": points}))
 
     def band(self, x: Numbers, lower: Numbers, upper: Numbers, kind: str = "band") -> None:
-        """The area between two curves."""
+        """Draw the area between two curves."""
         self.line([*x, *reversed(x)], [*lower, *reversed(upper)], kind, "polygon")
 
     def bar(self, left: float, right: float, height: float, kind: str) -> None:
-        """A bar that stands on 0, or hangs from it."""
+        """Draw a bar from 0, up or down."""
         top, foot = self.at_y(max(height, 0.0)), self.at_y(min(height, 0.0))
         start, stop = self.at_x(left), self.at_x(right)
         size = {"width": round(stop - start, 1), "height": round(foot - top, 1)}
         self.marks.append(("rect", {"class": kind, "x": start, "y": top, **size}))
 
     def dot(self, x: float, y: float, kind: str) -> None:
-        """A point."""
+        """Draw a point."""
         self.marks.append(("circle", {"class": kind, "cx": self.at_x(x), "cy": self.at_y(y), "r": 3.5}))
 
 
 def reliability(name: str, side: Side, u: Tensor, regions: str) -> Chart:
-    """How often u (n,) is at most a level, against that level."""
+    """Reliability diagram: how often u (n,) is at most a level, against that level."""
     curve = reliability_curve(u)
     levels, frequency = curve.levels.tolist(), curve.frequency.tolist()
     outside = (curve.frequency < curve.simultaneous_lower) | (curve.frequency > curve.simultaneous_upper)
@@ -140,7 +140,7 @@ def reliability(name: str, side: Side, u: Tensor, regions: str) -> Chart:
 
 
 def pit_histograms(sides: Sequence[Side], output: int) -> list[Chart]:
-    """Histograms of the PIT of one output, all on one scale."""
+    """Histograms of the PIT of one output, on a common scale."""
     bins = 10 if min(side.measured.rows for side in sides) < 1000 else 20
     histograms = [pit_density(side.measured.marginal_u[:, output], bins) for side in sides]
     top = 1.1 * max(max(float(h.density.max()), h.upper) for h in histograms)
@@ -167,7 +167,7 @@ def pit_histograms(sides: Sequence[Side], output: int) -> list[Chart]:
 
 
 def norm_laws(sides: Sequence[Side]) -> list[tuple[Side, Chart]]:
-    """Latent norms of the rows beside the law that each model assumes, on one scale; sides that have one."""
+    """Latent norms of the rows and the law that each model assumes, on a common scale."""
     laws = [(side, law) for side in sides if (law := side.measured.norms) is not None]
     if not laws:
         return []
@@ -199,7 +199,7 @@ def norm_laws(sides: Sequence[Side]) -> list[tuple[Side, Chart]]:
 
 
 def coverages_by_feature(report: CalibrationReport, sides: Sequence[Side]) -> list[Chart]:
-    """Coverage in bins of the feature on which the PIT depends most, on one scale."""
+    """Coverage in bins of the feature on which the PIT depends most, on a common scale."""
     from scipy.stats import binom
 
     found = report.conditional
@@ -244,7 +244,7 @@ def coverages_by_feature(report: CalibrationReport, sides: Sequence[Side]) -> li
 
 
 def mean_direction(mean: Tensor, n: int) -> Chart:
-    """Mean of z / |z| (d,) of n rows, a bar a coordinate, the 24 longest."""
+    """Mean of z / |z| (d,) of n rows, one bar for each coordinate; at most the 24 longest."""
     from scipy.stats import norm
 
     d = len(mean)
@@ -274,7 +274,7 @@ def mean_direction(mean: Tensor, n: int) -> Chart:
 
 
 def coverage_by_points(points: CalibrationPoints) -> Chart:
-    """What conformal regions truly cover, by the number of calibration points, and what the model's do."""
+    """True coverage of conformal regions by the number of calibration points, and that of the model."""
     most = 10 ** math.ceil(math.log10(max(points.n, *points.needed.values())))
     counts = [round(10 ** (1 + i / 16 * (math.log10(most) - 1))) for i in range(17)]
     kept = [(n, interval) for n in counts if (interval := coverage_interval(n, points.coverage)) is not None]
@@ -302,7 +302,7 @@ def coverage_by_points(points: CalibrationPoints) -> Chart:
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> dict[float, str]:
-    """About so many round numbers between two ends, with their text.
+    """About ``count`` round numbers between two ends, with their text.
 
     Examples:
         >>> round_ticks(0, 4.5)

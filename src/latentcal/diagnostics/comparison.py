@@ -1,4 +1,4 @@
-"""Did recalibration help on these rows? A recalibrated model beside the one before, row by row."""
+"""Did recalibration help on these rows? Compares a model before and after, row by row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FEW_ROWS = 200  # calibration rows
 
 _CAUSES: dict[str, str] = {
     "reuse": "its calibration rows had been used before, for training or for an earlier calibration",
-    "time": "the rows are in time order or drift: the calibration rows are not like these",
+    "time": "the rows are in time order or drift, so the calibration rows differ from these",
     "atoms": "outputs repeat single values, where densities are arbitrary",
     "few_rows": "it was calibrated on only {n:,} rows",
     "other_rows": "these rows differ from the calibration rows",
@@ -41,7 +41,7 @@ _CAUSES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A recalibrated model beside the one before, on the same rows; differences are after minus before."""
+    """A model before and after recalibration, on the same rows; differences are after minus before."""
 
     outcome: Outcome
     """``"worse"`` where the NLL rises by more than 0.01 nats a row, with one-sided confidence of 96 %, or the
@@ -51,11 +51,11 @@ class Comparison:
     n: int
     """Rows."""
     nll: float | None
-    """Mean difference of the NLL in nats a row; None where one of the two has no density."""
+    """Mean difference of the NLL in nats a row; None if one of the two has no density."""
     nll_error: float | None
-    """Its standard error; None where the difference is infinite."""
+    """Its standard error; None if the difference is infinite."""
     energy: float
-    """Mean difference of the energy score, with outputs in units of their standard deviation."""
+    """Mean difference of the energy score, with outputs divided by their standard deviations."""
     energy_error: float
     """Its standard error."""
     energy_before: float
@@ -63,28 +63,28 @@ class Comparison:
     coverage: float
     """Nominal coverage of the regions that are compared."""
     coverage_before: float
-    """Share of the rows inside those of the model before."""
+    """Share of the rows inside the regions of the model before."""
     coverage_after: float
-    """Share of the rows inside those of the recalibrated model."""
+    """Share of the rows inside the regions of the recalibrated model."""
     in_time: bool
-    """Whether standard errors are those of blocks of rows: these are in time order, or look like it."""
+    """Whether standard errors are from blocks of rows, because rows are in time order or look like it."""
     cause: Cause | None
-    """What probably made it worse; None where it is not."""
+    """Probable reason if it is worse; None otherwise."""
     calibration_rows: int
-    """Rows that the model was recalibrated on."""
+    """Number of rows that the model was recalibrated on."""
     reused: bool
-    """Whether some of them are among these rows."""
+    """Whether some of them are among the compared rows."""
     before: ConditionalFlow = field(repr=False, compare=False)
     """The model before."""
 
     @property
     def harmful(self) -> bool:
-        """Whether recalibration made it worse."""
+        """Whether recalibration made the model worse."""
         return self.outcome == "worse"
 
     @property
     def numbers(self) -> str:
-        """The differences in print."""
+        """The differences as text."""
         parts = []
         if self.nll is not None:
             error = "" if self.nll_error is None else f" ± {self.nll_error:{_digits(self.nll_error)}}"
@@ -99,26 +99,28 @@ class Comparison:
         return is_energy_worse(self.energy, self.energy_error, self.energy_before)
 
     def write_sentence(self, undo: str) -> str:
-        """What recalibration did, in a sentence or two.
+        """The effect of recalibration in a sentence or two.
 
         Args:
-            undo: how to undo it, in the words of the reader.
+            undo: how the reader can undo it.
         """
         if self.outcome == "worse":
             because = "" if self.cause is None else _CAUSES[self.cause].format(n=self.calibration_rows)
             return (
-                f"Recalibration made it worse here ({self.numbers}): undo it with {undo}. Likely because "
-                f"{because}."
+                f"Recalibration made the model worse here ({self.numbers}): undo it with {undo}. Likely "
+                f"because {because}."
             )
         if self.outcome == "better":
-            doubt = " Some of these are calibration rows: it looks better than it is." if self.reused else ""
+            doubt = (
+                " Some of these are calibration rows, so it looks better than it is." if self.reused else ""
+            )
             return f"Recalibration helped ({self.numbers}).{doubt}"
         small = self.nll_error is not None and 2 * self.nll_error < _WORTH
         what = "of practical size" if small else f"that {self.n:,} rows can show"
         return f"Recalibration made no difference {what} ({self.numbers})."
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers as plain values, without the model; None for what is not finite."""
+        """The numbers as plain values, without the model; None for numbers that are not finite."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in vars(self).items()
@@ -138,17 +140,17 @@ def compare(
     atoms: Atoms,
     trained_on: Fingerprint | None,
 ) -> Comparison:
-    """The comparison of what two models do on the same rows.
+    """Comparison of two models on the same rows.
 
     Args:
-        before: what the model before does.
-        after: what the recalibrated one does.
+        before: measures of the model before.
+        after: measures of the recalibrated model.
         model: the model before.
-        record: of the recalibration.
-        reused: share of the calibration rows among these.
-        coverage: nominal coverage to compare at.
+        record: record of the recalibration.
+        reused: share of the calibration rows that are among these rows.
+        coverage: nominal coverage for the comparison.
         in_time: whether the rows are in time order, or look like it.
-        atoms: values that outputs repeat.
+        atoms: repeated values of outputs.
         trained_on: fingerprint of the rows that trained the flow, if known.
     """
     nll = nll_error = None
@@ -179,7 +181,7 @@ def compare(
 
 
 def looks_like_time(u: Tensor) -> bool:
-    """Whether PIT values (n,) of rows that follow each other are alike, or drift: p < 0.001."""
+    """Whether PIT values (n,) of neighbouring rows are correlated, or drift: p < 0.001."""
     if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
         return False
     return min(autocorrelation_test(u).p_value, drift_test(u).p_value) < _IN_TIME / 2
@@ -194,14 +196,14 @@ def looks_like_drift(u: Tensor) -> bool:
 
 
 def is_energy_worse(change: float, error: float, before: float) -> bool:
-    """Whether draws are worse beyond doubt and by a size that matters."""
+    """Whether draws are worse, significantly and by a relevant amount."""
     return change > max(_ENERGY_ERRORS * error, _ENERGY_WORTH * before)
 
 
 def paired_change(after: Tensor, before: Tensor, in_time: bool) -> tuple[float, float]:
-    """Mean of after minus before (n,) and its standard error; infinite where one of them is.
+    """Mean of after minus before (n,) and its standard error; infinite if one of them is.
 
-    Two values of infinity, as for density 0 under both models, are no change.
+    Two infinite values, from density 0 under both models, count as no change.
     """
     change = torch.where(after == before, 0.0, after - before)
     if not bool(torch.isfinite(change).all()):
@@ -211,7 +213,7 @@ def paired_change(after: Tensor, before: Tensor, in_time: bool) -> tuple[float, 
 
 
 def judge_change(nll: float | None, error: float | None, n: int, in_time: bool) -> Outcome:
-    """What a change of the NLL means, by a one-sided test and its size."""
+    """Judgement of a change of the NLL, by a one-sided test and its size."""
     from scipy.stats import t
 
     if nll is None or error is None:

@@ -43,11 +43,11 @@ def conditional_calibration(
     feature_names: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> ConditionalCalibration:
-    r"""Report on whether a model is calibrated at every x and in every direction, not only on average.
+    r"""Report on whether a model is calibrated at all x and in all directions, not only on average.
 
-    With z the latent of a row and :math:`u = F(\rho(z))` its PIT, a true model has u uniform and
-    independent of x, and a direction :math:`z / |z|` that is uniform and independent of both. Each of these
-    is tested:
+    With z the latent of a row and :math:`u = F(\rho(z))` its PIT: if the model is correct, u is uniform and
+    independent of x, and the direction :math:`z / |z|` is uniform and independent of both. Each of these is
+    tested:
 
     ===================== ============================================================= =====================
     uniform PIT           u is uniform (Cramér-von Mises), and the share of rows        approximate, n >= 20
@@ -68,29 +68,29 @@ def conditional_calibration(
     groups                the calibration error of every group is small enough          simulated, Bonferroni
     ===================== ============================================================= =====================
 
-    *Exact* means that a true model is rejected with at most the stated probability for every n, where rows
-    are exchangeable: independent rows are, those of a time series are not. Holm's adjustment makes the
-    level hold for all tests together. Each dependence test costs a second or two at most: with many rows and
-    features it takes a random part of the rows, and says so in its ``detail``. It stops where 50 shuffles are
-    as strong as the data. Of more than 14 features 100 random pairs are multiplied. Directions are tested
-    where the norm is Euclidean.
+    *Exact* means that a correct model is rejected with at most the stated probability for every n, if rows
+    are exchangeable; independent rows are, those of a time series are not. With Holm's adjustment the level
+    holds for all tests together. Each dependence test takes a second or two at most: with many rows and
+    features it uses a random part of the rows, which its ``detail`` states. It stops after 50 shuffles that
+    are as strong as the data. With more than 14 features, products of 100 random pairs are tested. Directions
+    are tested only for a Euclidean norm.
 
-    What was found has a size: ``gain``, the nats a row that its repair gains on held-out rows (3 folds of at
-    most 2,000 rows), and ``coverage_error``, the largest error of coverage that it causes.
+    Findings have sizes: ``gain``, the gain of their repair on held-out rows in nats a row (3 folds of at most
+    2,000 rows), and ``coverage_error``, the largest coverage error that they cause.
 
-    Beside the tests, the coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of
+    In addition, the coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of
     feature space where it is lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
 
     Args:
         model: a flow, recalibrated or not.
         x: (n, p) features, or None for an unconditional flow. Rows that neither training nor recalibration
-            saw.
+            used.
         y: (n, d) outputs.
-        groups: (n,) labels of rows that are to be calibrated each by themselves.
+        groups: (n,) group labels of rows; calibration is tested in each group.
         coverage: nominal coverage that is measured in slabs and groups.
-        slab_share: share of the rows that a slab holds at least.
-        permutations: shuffles, sign changes and simulations of each test, at least 10 / level - 1.
-        level: probability of any finding about a model that is right.
+        slab_share: smallest share of the rows in a slab.
+        permutations: number of shuffles, sign changes and simulations of each test, at least 10 / level - 1.
+        level: probability of any finding for a correct model.
         feature_names: (p,) names of the features; columns of x if that is a table.
         generator: source of randomness; a fixed one if None.
 
@@ -98,7 +98,7 @@ def conditional_calibration(
         The report: print it, or take ``findings``, ``slabs``, ``groups``, ``plot()``, ``to_dict()``.
 
     Warns:
-        CalibrationReuseWarning: where the model was recalibrated on the same rows.
+        CalibrationReuseWarning: if the model was recalibrated on the same rows.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -139,7 +139,7 @@ def examine(
     level: float,
     slab_share: float = 0.1,
 ) -> ConditionalCalibration:
-    """``conditional_calibration`` of rows that are encoded already."""
+    """``conditional_calibration`` of encoded rows."""
     for name, value in (("coverage", coverage), ("slab_share", slab_share), ("level", level)):
         as_share(value, name)
     u, x = case.rows.u, case.rows.x
@@ -178,7 +178,7 @@ def examine(
 
 @dataclass(frozen=True, eq=False)
 class ConditionalCalibration(Findings):
-    """Whether a model is calibrated at every x and in every direction; ``print`` it, or ``plot()``."""
+    """Report on calibration at all x and in all directions; ``print`` it, or ``plot()``."""
 
     n: int
     """Rows."""
@@ -187,9 +187,9 @@ class ConditionalCalibration(Findings):
     feature_names: tuple[str, ...]
     """Names of the p features; none for an unconditional flow."""
     coverage: float
-    """Nominal coverage of the region that slabs and groups are about."""
+    """Nominal coverage of the region for slabs and groups."""
     level: float
-    """Probability of any finding about a model that is right."""
+    """Probability of any finding for a correct model."""
     l_ece: float
     """Latent calibration error over all rows."""
     observed_coverage: float
@@ -197,9 +197,9 @@ class ConditionalCalibration(Findings):
     findings: tuple[Finding, ...]
     """The tests, with p-values adjusted for their number."""
     absent: dict[str, str]
-    """Tests that were not made, and why."""
+    """Tests that were left out, and why."""
     slabs: WorstSlabs | None = field(repr=False)
-    """Where in feature space the coverage is lowest and highest."""
+    """Slabs of feature space where coverage is lowest and highest."""
     groups: tuple[GroupCalibration, ...] = field(repr=False)
     """Calibration of each group."""
     u: Tensor = field(repr=False)
@@ -213,7 +213,7 @@ class ConditionalCalibration(Findings):
 
     @property
     def directions(self) -> int:
-        """Rows that the mean direction is of."""
+        """Number of rows of the mean direction."""
         return min(self.n, usable_rows(self.dim))
 
     def __str__(self) -> str:
@@ -238,14 +238,14 @@ class ConditionalCalibration(Findings):
         return "\n".join([*lines, *self.advice_lines()])
 
     def slab_lines(self) -> list[str]:
-        """Where in feature space the coverage is lowest and highest, a line each."""
+        """Slabs where coverage is lowest and highest, one line each."""
         if self.slabs is None:
             return []
         ends = {"lowest": self.slabs.lowest, "highest": self.slabs.highest}
         return [f"{name} slab coverage: {self._describe(slab)}" for name, slab in ends.items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and sentences as plain values, fit for JSON."""
+        """All numbers and sentences as plain values for JSON."""
         slabs = self.slabs
         return {
             "n": self.n,
@@ -267,9 +267,9 @@ class ConditionalCalibration(Findings):
         }
 
     def plot(self) -> list[Axes]:
-        """Panels side by side: PIT against the most suspicious feature, slabs, mean direction, groups, tests.
+        """Figure with panels: PIT against the most suspicious feature, slabs, mean direction, groups, tests.
 
-        What was not measured has no panel.
+        Panels without data are left out.
         """
         panels = [
             self.draw_feature if self.suspect is not None else None,
@@ -282,13 +282,13 @@ class ConditionalCalibration(Findings):
         return [panel(ax) for panel, ax in zip(drawn, plots.row_of_axes(len(drawn)), strict=True)]
 
     def draw_feature(self, ax: Axes) -> Axes:
-        """PIT against the feature on which it depends most."""
+        """Plot the PIT against the feature on which it depends most."""
         assert self.suspect is not None
         assert self.suspect_values is not None
         return plots.pit_by_feature(self.suspect_values, self.u, name=self.feature_names[self.suspect], ax=ax)
 
     def draw_direction(self, ax: Axes) -> Axes:
-        """Mean direction of latents."""
+        """Plot the mean direction of latents."""
         assert self.mean_direction is not None
         return plots.mean_direction(self.mean_direction, self.directions, ax=ax)
 
@@ -343,7 +343,7 @@ class ConditionalCalibration(Findings):
 
 
 def write_interval(lower: float, what: str, upper: float) -> str:
-    """An interval in print, with as many digits as its ends need to differ, at least three.
+    """An interval as text, with enough digits to distinguish its ends, at least three.
 
     Examples:
         >>> write_interval(-1063.2, "year", -1062.9)

@@ -1,4 +1,4 @@
-"""diagnose: are the probabilities of a model true, where not, and what to do about it?"""
+"""diagnose: is a model calibrated, where is it not, and what to do about it?"""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def diagnose(
     undone: Undone | None = None,
     generator: torch.Generator | None = None,
 ) -> CalibrationReport:
-    r"""Report on whether a model's probabilities are true, where they are not, and what to do about it.
+    r"""Report on whether a model is calibrated, where it is not, and what to do about it.
 
-    To the tests of :func:`conditional_calibration` come
+    In addition to the tests of :func:`conditional_calibration`, these tests are made:
 
     ================= ================================================================ ======================
     latents and base  latents are distributed like draws of the base (energy test)     exact: latent and draw
@@ -70,42 +70,41 @@ def diagnose(
     marginal PITs     the PIT of every output is uniform                               the same, Bonferroni
     ================= ================================================================ ======================
 
-    Holm's adjustment makes the level hold for all of them together: of models that are right, at most that
-    share gets any finding. The *verdict* goes by size: faults are small where coverage is off by less than 2
-    points and their repair gains less than 0.01 nats a row, both with 95 % confidence. One that was
-    recalibrated is right only up to the noise of its calibration rows, and the report says where that
-    explains what was found. The numbers (NLL, energy score, L-ECE, HDR-ECE, coverage) carry 95 % bands, each
-    for itself.
+    With Holm's adjustment the level holds for all of them together: at most that share of correct models has
+    any finding. The *verdict* depends on sizes: faults are small if coverage is off by less than 2 points and
+    their repair gains less than 0.01 nats a row, both with 95 % confidence. A recalibrated model is correct
+    only up to the noise of its calibration rows; the report states if that noise explains the findings. The
+    numbers (NLL, energy score, L-ECE, HDR-ECE, coverage) have separate 95 % bands.
 
-    Outputs that are *rounded* are no fault of the model: PIT values are randomised within the rounding cells,
-    and a note says so. A :class:`latentcal.outputs.GridModel` says which are: its NLL is that of
+    *Rounded* outputs do not count as a fault of the model: PIT values are randomised within the rounding
+    cells, and a note says so. A :class:`latentcal.outputs.GridModel` declares them: its NLL is that of
     probabilities, its draws lie on the grid and at the atoms, and its latents are those of points within
-    cells and gaps. A *recalibrated* model is measured beside the one before, as far as it keeps that, and
-    the report begins with the comparison: did recalibration help on these rows? With many rows, samples are
-    drawn for a random part of them and the energy test takes 1,500; the report says so.
+    cells and gaps. A *recalibrated* model is compared with the model before, if it keeps that, and the report
+    begins with the comparison: did recalibration help on these rows? With many rows, samples are drawn for a
+    random part of them and the energy test uses 1,500; a note says so.
 
     Args:
         model: a flow, recalibrated or not, or a grid model of one.
-        x: (n, p) features, or None for an unconditional flow. Rows that neither training nor recalibration
-            saw, at least 20.
+        x: (n, p) features, or None for an unconditional flow. At least 20 rows that neither training nor
+            recalibration used.
         y: (n, d) outputs.
-        groups: (n,) labels of rows that are to be calibrated each by themselves.
+        groups: (n,) group labels of rows; calibration is tested in each group.
         feature_names: (p,) names of the features; columns of x if that is a table.
         output_names: (d,) names of the outputs; columns of y if that is a table.
-        levels: nominal coverages that are measured.
-        coverage: the one that slabs, groups and the number of calibration points are about.
-        samples: draws of each prediction.
-        permutations: of each test, at least 12 / level - 1; more tell faults apart better.
-        level: probability of any finding about a model that is right.
-        order: ``"time"`` for rows that follow each other in time: differences between two models then have
-            standard errors from blocks of rows. If None, so they have where rows look like it.
-        audience: whose words the advice uses: ``"flow"`` for the functions of this library,
-            ``"estimator"`` for methods of a ``FlowRegressor``, ``"command line"``.
+        levels: nominal coverages to measure.
+        coverage: nominal coverage for slabs, groups and the number of calibration points.
+        samples: number of draws of each prediction.
+        permutations: number of permutations of each test, at least 12 / level - 1; more give sharper
+            p-values.
+        level: probability of any finding for a correct model.
+        order: ``"time"`` for rows in time order: differences between two models then have standard errors
+            from blocks of rows. If None, blocks are used if the rows look ordered.
+        audience: whom the advice is for: ``"flow"`` for the functions of this library, ``"estimator"`` for
+            methods of a ``FlowRegressor``, ``"command line"``.
         model_name: of the model, for the head of the report.
         data_name: of the rows, such as a file, for the head of the report.
-        trained_on: fingerprint of the rows that trained the flow, by which their reuse for calibration is
-            recognised.
-        undone: a recalibration of this model that was taken back; the same is not advised again.
+        trained_on: fingerprint of the training rows of the flow, to detect their reuse for calibration.
+        undone: a recalibration of this model that was undone; the same is not advised again.
         generator: source of randomness; a fixed one if None.
 
     Returns:
@@ -113,12 +112,12 @@ def diagnose(
         ``findings``, ``measured``, ``plot()``, ``to_html(path)``, ``to_dict()``.
 
     Raises:
-        TypeError: where the model is not a flow.
+        TypeError: if the model is not a flow.
         ValueError: for wrong options and shapes, fewer than 20 rows, NaN and infinite values.
-        NotImplementedError: where the law of the radius cannot be sampled, as EmpiricalRadius.
+        NotImplementedError: if the law of the radius cannot be sampled, such as EmpiricalRadius.
 
     Warns:
-        CalibrationReuseWarning: where the model was recalibrated on the same rows.
+        CalibrationReuseWarning: if the model was recalibrated on the same rows.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -222,8 +221,8 @@ def diagnose(
 
 def _describe_grid(grid: GridModel, names: Sequence[str]) -> str:
     return (
-        f"{describe_kinds(grid.kinds, list(names))} The NLL is that of probabilities where single values "
-        "have one; PIT values are randomised there."
+        f"{describe_kinds(grid.kinds, list(names))} For outputs whose single values have a probability, the "
+        "NLL uses it and PIT values are randomised."
     )
 
 
@@ -255,29 +254,29 @@ def diagnose_partitions(
     progress: bool = False,
     **options: Any,
 ) -> CalibrationReport:
-    """:func:`diagnose` on rows that no single machine holds, by dask.
+    """:func:`diagnose` for rows on several machines, by dask.
 
-    Its tests need the rows themselves. Up to ``max_rows`` all of them come here, in the order of the
-    partitions, and the report is that of one machine; of more rows so many are drawn at random, each with the
-    same chance, and the report says so. Partitions are computed twice, to count their rows and to fetch some,
-    and must be the same both times. For the calibration error and the NLL of all rows there is
+    The tests need the rows on one machine. Up to ``max_rows`` rows are fetched, in the order of the
+    partitions, and the report is the same as that of :func:`diagnose`; of more rows, a uniform random part is
+    fetched, and the report says so. Partitions are computed twice, to count their rows and to fetch some, and
+    must be the same both times. For the calibration error and the NLL of all rows, use
     :func:`evaluate_partitions`.
 
     Args:
         model: a flow, recalibrated or not.
         partitions: a dask DataFrame, or delayed pairs (x, y), with x (n, p) or None and y (n, d).
-        targets: columns of a DataFrame that are y, in the flow's order.
-        features: its columns that are x, in the flow's order; all others if None.
-        max_rows: most rows that come here.
-        seed: of the choice of rows.
-        retries: times that a task is repeated where its worker is lost.
+        targets: columns of a DataFrame to use as y, in the flow's order.
+        features: columns to use as x, in the flow's order; all others if None.
+        max_rows: largest number of rows to fetch.
+        seed: seed of the choice of rows.
+        retries: how often a task is repeated if its worker is lost.
         progress: show a progress bar over partitions.
-        **options: of :func:`diagnose`, but for ``groups``.
+        **options: options of :func:`diagnose`, except ``groups``.
     """
     if max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
     if "groups" in options:
-        raise ValueError("groups are labels of rows of one machine; with partitions, name them as features.")
+        raise ValueError("groups cannot be used with partitions; include them among the features.")
     rows = DelayedRows.of(partitions, targets, features)
     how: dict[str, Any] = {"retries": retries, "progress": progress}
     sizes = rows.compute(_size_of, None, **how)

@@ -1,4 +1,4 @@
-"""How large is what was found: the nats that its repair gains, and the error of coverage that it causes."""
+"""Sizes of findings: the gain of their repair in nats, and the coverage error that they cause."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _PARTS, _FEWEST_IN_PART = 3, 10
 
 
 class Gap(NamedTuple):
-    """A largest error of coverage."""
+    """A largest coverage error."""
 
     size: float
-    """Less what chance explains."""
+    """Its size, minus what chance explains."""
     error: float
-    """Standard error of the coverage at the place where it is largest."""
+    """Standard error of the coverage where the error is largest."""
 
 
 class Repair(NamedTuple):
-    """What repairs a fault: the best of some rungs of the ladder, compared with the best of others."""
+    """Repair of a fault: the best of some rungs of the ladder, compared with the best of others."""
 
     rungs: tuple[str, ...]
     over: tuple[str, ...] = ("unchanged",)
 
 
 class HeldOutGains:
-    """Gains of rungs in held-out log-likelihood; each rung is fitted when it is first asked for.
+    """Gains of rungs in held-out log-likelihood; each rung is fitted on first use.
 
     Args:
         rows: latents and features.
         base: law that the latents should have.
-        groups: column of the features that holds a label, for laws by group.
+        groups: column of the features with group labels, for laws by group.
         in_time: whether rows are in time order, so that folds are blocks of them.
     """
 
@@ -59,9 +59,9 @@ class HeldOutGains:
         self._known: dict[str, Tensor | None] = {}
 
     def estimate(self, repair: Repair) -> tuple[float, float] | None:
-        """Gain in nats a row and its standard error; None where the first rung of the repair is not possible.
+        """Gain in nats a row and its standard error; None if the first rung of the repair is not possible.
 
-        Differences are paired, row by row. Of several rungs the one counts that gains most.
+        Differences are paired, row by row. Of several rungs, the one with the largest gain counts.
         """
         outside = self.base.norm_of(self.rows.z).max() > self.base.radius.upper  # no law on its support fits
         if outside or len(self.rows) < _FEWEST_ROWS or self._log_likelihood(repair.rungs[0]) is None:
@@ -102,7 +102,7 @@ class HeldOutGains:
 
 
 def gap_to_uniform(u: Tensor) -> Gap:
-    r"""Largest :math:`|F_n(u) - u|` of values (n,) that should be uniform, less what chance explains.
+    r"""Largest :math:`|F_n(u) - u|` of values (n,) that should be uniform, minus what chance explains.
 
     .. math:: \sqrt{\max(0, D^2 - \pi^2 / 12 n)}
 
@@ -122,8 +122,8 @@ def gap_to_uniform(u: Tensor) -> Gap:
 def gap_between_parts(values: Tensor, column: Tensor) -> Gap:
     """Largest difference between the law of values (n,) in a third of a column (n,) and that in all rows.
 
-    The thirds are those of the sorted column, fewer where it has few values. What chance explains is taken
-    off, as in :func:`gap_to_uniform`.
+    The thirds are those of the sorted column, or fewer parts if it has few values. What chance explains is
+    subtracted, as in :func:`gap_to_uniform`.
     """
     n, column = len(values), column.contiguous()
     edges = torch.quantile(column, torch.arange(1, _PARTS, dtype=torch.float64) / _PARTS).unique()
@@ -149,7 +149,7 @@ def _gap(distance: float, share: float, variance: float) -> Gap:
 
 
 def halves(n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two halves of n rows: one to choose by, one to measure on; and the other way round."""
+    """Pairs of halves of n rows, one to choose on and one to measure on, both ways round."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     yield order[: n // 2], order[n // 2 :]
     yield order[n // 2 :], order[: n // 2]
@@ -159,7 +159,7 @@ def gap_along(choose: Callable[[Tensor], Tensor], gap: Callable[[Tensor, Tensor]
     """Gap along a direction that is chosen on one half of n rows and measured on the other, on average.
 
     Args:
-        choose: of the direction (d,) from numbers of rows.
+        choose: function from numbers of rows to the direction (d,).
         gap: of numbers of rows and a direction.
         n: rows.
     """
@@ -185,7 +185,7 @@ def width_pit(along: Tensor, d: int) -> Tensor:
 
 
 def gap_of_sign(along: Tensor) -> Gap:
-    """How far the share of positive values (n,) is from one half, less what chance explains."""
+    """Distance of the share of positive values (n,) from one half, minus what chance explains."""
     share = float((along > 0).double().mean())
     noise = 0.25 / len(along)
     return Gap(math.sqrt(max(0.0, (share - 0.5) ** 2 - noise)), math.sqrt(noise))

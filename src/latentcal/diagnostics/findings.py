@@ -22,36 +22,36 @@ class Finding:
     """One question put to the data, and its answer."""
 
     name: str
-    """What was tested, in few words."""
+    """Name of the test."""
     statistic: float
     p_value: float
-    """Probability of data as extreme where the model is right in this respect."""
+    """Probability of data as extreme if the model is correct in this respect."""
     verdict: str
-    """What it means if the test rejects, in one sentence."""
+    """Meaning of a rejection, in one sentence."""
     remedy: str = ""
-    """What to do about it, in the words of the audience."""
+    """What to do about it, for the audience."""
     adjusted: float = 1.0
     """The p-value after Holm's adjustment for all tests made together."""
     found: bool = False
     """Whether the adjusted p-value is at or below the level."""
     detail: str = ""
-    """How the p-value was made: rows used, what was left out."""
+    """How the p-value was computed: rows used, what was left out."""
     gain: float | None = None
-    """Nats a row that the repair is estimated to gain on rows it did not see; None where nothing was found,
-    no repair is known or rows are too few.
+    """Estimated gain of the repair on new rows, in nats a row; None if nothing was found, no repair is known
+    or rows are too few.
     """
     gain_error: float | None = None
     """Standard error of the gain."""
     coverage_error: float | None = None
-    """Largest error of coverage that it causes, less what chance explains; None where nothing was found."""
+    """Largest coverage error that it causes, minus what chance explains; None if nothing was found."""
     coverage_uncertainty: float | None = None
     """Standard error of the coverage error."""
     omnibus: bool = False
-    """Whether the test sees differences of any kind, so that the sizes need not be those of what it saw."""
+    """Whether the test detects differences of any kind; the sizes may then be those of another fault."""
 
     @property
     def sizes(self) -> tuple[str, str]:
-        """Gain in nats and coverage error in points, in print; empty where they are not known."""
+        """Gain in nats and coverage error in points, as text; empty if unknown."""
         gain = error = ""
         if self.gain is not None:
             gain = f"{self.gain:.3f} ± {self.gain_error:.3f}"
@@ -61,12 +61,12 @@ class Finding:
 
     @property
     def small(self) -> bool:
-        """Whether something was found whose effect is small, uncertainty included."""
+        """Whether something was found whose effect is small, including its uncertainty."""
         return self.found and not self.omnibus and is_small(self)
 
     @property
     def is_repairable(self) -> bool:
-        """Whether the repair gains anything, with 95 % confidence."""
+        """Whether the repair has a gain, with 95 % confidence."""
         return (
             self.gain is not None and self.gain_error is not None and self.gain > ONE_SIDED * self.gain_error
         )
@@ -77,7 +77,7 @@ class Finding:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Holm's adjusted p-values: rejecting those at most :math:`\alpha` errs with probability at most that.
+    r"""Holm's adjusted p-values: rejecting those up to :math:`\alpha` errs with probability at most that.
 
     .. math:: \tilde p_{(i)} = \max_{j \le i} \min\{1, (m - j + 1) \, p_{(j)}\}
 
@@ -96,7 +96,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def format_p(p: float) -> str:
-    """A p-value with its sign of comparison where it is tiny."""
+    """A p-value as text, with a comparison sign if it is tiny."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
@@ -109,18 +109,18 @@ def adjust(findings: Sequence[Finding], level: float) -> tuple[Finding, ...]:
 
 
 def check_permutations(permutations: int, level: float, *, tests: int) -> None:
-    """Raise where the smallest p-value, 1 / (1 + permutations), does not survive the adjustment for tests."""
+    """Raise if the smallest possible p-value, 1 / (1 + permutations), does not survive the adjustment."""
     permutations, level = as_whole(permutations, "permutations"), as_share(level, "level")
     fewest = math.ceil(tests / level - 1e-9) - 1
     if permutations < fewest:
         raise ValueError(
             f"permutations must be at least {fewest:,} for a level of {level:g}, got {permutations:,}: with "
-            f"fewer no p-value is small enough to survive the adjustment for {tests} tests."
+            f"fewer, no p-value can survive the adjustment for {tests} tests."
         )
 
 
 class Findings:
-    """What a report with findings and absent tests can say of them; reports inherit it."""
+    """Base class of reports with findings and absent tests."""
 
     level: float
     findings: tuple[Finding, ...]
@@ -130,27 +130,27 @@ class Findings:
     def verdict(self) -> Verdict:
         """``"calibrated"``, ``"small_faults"`` or ``"not_calibrated"``.
 
-        Faults are small where coverage is off by less than 2 points and the repair gains less than 0.01
-        nats a row, both with 95 % confidence.
+        Faults are small if coverage is off by less than 2 points and the repair gains less than 0.01 nats a
+        row, both with 95 % confidence.
         """
         return judge(self.findings)
 
     @property
     def calibrated(self) -> bool:
-        """Whether no test found anything."""
+        """Whether no test found a fault."""
         return self.verdict == "calibrated"
 
     def __getitem__(self, name: str) -> Finding:
-        """The finding of that name, or an error that says why there is none."""
+        """The finding of that name; raises with the reason if there is none."""
         for finding in self.findings:
             if finding.name == name:
                 return finding
         if name in self.absent:
             raise KeyError(f"{name!r} was not tested: {self.absent[name]}.")
-        raise KeyError(f"{name!r} is none of {[finding.name for finding in self.findings]}.")
+        raise KeyError(f"No finding {name!r}; choose from {[finding.name for finding in self.findings]}.")
 
     def test_lines(self) -> list[str]:
-        """A table of the tests and of what was not tested, for print."""
+        """Lines of a table of the tests, and of what was not tested."""
         sized = any(finding.found for finding in self.findings)
         head = f" {'gain (nats)':>16} {'coverage off (points)':>22}" if sized else ""
         lines = [f"  {'test':<21} {'p':>8} {'adjusted':>9}{head}"]
@@ -163,7 +163,7 @@ class Findings:
         return [*lines, *(f"  {name:<21} {'-':>8} {'-':>9}  {why}" for name, why in self.absent.items())]
 
     def advice_lines(self) -> list[str]:
-        """What was found and what to do about it, a line each."""
+        """What was found and what to do about it, one line each."""
         lines, before = [], ""
         for each in self.findings:
             if each.found:
@@ -174,7 +174,7 @@ class Findings:
         return lines
 
     def draw_tests(self, ax: Axes) -> Axes:
-        """Adjusted p-values as bars."""
+        """Plot the adjusted p-values as bars."""
         names = [finding.name for finding in self.findings]
         adjusted = torch.tensor([finding.adjusted for finding in self.findings], dtype=torch.float64)
         return plots.p_value_bars(names, adjusted, level=self.level, ax=ax)

@@ -1,4 +1,4 @@
-"""What a model makes of rows: their latents and PIT values, names of columns, how it was recalibrated."""
+"""Latents and PIT values of rows, names of columns, and the last recalibration of a model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LastRecalibration(NamedTuple):
     """The last recalibration of a model."""
 
     record: Any
-    """What the model says of it; None for a flow as it was trained."""
+    """Its record; None for a flow as it was trained."""
     reused: float
-    """Share of its rows that are among those asked about."""
+    """Share of its rows that are among the given rows."""
 
 
 class ModelBefore(NamedTuple):
@@ -36,14 +36,14 @@ class ModelBefore(NamedTuple):
 
     flow: ConditionalFlow
     name: str
-    """How Python gets it from ``model``; from the report where it has no name in the model."""
+    """Python expression for it, from ``model`` or else from the report."""
 
 
 def find_model_before(model: ConditionalFlow) -> ModelBefore | None:
-    """The model before its last recalibration, as far as it keeps that; None for one as it was trained.
+    """The model before its last recalibration, if it keeps that; None for a model as it was trained.
 
-    An aligned model keeps the one that it was made from, with its own recalibration. Where a law was
-    replaced more than once, the first is kept: then it is the flow as it was trained.
+    An aligned model keeps the model it was made from, with its recalibration. If a law was replaced more than
+    once, the first one is kept, which gives the flow as it was trained.
     """
     if isinstance(model, Aligned):
         return ModelBefore(model.flow, "model.flow")
@@ -57,11 +57,11 @@ def find_model_before(model: ConditionalFlow) -> ModelBefore | None:
 
 
 def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> LastRecalibration:
-    """The last recalibration of a model, also of one that is wrapped in other units.
+    """The last recalibration of a model, also of one wrapped to use other units.
 
     Args:
         model: the flow.
-        x: (n, p) features of rows that may have served for it, or None.
+        x: (n, p) features of rows that it may have used, or None.
         y: (n, d) their outputs.
     """
     record = model.recalibration
@@ -76,10 +76,10 @@ def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> L
 
 
 class Latents(NamedTuple):
-    """What a model makes of n rows, on the CPU."""
+    """Latents and PIT values of n rows under a model, on the CPU."""
 
     x: Tensor | None
-    """(n, p) features, or what laws and maps see of them."""
+    """(n, p) features, or the form that laws and maps use."""
     z: Tensor
     """(n, d) float64 latents."""
     norms: Tensor
@@ -87,13 +87,13 @@ class Latents(NamedTuple):
     u: Tensor
     """(n,) float64 latent PIT values."""
     logit: Tensor
-    """(n,) log(u / (1 - u)), which orders rows even where u rounds to 0 or 1."""
+    """(n,) log(u / (1 - u)), which orders rows even if u rounds to 0 or 1."""
     y: Tensor
-    """(n, d) outputs that these belong to: where they are rounded, one value within the cell of each."""
+    """(n, d) outputs of these; rounded ones are replaced by a value within their cell."""
 
 
 def as_numbers(values: Any, name: str) -> Tensor | None:
-    """A tensor from a tensor, an array, a table or lists; None stays None, text is refused by name."""
+    """A tensor from a tensor, an array, a table or lists; None for None; raises for text."""
     if values is None:
         return None
     try:
@@ -102,7 +102,7 @@ def as_numbers(values: Any, name: str) -> Tensor | None:
         kinds = values.dtypes.items() if getattr(values, "ndim", 0) == 2 and hasattr(values, "iloc") else ()
         texts = [str(column) for column, kind in kinds if kind.kind not in "biuf"]
         which = f" (columns {texts})" if texts else ""
-        raise ValueError(f"{name} must hold numbers alone{which}: {error}. Encode what is text.") from error
+        raise ValueError(f"{name} must be numeric{which}: {error}. Encode text columns.") from error
 
 
 def encode_rows(
@@ -110,20 +110,20 @@ def encode_rows(
 ) -> Latents:
     """Latents and PIT values of rows x (n, p), or None, and y (n, d), in evaluation mode.
 
-    Where outputs are rounded, they are those of :func:`randomize_cells`, or of the cells of a grid model.
+    For rounded outputs, they are those of :func:`randomize_cells`, or of the cells of a grid model.
 
     Raises:
-        TypeError: where the model is not a flow.
+        TypeError: if the model is not a flow.
         ValueError: for other shapes, fewer than 20 rows, NaN and infinite values.
 
     Warns:
-        CalibrationReuseWarning: where the model was recalibrated on the same rows.
+        CalibrationReuseWarning: if the model was recalibrated on the same rows.
     """
     if not isinstance(model, ConditionalFlow):
         raise TypeError(
             f"model must be a ConditionalFlow, got {type(model).__name__}. The arguments are (model, x, y). "
-            "A model of another library is wrapped first, by an adapter (from_sampler if it only gives "
-            "draws), or tested by diagnostics.prerank_report; a FlowRegressor has diagnose(X, y)."
+            "Wrap a model of another library with an adapter first (from_sampler if it only gives draws), "
+            "or use diagnostics.prerank_report. For a FlowRegressor, call its diagnose(X, y)."
         )
     x = as_numbers(model.read_features(x), "x")
     x, y = as_rows(x, as_numbers(y, "y"), outputs=model.base.dim, fewest=FEWEST_ROWS)
@@ -143,7 +143,7 @@ def encode_rows(
             "although y is finite. Drop those rows, or run check_flow(model, x, y)."
         )
     if warn:
-        warn_of_reuse(last_recalibration(model, x, y).reused, "On them the model looks better than it is.")
+        warn_of_reuse(last_recalibration(model, x, y).reused, "The model looks better on them than it is.")
     seen = None if x is None else _features_seen(model, x)
     return Latents(seen, z, norms, u, logit, inside)
 
@@ -157,14 +157,14 @@ def _features_seen(model: ConditionalFlow, x: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """Some rows at a time."""
+    """A batch of rows."""
 
     x: Tensor | None
     y: Tensor
 
 
 def batches(x: Tensor | None, y: Tensor, samples: int = 1) -> Iterator[Batch]:
-    """Rows of x (n, p), or None, and y (n, d) of which so many samples each are held in bounded memory."""
+    """Batches of x (n, p), or None, and y (n, d), with bounded memory for the samples of each."""
     size = rows_at_a_time(samples * (y.shape[1] + (0 if x is None else x.shape[1])))
     for i in range(0, len(y), size):
         yield Batch(None if x is None else x[i : i + size], y[i : i + size])
@@ -173,7 +173,7 @@ def batches(x: Tensor | None, y: Tensor, samples: int = 1) -> Iterator[Batch]:
 def name_features(
     model: ConditionalFlow, x: Any, given: Sequence[str] | None, seen: Tensor | None
 ) -> list[str]:
-    """Names of features (n, p): those given, the model's own, the columns of a table, or ``x[0]``, ..."""
+    """Names of features (n, p): those given, those of the model, the columns of a table, or ``x[0]``, ..."""
     given = given or model.name_summary()
     return _name_columns(x, given, 0 if seen is None else seen.shape[1], "x", "feature")
 

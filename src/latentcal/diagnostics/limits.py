@@ -1,4 +1,4 @@
-"""How far off is a calibrated model by chance? Limits for all rows, for groups, and by calibration points."""
+"""Chance errors of a calibrated model: limits for all rows, for groups, and by calibration points."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GroupCalibration:
     l_ece: float
     """Latent calibration error of the group's rows."""
     limit: float
-    """What the errors of all groups of a calibrated model stay below at once with the stated confidence."""
+    """Limit that the errors of all groups of a calibrated model stay below, with the stated confidence."""
     p_value: float
     """Probability of an error as large in a calibrated group of that size; not adjusted."""
     coverage: float
@@ -40,7 +40,7 @@ class GroupCalibration:
 
     @property
     def calibrated(self) -> bool:
-        """Whether the error is at most its limit."""
+        """Whether the error is within its limit."""
         return self.l_ece <= self.limit
 
 
@@ -53,8 +53,8 @@ def group_calibration(
 ) -> tuple[GroupCalibration, ...]:
     """L-ECE of the PIT values of each group, with simultaneous limits (Bonferroni).
 
-    The law of the error of n uniforms is simulated for n up to 200; beyond, the error times sqrt(n + 2) has
-    the same law up to 1 %.
+    The distribution of the error of n uniforms is simulated for n up to 200; for larger n, the error times
+    sqrt(n + 2) has the same distribution up to 1 %.
 
     Args:
         u: (n,) PIT values.
@@ -92,7 +92,7 @@ def group_calibration(
 
 
 def error_limit(n: float, confidence: float = 0.95) -> float:
-    """What the calibration error of n true uniforms stays below with this confidence, at least.
+    """Limit that the calibration error of n uniforms stays below, with at least this confidence.
 
     Examples:
         >>> 0.018 < error_limit(1000) < 0.019
@@ -103,12 +103,12 @@ def error_limit(n: float, confidence: float = 0.95) -> float:
 
 
 def index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
-    """The distinct labels in order, and (n,) the index of each row's label."""
+    """The sorted distinct labels, and (n,) the index of each row's label."""
     array = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if array.shape != (n,):
-        raise ValueError(f"groups must be ({n},), one label a row, got shape {array.shape}.")
+        raise ValueError(f"groups must be ({n},), one label for each row, got shape {array.shape}.")
     if (array != array).any():
-        raise ValueError("groups has NaN labels; give those rows a label of their own or drop them.")
+        raise ValueError("groups has NaN labels; give those rows a separate label or drop them.")
     try:
         labels, member = np.unique(array, return_inverse=True)
     except TypeError as error:
@@ -116,8 +116,8 @@ def index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
         raise ValueError(f"groups has labels of several kinds, {kinds}; make them all strings.") from error
     if len(labels) > n // 2:
         raise ValueError(
-            f"groups has {len(labels)} different labels for {n} rows. Give categories; numbers are cut into "
-            "bins first, for instance with torch.bucketize."
+            f"groups has {len(labels)} different labels for {n} rows. Use categories; cut numbers into bins "
+            "first, for instance with torch.bucketize."
         )
     return labels.tolist(), torch.from_numpy(member.reshape(-1))
 
@@ -140,7 +140,7 @@ def _simulate_errors(n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CalibrationPoints:
-    """What a number of calibration points is good for, and how many a wanted precision takes.
+    """Precision of coverage with a number of calibration points, and numbers needed for given precisions.
 
     Examples:
         >>> CalibrationPoints.of(500, coverage=0.9).needed
@@ -148,49 +148,52 @@ class CalibrationPoints:
     """
 
     n: int
-    """Points that the model was recalibrated on; those that it is diagnosed on if it was not."""
+    """Number of points that the model was recalibrated on, or is diagnosed on if it was not recalibrated."""
     used: bool
     """Whether the model was recalibrated on them."""
     coverage: float
-    """Wanted coverage."""
+    """Nominal coverage."""
     interval: tuple[float, float] | None
-    """What the model's regions of that coverage truly cover, for about 95 % of calibration sets; for a model
-    that was not recalibrated, what conformal regions of n points cover, for 95 % of sets. None where so few
-    points promise nothing, or where the model was aligned and has no law of the norm fitted to them."""
+    """Interval of the true coverage of the model's regions, for about 95 % of calibration sets; for a model
+    that was not recalibrated, of conformal regions from n points, for 95 % of sets. None if there are too few
+    points, or if the model was aligned and has no law of the norm fitted to them.
+    """
     needed: dict[float, int]
-    """Points with which coverage is within each precision of the wanted one, for 95 % of sets, in regions
-    that follow the order statistics of the points."""
+    """Points needed for coverage within each precision of the nominal one, for 95 % of sets, in regions from
+    order statistics of the points.
+    """
 
     @classmethod
     def of(cls, n: int, *, coverage: float) -> CalibrationPoints:
-        """For n points, and precisions of a half, a fifth and a tenth of the smaller side of the coverage."""
+        """Statement for n points, and precisions of 1/2, 1/5 and 1/10 of the smaller side of the coverage."""
         return cls(n, False, coverage, coverage_interval(n, coverage), dict(_points_needed(coverage)))
 
     @classmethod
     def behind(cls, record: Any, *, coverage: float) -> CalibrationPoints:
-        """For the points of a recalibration, by its :class:`~latentcal.recalibration.Recalibration`."""
+        """Statement for the points of a recalibration, from its record."""
         law = record.guarantee
         interval = None if law is None else law.coverage_interval(coverage)
         return cls(round(effective_points(record)), True, coverage, interval, dict(_points_needed(coverage)))
 
     @property
     def promise(self) -> str:
-        """What the points are good for, in a sentence."""
+        """The precision of coverage with these points, in a sentence."""
         regions = f"{100 * self.coverage:g} % regions"
         if self.interval is None and self.used:
             return (
-                f"{self.n:,} points promise nothing about {regions}: they aligned the model and no law was "
-                "fitted to them, or they drift in time. Recalibrate it, on newer rows where they drift."
+                f"{self.n:,} points allow no statement about {regions}: either they aligned the model and "
+                "no law was fitted to them, or they drift in time. Recalibrate it, on newer rows if they "
+                "drift."
             )
         if self.interval is None:
             fewest = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
-            return f"{self.n:,} points promise nothing about {regions}: that takes at least {fewest:,}."
+            return f"{self.n:,} points are too few for {regions}: at least {fewest:,} are needed."
         low, high = (100 * end for end in self.interval)
         if self.used:
-            subject, sets = f"{self.n:,} calibration points hold the coverage of", "about 95 %"
+            subject, sets = f"With {self.n:,} calibration points, {regions} cover", "about 95 %"
         else:
-            subject, sets = f"{self.n:,} points would hold the coverage of conformal", "95 %"
-        return f"{subject} {regions} between {low:.1f} and {high:.1f} % (for {sets} of calibration sets)."
+            subject, sets = f"With {self.n:,} points, conformal {regions} would cover", "95 %"
+        return f"{subject} between {low:.1f} and {high:.1f} % (for {sets} of calibration sets)."
 
     def __str__(self) -> str:
         wanted = ", ".join(f"{n:,} for ±{100 * p:g} %" for p, n in self.needed.items())
@@ -203,22 +206,22 @@ class CalibrationPoints:
 
 
 def effective_points(record: Any) -> float:
-    """Independent calibration points of equal weight that say as much as those of a recalibration."""
+    """Equivalent number of independent calibration points with equal weights."""
     return float(record.n if record.effective_n is None else record.effective_n)
 
 
 def noise_limit(n: int, record: Any) -> float:
-    r"""L-ECE on n rows that a law fitted to m calibration points stays below in 99 % of cases, about.
+    r"""Limit that the L-ECE on n rows of a law fitted to m points stays below in about 99 % of cases.
 
-    Rows and calibration points both scatter about the true law, so that the error is that of
-    :math:`n m / (n + m)` uniforms; less where the fitted law is smoother than a step function.
+    Rows and calibration points both scatter around the true law, so the error is that of :math:`n m / (n +
+    m)` uniforms, and smaller if the fitted law is smoother than a step function.
     """
     m = effective_points(record)
     return error_limit(max(1.0, n * m / (n + m)), 0.99)
 
 
 def coverage_interval(n: int, coverage: float) -> tuple[float, float] | None:
-    """What conformal regions of n points cover, for 95 % of calibration sets; None for too few."""
+    """Interval of the coverage of conformal regions from n points, for 95 % of sets; None for too few."""
     interval = Guarantee(n, 0.0, steps=True).coverage_interval(coverage)
     return None if interval == (1.0, 1.0) else interval
 

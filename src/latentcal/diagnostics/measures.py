@@ -1,4 +1,4 @@
-"""Numbers that say how good one model is on given rows, each with a band or a p-value."""
+"""Measures of one model on given rows, each with a band or a p-value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_LAWS = 1000  # rows whose laws are averaged where the law depends on x
 _SHOWN = 0.995  # of the norms lie in the bins
 INTERVAL, CALIBRATED = "interval", "calibrated"
 ENERGY_IN_UNITS = "energy score / SD"
-"""Name of the energy score of outputs in units of their standard deviation."""
+"""Name of the energy score of outputs divided by their standard deviations."""
 _PAIRS = 5e7  # distances n s^2 that energy scores may cost
 _NUMBERS = 2e7  # drawn in all, n s d
 _FEWEST_ROWS = 200
@@ -31,24 +31,24 @@ _FEWEST_ROWS = 200
 
 @dataclass(frozen=True, eq=False)
 class NormLaw:
-    """Shares of the rows by latent norm, with a band for those of a calibrated model."""
+    """Shares of the rows by latent norm, with a band for a calibrated model."""
 
     edges: Tensor
-    """(k + 1,) ends of the bins; up to half a percent of the rows lies beyond the last."""
+    """(k + 1,) ends of the bins; up to half a percent of the rows lie beyond the last."""
     observed: Tensor
     """(k,) share of the rows in each bin."""
     assumed: Tensor
     """(k,) its probability under the model."""
     lower: Tensor
-    """(k,) lower end of the band that holds all shares of 95 % of calibrated models, at least."""
+    """(k,) lower end of the band that contains all shares for at least 95 % of calibrated models."""
     upper: Tensor
     """(k,) its upper end."""
 
 
 def norm_law(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> NormLaw | None:
-    r"""Observed and assumed shares of latent norms in bins of equal width; None where all norms are equal.
+    r"""Observed and assumed shares of latent norms in bins of equal width; None if all norms are equal.
 
-    Where the law depends on x, the assumed share of a bin is the mean over the rows. A count is then a sum of
+    If the law depends on x, the assumed share of a bin is the mean over the rows. A count is then a sum of
     different Bernoulli variables, whose spread is at most that of the binomial law behind the band:
 
     .. math:: n\,\text{observed}_j \sim \mathrm{Bin}(n, \text{assumed}_j) \quad\text{(Bonferroni over bins)}.
@@ -96,19 +96,19 @@ class Measure:
     low: float
     high: float
     band: str
-    """``"interval"``: holds the true value with 95 %; ``"calibrated"``: holds 95 % of calibrated models."""
+    """``"interval"``: 95 % confidence interval; ``"calibrated"``: contains 95 % of calibrated models."""
     p_value: float | None = None
-    """Of the hypothesis that the model is calibrated, by itself: not adjusted for other tests."""
+    """p-value of the hypothesis that the model is calibrated, not adjusted for other tests."""
     nominal: float | None = None
-    """What it would be for a calibrated model, where that is known."""
+    """Its value for a calibrated model, if known."""
 
     @property
     def is_coverage(self) -> bool:
-        """Whether it is a share of rows inside regions."""
+        """Whether it is a coverage."""
         return self.nominal is not None and self.band == INTERVAL
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values; None for what is not finite."""
+        """The fields as plain values; None for numbers that are not finite."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in vars(self).items()
@@ -117,14 +117,14 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What one model does on the rows."""
+    """Measures of one model on the rows."""
 
     numbers: tuple[Measure, ...]
-    """NLL, energy score, L-ECE, HDR-ECE and coverages; without a density not all of them."""
+    """NLL, energy score, L-ECE, HDR-ECE and coverages; some are missing without a density."""
     marginals: tuple[Measure, ...]
     """Calibration error of the PIT of each output."""
     rows: int
-    """Rows on which samples were drawn: those of energy score, HDR-ECE and marginals."""
+    """Number of rows with samples, for energy score, HDR-ECE and marginals."""
     u: Tensor = field(repr=False)
     """(n,) latent PIT values."""
     marginal_u: Tensor = field(repr=False)
@@ -136,16 +136,16 @@ class Measured:
     energy: Tensor = field(repr=False)
     """(m,) energy scores."""
     energy_in_units: Tensor = field(repr=False)
-    """(m,) energy scores of outputs in units of their standard deviation in all rows."""
+    """(m,) energy scores of outputs divided by their standard deviations."""
     norms: NormLaw | None = field(repr=False)
-    """Latent norms beside the law that the model assumes; None where all norms are equal."""
+    """Latent norms and the law that the model assumes; None if all norms are equal."""
 
     def __getitem__(self, name: str) -> Measure:
         """The number of that name."""
         for measure in self.numbers:
             if measure.name == name:
                 return measure
-        raise KeyError(f"{name!r} is none of {[measure.name for measure in self.numbers]}.")
+        raise KeyError(f"No measure {name!r}; choose from {[measure.name for measure in self.numbers]}.")
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain values."""
@@ -157,7 +157,7 @@ class Measured:
 
 
 def rows_to_sample(n: int, dim: int, samples: int, generator: torch.Generator) -> Tensor:
-    """Rows whose predictions are sampled: all, or a random part of bounded cost."""
+    """Rows whose predictions are sampled: all, or a random part to bound the cost."""
     most = int(max(_FEWEST_ROWS, min(_PAIRS / samples**2, _NUMBERS / (samples * dim))))
     return random_part(n, most, generator).sort().values
 
@@ -175,19 +175,19 @@ def measure(
     seed: int,
     grid: GridModel | None = None,
 ) -> Measured:
-    """The numbers of a model at x (n, p) or None and y (n, d).
+    """Measures of a model at x (n, p) or None and y (n, d).
 
     Args:
         model: the flow.
         x: features.
-        y: outputs, which the scores are of.
-        rows: what the model makes of them.
+        y: outputs to score.
+        rows: their latents and PIT values.
         names: (d,) names of the outputs.
         part: (m,) rows whose predictions are sampled.
         levels: nominal coverages.
-        samples: draws of each of those predictions.
-        seed: of the draws; two models with one seed are compared on like random numbers.
-        grid: what has the probabilities of outputs, where single values have one.
+        samples: number of draws of each of those predictions.
+        seed: seed of the draws; use the same seed to compare two models.
+        grid: grid model with the probabilities of outputs, if single values have one.
     """
     with torch.no_grad(), evaluation_mode(model):
         nll = _nll(model if grid is None else grid, x, y)
@@ -213,7 +213,7 @@ def measure(
 
 
 def mean_of(name: str, values: Tensor) -> Measure:
-    """The mean of (n,) values with its 95 % interval, by the normal law; no interval where it is infinite."""
+    """The mean of (n,) values with its normal 95 % interval; no interval if it is infinite."""
     mean = float(values.mean())
     if not math.isfinite(mean):
         return Measure(name, mean, -math.inf, math.inf, INTERVAL)
@@ -222,7 +222,7 @@ def mean_of(name: str, values: Tensor) -> Measure:
 
 
 def error_of(name: str, u: Tensor) -> Measure:
-    """Calibration error of PIT values (n,), with what 95 % of calibrated models stay below."""
+    """Calibration error of PIT values (n,), with the limit for 95 % of calibrated models."""
     p_value = uniformity_test(u, "cvm").p_value
     return Measure(name, float(calibration_error(u)), 0.0, error_limit(len(u)), CALIBRATED, p_value, 0.0)
 

@@ -1,4 +1,4 @@
-"""Tests of dependence, direction and law; p-values from shuffled, sign-changed or simulated rows."""
+"""Tests of dependence, direction and law, with p-values from shuffles, sign changes or simulations."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _NORM_WEIGHT = 1 / 8  # of the norm beside coordinates: more hides correlations,
 
 
 class Outcome(NamedTuple):
-    """A statistic, and the probability of one as large where the null hypothesis holds."""
+    """A statistic, and the probability of one as large under the null hypothesis."""
 
     statistic: float
     p_value: float
     n: int
-    """Rows that were used."""
+    """Number of rows used."""
     simulated: bool = True
-    """Whether the p-value is exact, from simulation, and not from a limiting law."""
+    """Whether the p-value is exact, from simulation, rather than asymptotic."""
 
 
 def random_part(n: int, most: int, generator: torch.Generator) -> Tensor:
-    """Indices of at most so many of n rows, drawn at random where there are more."""
+    """Indices of at most ``most`` of n rows, drawn at random if there are more."""
     return torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most]
 
 
@@ -50,11 +50,11 @@ class Dependence:
     """Outcome of a permutation test."""
 
     p_value: float
-    """Of the strongest block: the share of shuffles, this one counted, in which any block is as strong."""
+    """p-value of the strongest block: share of shuffles, data included, in which any block is as strong."""
     strength: Tensor
     """(b,) standardised sum of squared correlations of each block; -inf for one without columns."""
     adjusted: Tensor
-    """(b,) p-value of each block, adjusted for there being b of them."""
+    """(b,) p-value of each block, adjusted for the b blocks."""
 
     @property
     def statistic(self) -> float:
@@ -77,7 +77,7 @@ def permutation_test(
     generator: torch.Generator,
     enough: int | None = None,
 ) -> Dependence:
-    r"""Test of the hypothesis that columns and scores are independent, by shuffling the rows of one of them.
+    r"""Test of independence of columns and scores, by shuffling the rows of one of them.
 
     .. math:: T = \max_b \frac{S_b - k_b}{\sqrt{2 k_b}}, \qquad
               S_b = \frac1n \sum_{c \in b,\, l} \Big( \sum_i \varphi_{ic} \psi_{il} \Big)^2,
@@ -293,7 +293,7 @@ def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Ge
 
     Args:
         omega: (n, d) unit vectors.
-        permutations: sign changes.
+        permutations: number of sign changes.
         generator: source of randomness.
     """
     omega = omega[random_part(len(omega), affordable_rows(omega.shape[1], 1, permutations), generator)]
@@ -313,20 +313,21 @@ def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Gene
     .. math:: B = \frac{n d (d + 2)}{2} \Big( \operatorname{tr} T^2 - \frac1d \Big)
               \approx \chi^2_{(d - 1)(d + 2)/2}, \qquad T = \frac1n \sum_i \omega_i \omega_i^\top.
 
-    Its mean is that of the chi-squared law and its variance 1 - 1/n times that one's, for every n and d. Up
-    to n d = 20,000 the p-value comes from simulated uniform directions and is exact, beyond from the
-    chi-squared law. The trace is taken in the smaller of d x d and n x n, on fewer rows where both are large.
+    Its mean is that of the chi-squared law and its variance 1 - 1/n times as large, for every n and d. Up to
+    n d = 20,000 the p-value comes from simulated uniform directions and is exact; beyond that it comes from
+    the chi-squared law. The trace uses the smaller of the d x d and n x n matrices, and fewer rows if both
+    are large.
 
     Args:
         omega: (n, d) unit vectors, d >= 2.
-        simulations: simulated sets of directions.
+        simulations: number of simulated sets of directions.
         generator: source of randomness.
     """
     from scipy.stats import chi2
 
     n, d = omega.shape
     if d < 2:
-        raise ValueError("In one dimension a direction is a sign and has no second moments.")
+        raise ValueError("In one dimension directions are signs, which have no second moments.")
     most = int(max(_OPERATIONS / d**2, math.sqrt(_OPERATIONS / d)))
     omega = omega[random_part(n, most, generator)]
     n = len(omega)
@@ -349,7 +350,7 @@ def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
     Returns:
         (n, c) centred columns :math:`\sqrt d \omega_j` and, for d from 2 to 23, the products
         :math:`\omega_j \omega_k`; (c,) their blocks 0 and 1; and whether the products are there. The weights
-        make both blocks indifferent to rotations.
+        make both blocks invariant to rotations.
     """
     d = omega.shape[1]
     first = math.sqrt(d) * omega
@@ -375,18 +376,18 @@ def _bingham(omega: Tensor) -> Tensor:
 
 
 def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch.Generator) -> Outcome:
-    r"""Energy test of latents against as many draws of the base, made at the same features.
+    r"""Energy test of latents against as many draws of the base at the same features.
 
     .. math:: E = \frac1n \sum_{i, j} \big( |z_i - z'_j| + |z'_i - z_j| - |z_i - z_j| - |z'_i - z'_j| \big)
               = \frac1n s^\top K s, \qquad s = (1, \dots, 1).
 
-    If the model is right, latent and draw of a row can change places: s then has random signs. The p-value
-    is exact for every n, also where the base depends on x.
+    If the model is correct, the latent and the draw of a row are exchangeable, so s has random signs. The
+    p-value is exact for every n, even if the base depends on x.
 
     Args:
         z: (n, d) latents.
         drawn: (n, d) draws of the base, the i-th at the features of the i-th row.
-        permutations: random exchanges.
+        permutations: number of random exchanges.
         generator: source of randomness.
 
     Examples:
@@ -397,7 +398,9 @@ def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch
     """
     z, drawn = z.to(torch.float64), drawn.to(torch.float64)
     if z.shape != drawn.shape:
-        raise ValueError(f"z {tuple(z.shape)} and drawn {tuple(drawn.shape)} must have one shape (n, d).")
+        raise ValueError(
+            f"z {tuple(z.shape)} and drawn {tuple(drawn.shape)} must have the same shape (n, d)."
+        )
     across = torch.cdist(z, drawn)
     kernel = across + across.T - torch.cdist(z, z) - torch.cdist(drawn, drawn)
     n = len(z)

@@ -1,11 +1,10 @@
 """The questions asked about a model: each looks at a case, makes one test and gives one finding.
 
-A new question is one function here, under ``@question`` with its name, actions and fault, and its place in
-one of the tuples at the end. Its docstring is the question in words. It gives a test, what it means if the
-test rejects, and how the p-value was made. What its repair gains is told by the rungs of the ladder that
-repair it, the error of coverage by a function of the case. Tests themselves are in ``permutation_tests``,
-sizes in ``effects``, the words for actions in ``remedies``; advice that looks at all findings together is in
-``advice``.
+A new question is one function here, decorated by ``@question`` with its name, actions and fault, and listed
+in one of the tuples at the end. Its docstring is the question in words. It returns a test, the meaning of a
+rejection, and how the p-value was computed. The gain of its repair is estimated from rungs of the ladder, the
+coverage error by a function of the case. Tests are in ``permutation_tests``, sizes in ``effects``, the words
+for actions in ``remedies``; advice that looks at all findings together is in ``advice``.
 """
 
 from __future__ import annotations
@@ -51,29 +50,29 @@ _REPAIR_OF_NORM_BY_X = Repair(("radial by x",), ("radial",))
 
 
 Answer = tuple[Outcome | Dependence | UniformityTest, str, str] | str | None
-"""A test, what its rejection means, how it was made; why it cannot be made; None where nothing is asked."""
+"""A test, its meaning and how it was made; or why it cannot be made; None if nothing is asked."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about a model, and what a fault in this respect is called and takes."""
+    """A question about a model, with the name and the repairs of the fault behind it."""
 
     name: str
-    """Of the test, in few words."""
+    """Name of the test."""
     text: str
     """The question as a sentence."""
     actions: tuple[str, ...]
-    """What repairs it, the most direct first, by the names of ``remedies``."""
+    """Names of repairs in ``remedies``, the most direct first."""
     fault: str | None
-    """Name of the fault behind it; None where several faults show in it."""
+    """Name of the fault behind it; None if several faults can cause it."""
     repair: Repair | None
-    """What its gain is estimated by; None where no repair of the latent is known."""
+    """Repair whose gain is estimated; None if no repair of the latent is known."""
     coverage_error: Callable[[Case], Gap] | None
-    """Largest error of coverage behind a finding; None where it has none."""
+    """Function for the largest coverage error behind a finding, or None."""
     omnibus: bool
-    """Whether the test sees differences of any kind."""
+    """Whether the test detects differences of any kind."""
     answer: Callable[[Case], Answer]
-    """The test, made on a case."""
+    """Function that makes the test on a case."""
 
 
 def question(
@@ -92,7 +91,7 @@ def question(
 
 
 def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[str, str]]:
-    """Findings of the questions in their order, and for those that cannot be asked the reason."""
+    """Findings of the questions in their order, and reasons for questions that cannot be asked."""
     findings, absent = [], {}
     for each in questions:
         answer = each.answer(case)
@@ -107,7 +106,7 @@ def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[
 
 
 def measure_effects(case: Case, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings, with gain and coverage error where something was found."""
+    """The findings, with gain and coverage error if something was found."""
     asked = {question.name: question for question in QUESTIONS}
     sized = []
     for finding in findings:
@@ -232,14 +231,14 @@ def _error_of_outputs(case: Case) -> Gap:
     coverage_error=_error_of_norm,
 )
 def uniform_pit(case: Case) -> Answer:
-    """Do regions of every coverage hold what they promise, over all rows?"""
+    """Do regions of all levels have their nominal coverage, over all rows?"""
     from scipy.stats import binomtest
 
     u, level = case.rows.u, case.coverage
     inside = int((u <= level).sum())
     verdict = (
         f"The latent PIT is not uniform over all rows (L-ECE {float(calibration_error(u)):.3f}): "
-        f"{100 * level:g} % regions hold {100 * inside / len(u):.1f} % of the rows."
+        f"{100 * level:g} % regions contain {100 * inside / len(u):.1f} % of the rows."
     )
     test = uniformity_test(u, "cvm")
     # That test looks at all levels alike, and misses errors of the outer regions alone.
@@ -282,7 +281,7 @@ def mean_direction(case: Case) -> Answer:
     mean = case.omega.mean(0)
     most = int(mean.abs().argmax())
     verdict = (
-        f"Latents are not centred, least along coordinate {most} (mean of z/|z|: {mean[most]:+.3f}): "
+        f"Latents are not centred, mostly along coordinate {most} (mean of z/|z|: {mean[most]:+.3f}): "
         "predictions are shifted."
     )
     return test, verdict, f"{case.permutations:,} changes of sign of {test.n:,} rows"
@@ -381,7 +380,7 @@ def correlation_and_x(case: Case) -> Answer:
     coverage_error=_error_of_groups,
 )
 def every_group(case: Case) -> Answer:
-    """Is every group calibrated by itself?"""
+    """Is each group calibrated?"""
     if not case.groups:
         return None
     worst = min(case.groups, key=lambda group: (group.p_value, -group.l_ece / group.limit))
@@ -428,12 +427,12 @@ def latents_and_base(case: Case) -> Answer:
     coverage_error=_error_of_dense_regions,
 )
 def uniform_hdr_pit(case: Case) -> Answer:
-    """Do regions of highest density hold what they promise?"""
+    """Do highest-density regions have their nominal coverage?"""
     side = case.predictions
     if side.hdr_u is None:
         return "the model has no density"
     error = side["HDR-ECE"].value
-    verdict = f"Regions of highest density do not have their nominal coverage (HDR-ECE {error:.3f})."
+    verdict = f"Highest-density regions do not have their nominal coverage (HDR-ECE {error:.3f})."
     return uniformity_test(side.hdr_u, "cvm"), verdict, f"Cramér-von Mises, {side.rows:,} rows"
 
 
@@ -444,12 +443,14 @@ def uniform_hdr_pit(case: Case) -> Answer:
     coverage_error=_error_of_outputs,
 )
 def marginal_pits(case: Case) -> Answer:
-    """Is every output calibrated by itself?"""
+    """Is each output calibrated?"""
     side = case.predictions
     outputs = side.marginals
     worst = min(outputs, key=lambda m: (1.0 if m.p_value is None else m.p_value, -m.value))
     test = Outcome(worst.value, min(1.0, len(outputs) * (worst.p_value or 0.0)), side.rows)
-    verdict = f"The PIT of {worst.name} is not uniform (ECE {worst.value:.3f}): its own intervals are wrong."
+    verdict = (
+        f"The PIT of {worst.name} is not uniform (ECE {worst.value:.3f}): its marginal intervals are wrong."
+    )
     detail = f"Cramér-von Mises, {side.rows:,} rows, Bonferroni over {len(outputs)} outputs"
     return test, verdict, detail
 

@@ -1,4 +1,4 @@
-"""prerank_report: is a model that can only be sampled calibrated, and in which respect is it not?"""
+"""prerank_report: tests of calibration for models that can only be sampled."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ FEWEST_ROWS = 20
 _MEANINGS = {  # what high and what low ranks of observations say
     "multivariate_rank": ("draws are too low", "draws are too high"),
     "average_rank": ("draws are too low", "draws are too high"),
-    "band_depth": ("draws are too wide", "draws are too narrow, or not where observations are"),
+    "band_depth": ("draws are too wide", "draws are too narrow, or in the wrong place"),
     "mean": ("draws are too low on average", "draws are too high on average"),
     "variance": ("outputs of a draw differ too little", "outputs of a draw differ too much"),
-    "energy": ("draws are too narrow, or not where observations are", "draws are too wide"),
-    "dependence": ("neighbouring outputs are too little alike", "neighbouring outputs are too much alike"),
+    "energy": ("draws are too narrow, or in the wrong place", "draws are too wide"),
+    "dependence": ("neighbouring outputs are too different", "neighbouring outputs are too similar"),
     "outputs": ("draws are too low", "draws are too high"),
 }
-_EXCEEDED = ("draws exceed it too seldom", "draws exceed it too often")
+_EXCEEDED = ("draws exceed it too rarely", "draws exceed it too often")
 
 
 @dataclass(frozen=True, eq=False)
 class PrerankReport:
-    """Tests of ranks of observations among draws; printing it gives the table.
+    """Tests of ranks of observations among draws; print it for a table.
 
     Args:
         n: number of rows.
-        level: probability of any finding about a model that is right.
+        level: probability of any finding for a correct model.
         u: for each pre-rank its PIT values (n,), for ``"outputs"`` those of all outputs (n, d).
         p_values: of the hypothesis that these are uniform.
         adjusted: the same, adjusted by Holm for their number.
@@ -74,7 +74,7 @@ class PrerankReport:
         level, edges = float(u.mean()) - 0.5, float(((u - 0.5).abs() > 0.25).double().mean()) - 0.5
         if abs(level) > abs(edges) / 2:
             return _MEANINGS.get(name, _EXCEEDED)[0 if level > 0 else 1]
-        return "observations too often among the extremes" if edges > 0 else "observations too seldom extreme"
+        return "observations are extreme too often" if edges > 0 else "observations are extreme too rarely"
 
 
 def prerank_report(
@@ -87,19 +87,19 @@ def prerank_report(
     level: float = 0.03,
     generator: torch.Generator | None = None,
 ) -> PrerankReport:
-    """Tests of a model that can be sampled, whether or not it has a density or a latent.
+    """Tests of a model that can be sampled, with or without a density or a latent.
 
     The observation is ranked among draws by each of the named pre-ranks (:mod:`latentcal.preranks`) and by
-    each output. The ranks are exactly uniform where the model is right, and Kolmogorov and Smirnov's test is
-    adjusted by Holm for all of them together (outputs by Bonferroni first). For a flow :func:`diagnose` tells
-    more, and what to do; a sampler becomes one by ``from_sampler``.
+    each output. The ranks are exactly uniform if the model is correct. The p-values of Kolmogorov-Smirnov
+    tests are adjusted by Holm for all of them together (outputs by Bonferroni first). For a flow,
+    :func:`diagnose` reports more, and what to do; ``from_sampler`` turns a sampler into a flow.
 
     Args:
         model: x (n, p) -> distribution with batch shape (n,) and event shape (d,), or a sampler, x -> draws
             (s, n, d).
         x: (n, p) features, or None.
         y: (n, d) outputs, at least 20 rows.
-        thresholds: whose fraction of exceedances is tested, too.
+        thresholds: values whose fraction of exceedances is tested too.
         samples: draws of each prediction.
         level: probability of any finding about a model that is right.
         generator: source of randomness; a fixed one if None.

@@ -1,4 +1,4 @@
-"""What to do, in the words of those who read it: of a flow, of an estimator, of the command line."""
+"""What to do, worded for users of flows, of the estimator and of the command line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WORDS: dict[str, dict[str, str]] = {
         "command line": "`latentcal recalibrate {folder} new.csv{option}`",
     },
     "again": {
-        "flow": "`recalibrate` {flow} on more rows than the {n:,} of last time, or on newer ones{time}",
-        "estimator": "{plain}`model.recalibrate(X, y{order})` with more rows than the {n:,} of last time, "
-        "or newer ones",
-        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more rows than the {n:,} of "
-        "last time, or newer ones",
+        "flow": "`recalibrate` {flow} on more than the {n:,} rows used last time, or on newer rows{time}",
+        "estimator": "{plain}`model.recalibrate(X, y{order})` with more than the {n:,} rows used last time, "
+        "or newer rows",
+        "command line": "`latentcal recalibrate {folder} new.csv{option}` with more than the {n:,} rows used "
+        "last time, or newer rows",
     },
     "latest": {
         "estimator": "{plain}`model.recalibrate(X, y{order})` with the latest rows",
@@ -61,9 +61,8 @@ _WORDS: dict[str, dict[str, str]] = {
         "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
     "lags": {
-        "estimator": "fit again with outputs at earlier times, or what tells the season, among the features",
-        "command line": "`latentcal fit` again with columns of outputs at earlier times, or of what tells "
-        "the season",
+        "estimator": "fit again with lagged outputs, or a variable for the season, as features",
+        "command line": "`latentcal fit` again with columns of lagged outputs, or a column for the season",
     },
     "undo": {
         "flow": "`{undo}`",
@@ -75,30 +74,30 @@ _TRIED_BY_AUTO = {"recalibrate", "by_x", "align", "marginals", "auto", "auto_all
 
 
 class Undone(NamedTuple):
-    """A recalibration that was taken back, because it had made the model worse."""
+    """A recalibration that was undone because it had made the model worse."""
 
     n: int
-    """Its rows."""
+    """Number of its rows."""
     actions: tuple[str, ...]
-    """What it did."""
+    """Its action."""
 
     @classmethod
     def of(cls, record: Any) -> Undone:
-        """That of which a model has the record."""
+        """The recalibration in a record."""
         return cls(record.n, tuple(sorted(Situation(record=record).done)))
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What advice must know beside the findings."""
+    """Context of advice besides the findings."""
 
     audience: Audience = "flow"
     record: Any = None
-    """Of the last recalibration; None for a flow as it was trained."""
+    """Record of the last recalibration; None for a flow as it was trained."""
     undo: str = ""
-    """Name of the model before in Python, where recalibration made it worse; else empty."""
+    """Python name of the model before, if recalibration made it worse; else empty."""
     within_noise: bool = False
-    """Whether the noise of the calibration rows explains what was found."""
+    """Whether the noise of the calibration rows explains the findings."""
     in_time: bool = False
     """Whether the rows are in time order, or look like it."""
     model: str | None = None
@@ -106,14 +105,14 @@ class Situation:
     drifts: bool = False
     """Whether they drift."""
     undone: Undone | None = None
-    """What was taken back, for a flow as it was trained."""
+    """The recalibration that was undone, for a flow as it was trained."""
 
     def __post_init__(self) -> None:
         if self.audience not in get_args(Audience):
             raise ValueError(f"audience must be one of {get_args(Audience)}, got {self.audience!r}.")
 
     def say(self, action: str) -> str:
-        """The words for an action; empty where this audience has none."""
+        """The words for an action; empty if there are none for this audience."""
         words = dict.fromkeys(("time", "order", "option", "plain"), "")
         if self.in_time:  # by the norm alone: what maps of `auto` learn in one season fails in others
             words["time"], words["order"] = ', with `order="time"`', ', order="time"'
@@ -128,7 +127,7 @@ class Situation:
 
     @property
     def done(self) -> frozenset[str]:
-        """Actions that made the model what it is, or that were taken back."""
+        """Actions that were done already, or undone."""
         record = self.record
         if record is None:
             return frozenset(() if self.undone is None else self.undone.actions)
@@ -144,19 +143,17 @@ class Situation:
 def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation) -> str:
     """What to do about a finding, without a full stop.
 
-    What was done already is not advised again, nor what is not expected to help.
+    Actions that were done already, or are not expected to help, are not advised.
 
     Args:
-        actions: that repair such a fault, the most direct first.
+        actions: actions that repair such a fault, the most direct first.
         finding: the finding, with its sizes.
         situation: of the model and the reader.
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
     if situation.drifts and situation.audience != "flow":  # nor are the latest rows like those to come
-        return (
-            f"{situation.say('lags')} (the rows drift, so no recalibration is known to hold for later ones)"
-        )
+        return f"{situation.say('lags')} (the rows drift, so a recalibration may not hold for later rows)"
     if situation.within_noise:
         return situation.say("again")
     direct = "recalibrate" in actions  # a law of the norm repairs coverage, whatever it gains

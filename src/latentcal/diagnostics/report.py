@@ -1,4 +1,4 @@
-"""What diagnose found: plain data, and the same in words."""
+"""The report of diagnose, as plain data and in words."""
 
 from __future__ import annotations
 
@@ -30,70 +30,68 @@ _LONGEST_NAME = 32
 
 @dataclass(frozen=True, eq=False)
 class CalibrationReport(Findings):
-    """Whether a model's probabilities are true, where not, and what to do; ``print`` it, or ``plot()``."""
+    """Report on whether a model is calibrated, where not, and what to do; ``print`` it, or ``plot()``."""
 
     n: int
     """Rows."""
     dim: int
-    """Outputs d."""
+    """Number of outputs d."""
     level: float
-    """Probability of any finding about a model that is right."""
+    """Probability of any finding for a correct model."""
     findings: tuple[Finding, ...]
     """The tests, with p-values adjusted for their number (Holm)."""
     absent: dict[str, str]
-    """What was not tested or measured, and why."""
+    """Tests and measures that were left out, and why."""
     measured: Measured = field(repr=False)
-    """Numbers of the model."""
+    """Measures of the model."""
     before: Measured | None = field(repr=False)
-    """Numbers of the model before, for a recalibrated model."""
+    """Measures of the model before, for a recalibrated model."""
     comparison: Comparison | None
     """Whether recalibration helped on these rows; None for a flow as it was trained."""
     changes: tuple[Measure, ...]
-    """After minus before of the scores, row by row; negative where recalibration helped."""
+    """Changes of the scores, after minus before; negative if recalibration helped."""
     conditional: ConditionalCalibration = field(repr=False)
-    """Dependence on x and direction in detail; its p-values are adjusted for its own tests alone."""
+    """Details on dependence on x and direction; its p-values are adjusted for its own tests only."""
     atoms: Atoms = field(repr=False)
-    """Values that outputs take again and again."""
+    """Repeated values of outputs."""
     points: CalibrationPoints
-    """How many calibration points it takes."""
+    """How many calibration points are needed."""
     noise: float | None
-    """L-ECE up to which the noise of the calibration points explains it, for a recalibrated model."""
+    """Largest L-ECE that the noise of the calibration points explains, for a recalibrated model."""
     situation: Situation = field(repr=False)
-    """What advice knows beside the findings: the reader, the last recalibration, time order."""
+    """Context of the advice: the reader, the last recalibration, time order."""
     reused: float
-    """Share of the rows that the model was recalibrated on that are among those it is diagnosed on."""
+    """Share of the calibration rows that are among the diagnosed rows."""
     notes: tuple[str, ...]
-    """What to keep in mind: rounded outputs, values that repeat, reuse, parts of the rows."""
+    """Notes: rounded outputs, repeated values, reuse, parts of the rows."""
     model_name: str | None = None
-    """Of the model, if it was given."""
+    """Name of the model, if given."""
     data_name: str | None = None
-    """Of the rows, if it was given."""
+    """Name of the rows, if given."""
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong, first things first: of ``"x-dependence"``, ``"direction"``, ``"scale"``,
-        ``"shape"``.
-        """
+        """Faults to repair, in order: ``"x-dependence"``, ``"direction"``, ``"scale"`` or ``"shape"``."""
         return name_faults(self.findings, self.level)
 
     @property
     def within_noise(self) -> bool:
-        """Whether the noise of the calibration rows explains all that was found."""
+        """Whether the noise of the calibration rows explains all findings."""
         return self.situation.within_noise
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with what was found and how large it is."""
+        """The verdict in words, with the faults and their sizes."""
         return write_sentence(self, "; ".join(describe_fault(fault, self.measured) for fault in self.faults))
 
     @property
     def before_and_after(self) -> str:
-        """What recalibration did on these rows, in words; empty for a flow as it was trained."""
+        """The effect of recalibration on these rows, in words; empty for a flow as it was trained."""
         return "" if self.comparison is None else self.comparison.write_sentence(self.situation.say("undo"))
 
     @property
     def next_step(self) -> str:
-        """What to do first, about the fault whose repair gains most; empty where nothing is to be done."""
+        """What to do first, about the fault whose repair gains most; empty if nothing needs to be done."""
         if self.situation.undo:
             return f"undo the recalibration with {self.situation.say('undo')}"
         if not self.faults or self.verdict == SMALL_FAULTS:
@@ -106,7 +104,7 @@ class CalibrationReport(Findings):
 
     @property
     def head(self) -> str:
-        """Model and data by name; empty where neither was given."""
+        """Names of model and data; empty if neither was given."""
         names = {"Model": self.model_name, "data": self.data_name}
         return ", ".join(f"{what}: {name}" for what, name in names.items() if name)
 
@@ -130,17 +128,17 @@ class CalibrationReport(Findings):
         return "\n".join(sections)
 
     def versions_of(self, name: str) -> list[Measure]:
-        """The number of that name: of the model before, where there is one, then of the model."""
+        """The measure of that name, of the model before (if there is one) and of the model."""
         sides = [self.measured] if self.before is None else [self.before, self.measured]
         return [measure for side in sides for measure in side.numbers if measure.name == name]
 
     def worst_outputs(self, count: int) -> list[int]:
-        """The outputs with the largest calibration errors, at most so many, in their order."""
+        """At most ``most`` outputs with the largest calibration errors, in their order."""
         errors = [-output.value for output in self.measured.marginals]
         return sorted(sorted(range(self.dim), key=errors.__getitem__)[:count])
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and sentences as plain values, fit for JSON."""
+        """All numbers and sentences as plain values for JSON."""
         return {
             "n": self.n,
             "dim": self.dim,
@@ -173,10 +171,10 @@ class CalibrationReport(Findings):
         }
 
     def to_html(self, path: str | os.PathLike[str], *, title: str = "Calibration report") -> Path:
-        """Write one page with charts, for screens, phones and paper; it needs no network and no other file.
+        """Write a web page with charts, for screens, phones and paper; it needs no network or other file.
 
         Args:
-            path: of the file, which is written whole or not at all.
+            path: path of the file, which is written completely or not at all.
             title: heading of the page.
 
         Returns:
@@ -226,7 +224,7 @@ class CalibrationReport(Findings):
         for j in self.worst_outputs(_MOST_DRAWN):
             name = self.measured.marginals[j].name
             plots.reliability_diagram(self.measured.marginal_u[:, j], label=name, ax=ax)
-        ax.set_title("Outputs by themselves")
+        ax.set_title("Single outputs")
         return ax
 
     def _sides(self) -> dict[str | None, Measured]:
@@ -237,7 +235,7 @@ class CalibrationReport(Findings):
 
 
 def describe_fault(fault: str, side: Measured) -> str:
-    """A fault in words; of a wrong scale, in which direction it is wrong."""
+    """A fault in words; for a wrong scale, in which direction it is wrong."""
     if fault == "scale":
         u = side.u
         excess = (float(u.mean()) - 0.5) * math.sqrt(12 * len(u))  # standard errors
@@ -245,9 +243,9 @@ def describe_fault(fault: str, side: Measured) -> str:
             return f"predictions are too {'narrow' if excess > 0 else 'wide'}"
         return "coverage is too high at some levels and too low at others"
     return {
-        "x-dependence": "how wrong predictions are depends on the features",
+        "x-dependence": "the size of the errors depends on the features",
         "direction": "latents are shifted, stretched or correlated",
-        "shape": "predictions differ from the data in a way that no single test names",
+        "shape": "predictions differ from the data in a way that no single test identifies",
     }[fault]
 
 
@@ -274,11 +272,11 @@ def _number_lines(report: CalibrationReport) -> list[str]:
     if len(worst) < len(marginals):
         lines.append(f"  ... and {len(marginals) - len(worst)} outputs with smaller errors")
     legend = "[a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"
-    return [*lines, f"  {legend}; / SD: outputs in units of their standard deviation"]
+    return [*lines, f"  {legend}; / SD: outputs divided by their standard deviations"]
 
 
 def format_measure(measure: Measure, *, signed: bool = False) -> str:
-    """A number with its band; ``signed`` where it is a difference."""
+    """A measure with its band as text; ``signed`` for differences."""
     if measure.is_coverage:
         return f"{100 * measure.value:.1f} % [{100 * measure.low:.1f}, {100 * measure.high:.1f}]"
     if measure.band == INTERVAL:
@@ -288,10 +286,10 @@ def format_measure(measure: Measure, *, signed: bool = False) -> str:
 
 
 def capitalise(words: str) -> str:
-    """Words as the start of a sentence."""
+    """The text with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
 def shorten(label: str, longest: int = 40) -> str:
-    """A label that fits into so many characters."""
+    """A label cut to at most ``most`` characters."""
     return label if len(label) <= longest else label[: longest - 1] + "…"

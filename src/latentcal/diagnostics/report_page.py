@@ -1,4 +1,4 @@
-"""A calibration report as one page that needs nothing else: no script, no network, no other file."""
+"""A calibration report as one web page without scripts, network access or other files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = list[str]
 
 
 def render_page(report: CalibrationReport, title: str) -> str:
-    """The page as HTML; the template report.html.j2 holds its words, this module its numbers."""
+    """The page as HTML; the template report.html.j2 contains its words, this module its numbers."""
     jinja2 = require("jinja2", "report", "The page of a report needs")
     environment = jinja2.Environment(
         autoescape=True,
@@ -69,14 +69,14 @@ def render_page(report: CalibrationReport, title: str) -> str:
 
 
 def render_frame(report: CalibrationReport, title: str = "Calibration report") -> str:
-    """The page in a frame, so that its styles stay its own."""
+    """The page in a frame, so that its styles do not affect the surrounding page."""
     style = "width: 100%; height: 40rem; border: 0"
     page = escape(render_page(report, title))
     return f'<iframe title="{escape(title)}" style="{style}" srcdoc="{page}"></iframe>'
 
 
 def write_page(report: CalibrationReport, path: str | os.PathLike[str], title: str) -> Path:
-    """Write the page, whole or not at all; its path."""
+    """Write the page, completely or not at all; returns its path."""
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         wrong = f"{target} is a directory" if target.is_dir() else f"There is no directory {target.parent}"
@@ -86,14 +86,14 @@ def write_page(report: CalibrationReport, path: str | os.PathLike[str], title: s
 
 
 def clean(value: Any) -> Any:
-    """Text on one line and without forbidden characters; markup, which has ``__html__``, as it is."""
+    """Text on one line without forbidden characters; markup, which has ``__html__``, is unchanged."""
     if hasattr(value, "__html__"):
         return value
     return _FORBIDDEN.sub("\ufffd", " ".join(str(value).split()))
 
 
 def mark_code(text: str) -> Any:
-    """Text with what stands between backticks as code, and all else escaped."""
+    """Escaped text, with code for what stands between backticks."""
     from markupsafe import Markup
 
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escape(clean(text))))
@@ -106,7 +106,7 @@ def _answer(finding: Finding) -> str:
 
 
 def key_numbers(report: CalibrationReport) -> list[tuple[str, str, list[str]]]:
-    """The most telling numbers: name, value, notes."""
+    """The most important numbers: name, value, notes."""
     wanted = ["L-ECE", "HDR-ECE", f"coverage {100 * report.conditional.coverage:g} %", "NLL", "energy score"]
     told = [measure for measure in report.measured.numbers if measure.name in wanted]
     tiles = []
@@ -121,7 +121,7 @@ def key_numbers(report: CalibrationReport) -> list[tuple[str, str, list[str]]]:
 
 
 def table_of_questions(report: CalibrationReport) -> list[Row]:
-    """Every test with its question and answer, and what was not tested."""
+    """Rows for every test with its question and answer, and for what was not tested."""
     answers = {
         finding.name: [
             format_p(finding.p_value),
@@ -135,7 +135,7 @@ def table_of_questions(report: CalibrationReport) -> list[Row]:
 
 
 def coverage_rows(report: CalibrationReport) -> list[Row]:
-    """Coverage at the asked levels."""
+    """Rows for coverage at the levels."""
     return [
         [f"{100 * (measure.nominal or 0):g} %", *_both(report, measure), format_p(measure.p_value or 0.0)]
         for measure in report.measured.numbers
@@ -144,7 +144,7 @@ def coverage_rows(report: CalibrationReport) -> list[Row]:
 
 
 def score_rows(report: CalibrationReport) -> list[Row]:
-    """Scores and calibration errors with their bands, and the change where there is a before."""
+    """Rows for scores and calibration errors with their bands, and the change if there is one."""
     changes = {change.name: format_measure(change, signed=True) for change in report.changes}
     rows = [
         [measure.name, *_both(report, measure), changes.get(measure.name, "")]

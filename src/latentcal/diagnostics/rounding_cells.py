@@ -1,4 +1,4 @@
-"""Outputs that are rounded, seen as one value within the cell that is rounded to them."""
+"""Rounded outputs, replaced by a value within their rounding cell."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ _LONE_ATOM = 0.05  # share of the rows at a value of an output that is not round
 
 
 def randomize_cells(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
-    r"""Outputs (n, d), each in its rounding cell where the model expects it; y itself where nothing repeats.
+    r"""Outputs (n, d), each drawn from the model within its rounding cell; y itself if nothing repeats.
 
-    A density gives a cell a probability and says where in it a value lies. With
+    A density gives a cell a probability, and a distribution within it. With
 
     .. math:: y' \sim f(\cdot \mid x,\ \text{cell of } y)
 
-    PIT values are those of continuous outputs: where the model is right about the probabilities of all
-    cells, they are uniform. The draw is one of 16 points of the cell, chosen with probabilities in
-    proportion to their densities; it is the same at every call. A model without a density has a uniform
-    point of each cell.
+    PIT values are those of continuous outputs: they are uniform if the model has the correct probabilities of
+    all cells. The draw is one of 16 points of the cell, with probabilities proportional to their densities;
+    it is the same at every call. For a model without a density the draw is uniform.
 
     Args:
         model: the flow.
@@ -62,7 +61,7 @@ def _draw_point(
 
 
 def describe_cells(found: Atoms, names: list[str]) -> list[str]:
-    """Sentences about outputs that are rounded, or repeat one value, by the names of the outputs."""
+    """Sentences about outputs that are rounded or repeat a value."""
     notes = []
     rounded = [
         f"{name} (steps of {output.step:.4g}, {output.distinct:,} values)"

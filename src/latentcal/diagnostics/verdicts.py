@@ -1,4 +1,4 @@
-"""How bad is what was found? Three verdicts by size, in words and as identifiers."""
+"""Three verdicts by the size of the findings, in words and as identifiers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SMALL_FAULTS: Verdict = "small_faults"
 NOT_CALIBRATED: Verdict = "not_calibrated"
 
 COVERAGE_LIMIT = 0.02
-"""Error of coverage below which a fault is small."""
+"""Coverage error below which a fault is small."""
 GAIN_LIMIT = 0.01
-"""Nats a row that the repair of a small fault gains at most."""
+"""Largest gain of the repair of a small fault, in nats a row."""
 ONE_SIDED = 1.645
-"""Standard errors that are added to a size before it is compared with its limit: 95 %, one-sided."""
+"""Standard errors to add to a size before comparing it with its limit: 95 %, one-sided."""
 
 _KOLMOGOROV = 1.36  # times 1 / sqrt(n): the largest error of coverage of 95 % of calibrated models
 _WORDS = {
@@ -29,9 +29,9 @@ _WORDS = {
 
 
 def is_small(finding: Finding) -> bool:
-    """Whether the rows exclude that a fault is large: both its sizes, with uncertainty, are below the limits.
+    """Whether a fault is surely not large: both its sizes, with uncertainty, are below the limits.
 
-    A gain that is not known does not count. An error of coverage that is not known is not small.
+    An unknown gain is ignored. An unknown coverage error does not count as small.
     """
     if finding.coverage_error is None or finding.coverage_uncertainty is None:
         return False
@@ -45,8 +45,8 @@ def is_small(finding: Finding) -> bool:
 def judge(findings: Sequence[Finding]) -> Verdict:
     """The verdict on all findings.
 
-    Faults are small where each is, and where one of them at least comes from a test that measures what it
-    tests: the sizes of a test of any difference whatever (``omnibus``) are those of other tests.
+    Faults are small if each of them is, and if at least one comes from a specific test: the sizes of a test
+    for any difference (``omnibus``) are those of other tests.
     """
     found = [finding for finding in findings if finding.found]
     if not found:
@@ -66,9 +66,9 @@ def name_verdict(verdict: Verdict, n: int) -> str:
 
 
 def describe_size(findings: Sequence[Finding]) -> str:
-    """The largest sizes of what was found, in a sentence; empty where none is known.
+    """The largest sizes of the findings, in a sentence; empty if none is known.
 
-    Errors of coverage may be those in a part of the rows, or on one side of the predictions.
+    Coverage errors may be those in a part of the rows, or on one side of the predictions.
     """
     found = [finding for finding in findings if finding.found]
     parts = []
@@ -87,13 +87,13 @@ def write_sentence(report: Any, faults: str) -> str:
 
     Args:
         report: the report.
-        faults: what is wrong, in words.
+        faults: the faults in words.
     """
     tests = f"({len(report.findings)} tests, false-alarm rate {100 * report.level:g} % together)"
     title = name_verdict(report.verdict, report.n)
     if report.verdict == CALIBRATED:
         band = _KOLMOGOROV / report.n**0.5
-        return f"{title} {tests}. Errors of coverage of up to {100 * band:.1f} points can go unnoticed."
+        return f"{title} {tests}. Coverage errors of up to {100 * band:.1f} points can go unnoticed."
     start = f"{title}: {faults}" if report.verdict == NOT_CALIBRATED else f"{title}. {_capitalise(faults)}"
     noise = ""
     if report.within_noise:

@@ -1,4 +1,4 @@
-"""Flows for tables: ``TablePredictor`` answers, ``FlowRegressor`` fits (it needs the extra ``sklearn``)."""
+"""Flows for tables: ``FlowRegressor`` fits (needs the extra ``sklearn``), ``TablePredictor`` predicts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The flow that a regressor asks for: standardised rows, a choice among candidates or one flow, trained."""
+"""Training of a regressor's flow on standardised rows: one flow, or a choice among candidates."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from .recalibrating import Pair, Weighted, choose
 from .selection import Budget, Choice, Selection, select
 
 FEWEST_ROWS = 2
-"""Of a part: with one row nothing has a spread."""
+"""Fewest rows of a part: one row has no spread."""
 _FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
 _FEWEST_FOR_X = 60  # rows beside atoms from which on a law looks at x
 _STOPPING = 0.2  # share of the rows that stops the training of a flow of one output of a chain
 
 Parts = Mapping[str, Weighted]
-"""Rows that train, and those that tell when to stop, if any."""
+"""Rows for training, and rows for early stopping, if any."""
 
 
 class Fitted(NamedTuple):
-    """A flow in the units of the data, and how it came about."""
+    """A flow in the units of the data, and how it was made."""
 
     flow: ConditionalFlow
     log: flows.TrainingLog
     selection: Selection | None = None
     others: Sequence[ConditionalFlow] = ()
-    """Where rows were held out in turn: flows that have not seen each fold."""
+    """If rows were held out in turn: for each fold, the flow that did not see it."""
     fold: Tensor = torch.empty(0)
     """The fold of each row."""
 
 
 @dataclass(frozen=True)
 class FlowFitter:
-    """How the flow is made.
+    """Trains the flow of a regressor.
 
     Args:
-        flow: name of a flow, or a function that makes one; ``"auto"`` for a choice.
-        flow_options: of the flow.
-        budget: of a choice.
-        ensemble: number of flows in a mean.
-        order: ``"time"`` where rows follow each other.
+        flow: name of a flow, or a function that makes one; ``"auto"`` to choose.
+        flow_options: options of the flow.
+        budget: budget of ``"auto"``.
+        ensemble: number of flows to average.
+        order: ``"time"`` for rows in time order.
         training: options of ``train_flow``.
         progress: show progress bars.
     """
@@ -74,24 +74,24 @@ class FlowFitter:
             return False
         if self.flow != "autoregressive":
             raise ValueError(
-                f"ensemble={self.ensemble} is a mean of autoregressive flows, which has a latent: it takes "
-                f"flow='auto' or flow='autoregressive', got {self.flow!r}. For the mixture of densities of "
-                "other flows see cross_calibrate(..., ensemble=True)."
+                f"ensemble={self.ensemble} averages autoregressive flows, so it needs flow='auto' or "
+                f"flow='autoregressive', got {self.flow!r}. For mixtures of other flows, see "
+                "cross_calibrate(..., ensemble=True)."
             )
         return True
 
     def needs_validation(self, n: int) -> bool:
-        """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
+        """Whether validation rows are set aside, rather than all rows being held out in turn."""
         return self.order is not None or not self.chooses(n)
 
     def fit(self, parts: Parts, kinds: Sequence[str], seed: int, alike: Tensor | None = None) -> Fitted:
-        """A flow of outputs (n, d) of the opened lines; without validation rows each is held out in turn.
+        """A flow of outputs (n, d) on the opened lines; without validation rows, all are held out in turn.
 
         Args:
             parts: the rows.
-            kinds: of the outputs, without atoms.
-            seed: of all random choices.
-            alike: (n, k) what copies of a row have in common, in place of its outputs and features.
+            kinds: kinds of the outputs, without atoms.
+            seed: seed of all random choices.
+            alike: (n, k) values that identify copies of a row; its outputs and features if None.
         """
         alike = _find_alike(parts, kinds) if alike is None else alike
         own = {name: (x, points_to_line(y, kinds), weights) for name, (x, y, weights) in parts.items()}
@@ -99,15 +99,15 @@ class FlowFitter:
         return _in_units(made, units, lambda flow: on_support(flow, kinds))
 
     def fit_chain(self, rows: Weighted, kinds: Sequence[str], seed: int) -> Fitted:
-        """A flow of outputs (n, d) of which some have atoms, one output after the other.
+        """A flow of outputs (n, d), some with atoms, one output after the other.
 
-        What is told of training is that of the last output.
+        The training log is that of the last output.
         """
         x, y, weights = rows
         if weights is not None:
             raise ValueError(
-                "Outputs with atoms are learned from rows that count equally. Leave out sample_weight, or "
-                "declare other kinds, such as outputs='real'."
+                "Outputs with atoms cannot be fitted with weights. Leave out sample_weight, or declare "
+                "other kinds, such as outputs='real'."
             )
         made: list[Fitted] = []
 
@@ -116,7 +116,7 @@ class FlowFitter:
             if len(line) < _FEWEST_FOR_X:  # a normal law that does not look at x
                 weight = torch.zeros(1, features.shape[1], dtype=torch.float64)
                 flow = flows.LinearGaussianFlow(weight, line.mean(0).double(), line.std(0).double()[:, None])
-                made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="nothing was trained by steps")))
+                made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="no gradient training")))
                 return flow
             rng = np.random.RandomState(seed % 2**32)
             shares = {"validation": _STOPPING} if self.needs_validation(len(line)) else {}
@@ -128,16 +128,16 @@ class FlowFitter:
         return Fitted(ChainFlow(chain).eval(), made[-1].log, selection=made[-1].selection)
 
     def fit_incomplete(self, parts: Parts, kinds: Sequence[str], seed: int) -> Fitted:
-        """A flow of outputs (n, d) of which some are missing: NaN on the opened lines.
+        """A flow of outputs (n, d) with missing values, NaN on the opened lines.
 
-        Linear regression by expectation and maximisation. Another flow is trained on rows that this model
-        completes by draws, and once more on rows that the flow itself completes.
+        Linear regression is fitted by expectation-maximisation. Any other flow is trained on rows whose
+        missing values are drawn from this model, then once more on rows with draws from the flow itself.
         """
         known = {name: (x, *_bounds(y)) for name, (x, y, _) in parts.items()}
         x, lower, upper = (torch.cat(side) for side in zip(*known.values(), strict=True))
         model = on_support(fit_gaussian(x, lower, upper, kinds=kinds), kinds)
         if self.flow == "linear_gaussian" and not self.flow_options:
-            return Fitted(model.eval(), flows.TrainingLog(stopped="nothing was trained by steps"))
+            return Fitted(model.eval(), flows.TrainingLog(stopped="no gradient training"))
         for step in range(2):
             draw = torch.Generator().manual_seed(seed + step)
             whole = {
@@ -155,7 +155,7 @@ class FlowFitter:
         x, y, weights = parts["train"]
         if constant := (y == y[0]).all(0).nonzero().reshape(-1).tolist():
             raise ValueError(
-                f"Columns {constant} of y are constant on the {len(y)} rows for training, so they have no "
+                f"Columns {constant} of y are constant on the {len(y)} training rows, so they have no "
                 "density. Drop them."
             )
         x_mean, x_scale = _mean_and_scale(check_size(x, "X"), weights)
@@ -230,7 +230,7 @@ def _in_units(
 def split_rows(
     table: Weighted, shares: Mapping[str, float], rng: np.random.RandomState, order: str | None
 ) -> dict[str, Weighted]:
-    """Rows drawn for each share, at least two, and the others as ``"train"``; in time order, blocks."""
+    """Random rows for each share, at least two, and the rest as ``"train"``; blocks if in time order."""
     x, y, weights = table
     counts = [max(FEWEST_ROWS, round(share * len(x))) for share in shares.values()]
     if not all(0 < share < 1 for share in shares.values()) or sum(counts) > len(x) - FEWEST_ROWS:
@@ -247,7 +247,7 @@ def split_rows(
 
 
 def join_rows(parts: Parts) -> Weighted:
-    """The rows that train and, after them, those that judge, if any."""
+    """The training rows followed by the validation rows, if any."""
     x, y, weights = zip(*(parts[name] for name in ("train", "validation") if name in parts), strict=True)
     if all(part is None for part in weights):
         return torch.cat(x), torch.cat(y), None

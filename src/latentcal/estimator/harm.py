@@ -1,4 +1,4 @@
-"""Does a recalibration harm rows that it has not seen?"""
+"""Does a recalibration harm held-out rows?"""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in
 Repair = Callable[..., ConditionalFlow]
 """``repair(flow, x, y, weights=..., batch_size=...)`` recalibrates a flow."""
 Trial = tuple[Tensor, ConditionalFlow, Callable[[], ConditionalFlow]]
-"""Mask (n,) of held-out rows, a model that has not seen them, and what makes the recalibrated one."""
+"""Mask (n,) of held-out rows, a model that has not seen them, and a function that recalibrates it."""
 
 
 @dataclass(frozen=True)
 class HeldOutChange:
-    """What a recalibration does to rows that it has not seen; after minus before.
+    """Effect of a recalibration on held-out rows: after minus before.
 
     Args:
         nll: mean change of the NLL, in nats a row.
         nll_error: its standard error.
-        energy: mean change of the energy score, with outputs in units of their standard deviation.
+        energy: mean change of the energy score, with outputs divided by their standard deviations.
         energy_error: its standard error.
-        energy_before: mean energy score before.
-        n: rows that were held out.
-        in_time: whether they are the last rows, rather than each in its turn.
+        energy_before: mean energy score before recalibration.
+        n: number of held-out rows.
+        in_time: whether the last rows were held out, rather than each row once.
     """
 
     nll: float
@@ -53,7 +53,7 @@ class HeldOutChange:
 
     @property
     def harms(self) -> bool:
-        """Whether the NLL rises by 0.01 nats a row and a standard error, or draws are worse beyond doubt."""
+        """Whether the NLL rises by more than 0.01 nats and a standard error, or draws are clearly worse."""
         return self.nll > max(_WORTH, self.nll_error) or self._has_worse_draws
 
     @property
@@ -61,7 +61,7 @@ class HeldOutChange:
         return is_energy_worse(self.energy, self.energy_error, self.energy_before)
 
     def __str__(self) -> str:
-        which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out in its turn"
+        which = f"the last {self.n:,} rows" if self.in_time else f"{self.n:,} rows, each held out once"
         numbers = f"NLL {self.nll:+.3f} ± {self.nll_error:.3f}"
         if self._has_worse_draws:
             numbers += f", energy score {100 * self.energy / self.energy_before:+.1f} %"
@@ -79,17 +79,17 @@ def measure_held_out_change(
     in_time: bool = False,
     seed: int = 0,
 ) -> HeldOutChange:
-    """What a recalibration of a flow would change, measured on rows that it was not fitted to.
+    """Effect that a recalibration of a flow would have, measured on held-out rows.
 
     Args:
         flow: the flow to recalibrate.
-        before: the model that it would replace, which has not seen the rows.
+        before: the model that it would replace, not fitted to these rows.
         x: (n, p) features.
         y: (n, d) outputs.
         repair: the recalibration.
-        weights: (n,) of the rows; equal if None.
-        in_time: whether rows are in time order: the last ones are then held out, once.
-        seed: of the draws.
+        weights: (n,) weights of the rows; equal if None.
+        in_time: whether rows are in time order; only the last ones are then held out.
+        seed: seed of the draws.
     """
     n = len(y)
     if in_time:
@@ -116,15 +116,16 @@ def compare_held_out(
     in_time: bool = False,
     seed: int = 0,
 ) -> HeldOutChange:
-    """What recalibrations change on rows that neither they nor the models before them have seen.
+    """Effect of recalibrations on rows that neither they nor the models before them have seen.
 
     Args:
-        trials: for each part of the rows, its mask (n,), the model before, and what makes the one after.
+        trials: for each part of the rows, its mask (n,), the model before, and a function that recalibrates
+            it.
         x: (n, p) features.
         y: (n, d) outputs.
-        weights: (n,) of the rows; equal if None.
-        in_time: whether the rows are in time order, and one part is their end.
-        seed: of the draws.
+        weights: (n,) weights of the rows; equal if None.
+        in_time: whether the rows are in time order, with their end as the only part.
+        seed: seed of the draws.
     """
     parts = list(trials)
     size = y.std(0).clamp(min=1e-300)
@@ -165,6 +166,6 @@ def _nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
 def draw_energy(
     model: ConditionalFlow, x: Tensor, y: Tensor, size: Tensor | float = 1.0, seed: int = 0
 ) -> Tensor:
-    """Energy scores (n,) of 16 draws, with outputs in units of a size (d,)."""
+    """Energy scores (n,) from 16 draws, with outputs divided by a scale (d,)."""
     draws = model(x).sample((_DRAWS,), torch.Generator().manual_seed(seed))
     return energy_score(draws / size, y / size)

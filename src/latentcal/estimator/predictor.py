@@ -1,4 +1,4 @@
-"""A fitted flow that answers for rows of a table; numpy and torch, without scikit-learn."""
+"""Predictions of a fitted flow for rows of a table; needs numpy and torch only."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ Self = TypeVar("Self", bound="TablePredictor")
 
 
 class TablePredictor(Recalibrating):
-    """A flow that was fitted to a table: all that ``FlowRegressor`` answers, without scikit-learn.
+    """A flow fitted to a table: the predictions of ``FlowRegressor`` without scikit-learn.
 
-    A fitted ``FlowRegressor`` is one, and ``load`` reads one from a folder. Where y was a DataFrame, so are
-    predictions, with its columns and the index of X; where it was (n,), they lack the last dimension.
+    A fitted ``FlowRegressor`` is one, and ``load`` reads one from a folder. If y was a DataFrame, predictions
+    are too, with its columns and the index of X. If y was (n,), predictions lack the last dimension.
 
     Args:
-        parameters: of the ``FlowRegressor``, by name; ``draws`` and ``recalibration`` may be changed.
+        parameters: parameters of the ``FlowRegressor`` by name; ``draws`` and ``recalibration`` may be
+            changed.
         state: what its ``fit`` learned, by name.
 
     Attributes:
@@ -48,7 +49,7 @@ class TablePredictor(Recalibrating):
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
         outputs_: the kind of each output.
-        calibration_: what was done to the flow after training, in words.
+        calibration_: description of the recalibration.
     """
 
     draws: int
@@ -65,51 +66,51 @@ class TablePredictor(Recalibrating):
 
     @classmethod
     def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """Read what ``save`` wrote."""
+        """The predictor that ``save`` wrote."""
         return cls.load_with_table(path)[0]
 
     @classmethod
     def load_with_table(cls: type[Self], path: str | os.PathLike[str]) -> tuple[Self, dict[str, Any]]:
-        """Read what ``save`` wrote, and what it was given about the table."""
+        """The predictor that ``save`` wrote, and the description of the table."""
         stored = storage.read(path)
         return cls._restore(stored.parameters, stored.state), stored.table
 
     def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
         """Write the fitted model to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
 
-        Parameters that are functions have no form in a file, and raise.
+        Parameters that are functions cannot be saved and raise an error.
 
         Args:
             path: the folder.
-            table: JSON about the table to keep beside the model, as the command line has it.
+            table: JSON that describes the table, saved with the model; used by the command line.
         """
         storage.write(self, path, table)
 
     def predict(self, X: Any) -> Any:
         """Mean of the predictive distribution, (n, p) -> (n, d).
 
-        It is averaged over ``draws`` latent points, the same for every row and every call: opposite pairs,
-        with radii at equal steps of probability. Where the flow is linear it is exact; else, with 128 draws,
-        the error is about a hundredth of the predictive standard deviation.
+        It is averaged over ``draws`` latent points, which are the same for every row and every call: opposite
+        pairs with radii at equal steps of probability. It is exact for linear flows; for others the error
+        with 128 draws is about a hundredth of the predictive standard deviation.
         """
         return self._answer(self._summarize(X, lambda points: self._supports.close(points).mean(0)), X)
 
     def predict_quantile(self, X: Any, q: Any = 0.5) -> Any:
-        """Quantiles of each output by itself, from the same latent points as ``predict``; of a grid, on it.
+        """Marginal quantiles of each output, from the same latent points as ``predict``.
 
         Args:
             X: (n, p) features.
-            q: a level between 0 and 1, or k of them.
+            q: a level between 0 and 1, or k levels.
 
         Returns:
-            (n, d), as ``predict``; for k levels an array (k, n, d).
+            (n, d), as ``predict``; an array (k, n, d) for k levels.
         """
         levels = check_levels(q, self.draws)
         found = self._summarize(X, lambda points: self._supports.close(quantile(points, levels)))
         return self._answer(found, X)
 
     def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
-        """Both ``predict`` and ``predict_quantile``, in the time of one."""
+        """The results of ``predict`` and ``predict_quantile``, in the time of one call."""
         levels = check_levels(q, self.draws)
 
         def summary(points: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class TablePredictor(Recalibrating):
         Args:
             X: (n, p) features.
             n_samples: number of draws s.
-            random_state: seed of the draws; None for that of the fit, so for the same draws at every call.
+            random_state: seed of the draws; the seed of the fit if None, so every call gives the same draws.
         """
         chunks = self._chunks(X, n_samples)
         generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
@@ -139,9 +140,9 @@ class TablePredictor(Recalibrating):
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log-likelihood of each row of y, (n, p), (n, d) -> (n,), in the units of y.
 
-        A density; where outputs are counts, rounded or have atoms, it is against the mixed measure: their
-        values and atoms have a probability, the others a density. With several outputs of that kind the
-        probability is integrated by quasi-Monte Carlo, to about 0.001.
+        A log density for real outputs. If outputs are counts, rounded or have atoms, it is taken with respect
+        to a mixed measure: single values have a probability, the others a density. With several such outputs
+        the probability is integrated by quasi-Monte Carlo, with an error of about 0.001.
         """
         rows = [part.split(ROWS) for part in self._pairs(X, y)]
         model = self._supports.wrap(self.model_)
@@ -149,9 +150,9 @@ class TablePredictor(Recalibrating):
 
     @torch.no_grad()
     def latent_pit(self, X: Any, y: Any) -> np.ndarray:
-        """Latent PIT of each row, (n, p), (n, d) -> (n,): uniform where the model is calibrated.
+        """Latent PIT of each row, (n, p), (n, d) -> (n,); uniform if the model is calibrated.
 
-        Randomised where single values have a probability, in the same way at every call.
+        It is randomised for outputs whose single values have a probability, in the same way at every call.
         """
         x, y = self._pairs(X, y)
         self._supports.check(y, self._output_texts)
@@ -162,33 +163,32 @@ class TablePredictor(Recalibrating):
         return torch.cat([latent_pit(self.model_(a), b) for a, b in rows]).numpy()
 
     def predict_region(self, X: Any, coverage: Any = 0.9) -> PredictedRegion:
-        """Region that holds y with at least this probability, for each row of X; its coverage is guaranteed.
+        """Region for each row of X that contains y with at least the given probability.
 
-        The guarantee (:func:`latentcal.conformal_region`) rests on the rows that were set aside for
-        calibration, and is an average over all X, not one for each. Where rows were held out in turn, as
-        ``flow="auto"`` does with fewer than 1,000, none was set aside: coverage is then that of models of a
-        part of the rows, close to the stated one but not guaranteed. With ``recalibration="auto"`` the region
-        is still that of the flow before it: the rows that fitted the maps cannot promise anything about
-        them. For a region of the repaired model, give ``model_`` and other rows to
-        ``latentcal.conformal_region``. Values of a grid are inside where the middles of their cells are.
+        The coverage guarantee (:func:`latentcal.conformal_region`) needs rows that were set aside for
+        calibration, and holds on average over X, not at each x. If rows were held out in turn, as
+        ``flow="auto"`` does with fewer than 1,000, none was set aside: coverage is then close to the stated
+        one but not guaranteed. With ``recalibration="auto"`` the region is that of the flow before
+        recalibration, because the rows that fitted the maps cannot be used for a guarantee about them. For a
+        region of the recalibrated model, pass ``model_`` and other rows to ``latentcal.conformal_region``. A
+        value of a grid is inside if the middle of its cell is.
 
         Args:
             X: (n, p) features.
-            coverage: a probability, or several of them for nested regions.
+            coverage: a probability, or several for nested regions.
         """
         x = self._rows(X)
         region = Region(self.base_model_, LatentScore(), self._calibration_norms(), coverage)
         return PredictedRegion(region, x, self.output_names_, self._supports)
 
     def probability(self, X: Any, region: Any, *, return_error: bool = False, **options: Any) -> Any:
-        """Probability that y falls into a region, (n, p) -> (n,).
+        """Probability that y lies in a region, (n, p) -> (n,).
 
         Args:
             X: (n, p) features.
-            region: pair (lower, upper) of a box, both ends inside, or a region as for
-                :func:`latentcal.probability`.
-            return_error: also return the standard error of each.
-            **options: of :func:`latentcal.probability`; its points are the same at every call by default.
+            region: pair (lower, upper) of a closed box, or a region as for :func:`latentcal.probability`.
+            return_error: also return the standard errors.
+            **options: options of :func:`latentcal.probability`; by default every call uses the same points.
         """
         x = self._rows(X)
         if isinstance(region, PredictedRegion):
@@ -200,10 +200,10 @@ class TablePredictor(Recalibrating):
 
     @torch.no_grad()
     def anomaly_pvalue(self, X: Any, y: Any) -> np.ndarray:
-        """How usual each y is at its X, as a conformal p-value (n,): small for anomalies.
+        """Conformal p-value (n,) of each y given its X; small for anomalies.
 
-        Flagging p <= a raises false alarms at a rate of at most a (:func:`latentcal.anomaly_pvalue`). As for
-        ``predict_region``, the flow before recalibration is what is asked.
+        Flagging rows with p <= a gives a false-alarm rate of at most a (:func:`latentcal.anomaly_pvalue`). As
+        in ``predict_region``, the p-values are those of the flow before recalibration.
         """
         x, y = self._pairs(X, y)
         points, known = self._supports.middle(y)
@@ -211,23 +211,23 @@ class TablePredictor(Recalibrating):
         return rank_pvalue(self._calibration_norms(), norms).numpy()
 
     def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
-        """Report on whether the model's probabilities are true, where not, and what to do about it.
+        """Report on whether the model is calibrated, where it is not, and what to do about it.
 
-        Before and after recalibration stand side by side; features and outputs have the names of their
-        columns. Print the report, or write it as a page: ``estimator.diagnose(X, y).to_html(path)``.
+        It compares the model before and after recalibration, and uses the column names of X and y. Print it,
+        or write it as a web page: ``estimator.diagnose(X, y).to_html(path)``.
 
         Args:
             X: (n, p) features of at least 20 rows that ``fit`` has not seen.
             y: (n, d) or (n,) outputs.
-            **options: of :func:`latentcal.diagnose`; its random numbers are the same at every call by
-                default.
+            **options: options of :func:`latentcal.diagnose`; by default every call uses the same random
+                numbers.
 
         Warns:
-            CalibrationReuseWarning: where the flow was trained or recalibrated on these rows.
+            CalibrationReuseWarning: if the flow was trained or recalibrated on these rows.
         """
         x, y = self._pairs(X, y)
         self._supports.check(y, self._output_texts)
-        use = "used to diagnose it. On them it looks better than it is."
+        use = "used to diagnose it. The model looks better on them than it is."
         self._warn_of_training_rows(x, y, use, stacklevel=3)
         features, outputs = getattr(self, "feature_names_in_", None), self.output_names_
         names = {
@@ -304,10 +304,10 @@ class TablePredictor(Recalibrating):
 
 
 def column_names(y: Any) -> np.ndarray | None:
-    """Columns of a DataFrame; None for anything else."""
+    """Column names of a DataFrame; None for anything else."""
     return np.array(y.columns, dtype=object) if hasattr(y, "iloc") and y.ndim == 2 else None
 
 
 def float64_copy(values: Any, name: str) -> Tensor:
-    """Finite numbers as a float64 copy on the CPU, whatever their byte order and strides are."""
+    """A float64 copy of finite numbers on the CPU, whatever their byte order and strides."""
     return check_finite(as_tensor(values, name).to("cpu", torch.float64), name).clone()

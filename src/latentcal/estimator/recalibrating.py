@@ -1,4 +1,4 @@
-"""Recalibration of a fitted table model: tried on rows that it has not seen, done, undone, told in words."""
+"""Recalibration of a fitted table model: test on held-out rows, recalibrate, undo, describe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .supports import Supports
 _REUSE_LIMIT = 0.05
 _FOLDS = 4  # of complete rows, where others miss outputs
 FEWEST_CALIBRATION = 20
-"""Rows below which a law of the norm is more noise than repair: the model stays as it was trained."""
+"""Fewest rows for recalibration; a law fitted to fewer is mostly noise."""
 
 Pair = tuple[Tensor, Tensor]
 Weighted = tuple[Tensor, Tensor, Tensor | None]
@@ -39,11 +39,11 @@ Self = TypeVar("Self", bound="Recalibrating")
 
 
 class FewCalibrationRowsWarning(UserWarning):
-    """A model was left as it was trained, for want of rows to recalibrate it by."""
+    """A model was not recalibrated because there were too few calibration rows."""
 
 
 class RecalibrationRefused(UserWarning):
-    """A recalibration would harm rows that it has not seen, so the model stays as it was."""
+    """A recalibration was refused because it makes predictions of held-out rows worse."""
 
 
 class Recalibrating:
@@ -54,14 +54,14 @@ class Recalibrating:
     base_model_: ConditionalFlow
     outputs_: Sequence[str]
     _seed: int
-    """Of the noise within cells, of latent points and of draws."""
+    """Seed of the noise within cells, of latent points and of draws."""
     _trained_on: Fingerprint
     _note: str = ""
-    """What else there is to say about recalibration."""
+    """Further remarks about the recalibration."""
     _undone: Undone | None = None
-    """The recalibration that was taken back, if the model is as it was trained for that reason."""
+    """The recalibration that was undone, if any."""
     _norms: Tensor
-    """Ascending latent norms (n,) of the calibration rows before recalibration; none without such rows."""
+    """Sorted latent norms (n,) of the calibration rows before recalibration; empty without such rows."""
 
     def _pairs(self, X: Any, y: Any) -> Pair:
         """Features (n, p) and outputs (n, d) that belong together."""
@@ -86,43 +86,43 @@ class Recalibrating:
         order: Literal["time"] | None = None,
         force: bool = False,
     ) -> Self:
-        """Recalibrate by new rows, in place of what was there; nothing is trained.
+        """Recalibrate on new rows, replacing any earlier recalibration; nothing is trained.
 
-        It is first tried on a part of the rows at a time and judged by the others. Where these are
-        predicted worse than by the model as it is, that stays.
+        Recalibration is first tested by cross-validation. If it makes predictions of held-out rows worse, the
+        model stays as it is.
 
         Args:
-            X: (n, p) features of at least 20 rows that the flow was not trained on.
+            X: (n, p) features, at least 20 rows that the flow was not trained on.
             y: (n, d) or (n,) outputs.
-            sample_weight: (n,) of the rows, for covariate shift; equal if None. Regions and p-values
-                (``predict_region``, ``anomaly_pvalue``) count the rows equally all the same.
-            order: ``"time"`` for rows that follow each other: the last ones then judge.
-            force: recalibrate whether it does harm or not.
+            sample_weight: (n,) weights of the rows, for covariate shift; equal if None. Regions and p-values
+                (``predict_region``, ``anomaly_pvalue``) do not use the weights.
+            order: ``"time"`` for rows in time order; the last ones are then held out for the test.
+            force: recalibrate even if it makes predictions worse.
 
         Warns:
-            RecalibrationRefused: where it would do harm; ``calibration_`` says so, too.
+            RecalibrationRefused: if it would make predictions worse; ``calibration_`` then says so too.
         """
         x, y = self._pairs(X, y)
         check_order(order)
         self._supports.check(y, self._output_texts)
         if len(x) < FEWEST_CALIBRATION:
             raise ValueError(
-                f"Recalibration takes at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law that fewer of "
-                "them tell is mostly noise. Collect more."
+                f"Recalibration needs at least {FEWEST_CALIBRATION} rows, got {len(x)}: a law fitted to "
+                "fewer is mostly noise. Collect more."
             )
         repair = choose_repair(self.recalibration) or recalibrate
         if not self._calibrate(x, y, as_weights(sample_weight, len(x)), repair, order=order, force=force):
             warnings.warn(
-                f"The model stays as it was: {self._note}. To recalibrate it all the same, pass force=True.",
+                f"The model was left unchanged: {self._note}. Pass force=True to recalibrate anyway.",
                 RecalibrationRefused,
                 stacklevel=2,
             )
         return self
 
     def undo_recalibration(self: Self) -> Self:
-        """Take recalibration back: ``model_`` is the flow as it was trained.
+        """Undo the recalibration: ``model_`` becomes the flow as it was trained.
 
-        Guarantees of regions rest on the calibration rows themselves, and stay.
+        Guarantees of regions depend on the calibration rows only and are kept.
         """
         if self.model_.recalibration is not None:
             self._undone = Undone.of(self.model_.recalibration)
@@ -131,7 +131,7 @@ class Recalibrating:
 
     @property
     def calibration_(self) -> str:
-        """What was done to the flow after training, in words."""
+        """Description of the recalibration."""
         made, note = self.model_.recalibration, f": {self._note}" if self._note else ""
         return ("left as trained" if made is None else f"recalibrated on {made.n:,} rows") + note
 
@@ -146,7 +146,7 @@ class Recalibrating:
         force: bool = False,
     ) -> bool:
         """Recalibrate unless that harms rows that it has not seen; whether it was done."""
-        use = "used to recalibrate it. Its errors are smaller there than elsewhere, so it becomes too sure."
+        use = "used to recalibrate it. Its errors are smaller there, so it becomes overconfident."
         self._warn_of_training_rows(x, y, use, stacklevel=4)
         repair, points = partial(repair, order=order), self._supports.open(y, self._seed)
         change = measure_held_out_change(
@@ -158,14 +158,14 @@ class Recalibrating:
         model = repair(self.base_model_, x, points, weights=weights, batch_size=ROWS)
         self.model_, self._undone = model, None
         self._keep_rows(model, x, y, [(self.base_model_, slice(None))])
-        self._note = f"{'although that makes it worse, ' if change.harms else ''}{change}"
+        self._note = f"{'even though that makes it worse, ' if change.harms else ''}{change}"
         return True
 
     def _warn_of_training_rows(self, x: Tensor, y: Tensor, use: str, stacklevel: int) -> None:
         share = self._trained_on.share_of(x, y)
         if share > _REUSE_LIMIT:
             warnings.warn(
-                f"About {share:.0%} of the rows that the flow was trained on are {use} Use new rows.",
+                f"About {share:.0%} of the training rows of the flow are {use} Use new rows.",
                 CalibrationReuseWarning,
                 stacklevel=stacklevel,
             )
@@ -223,7 +223,7 @@ class Recalibrating:
             for own in (fold == number for number in range(_FOLDS))
         )
         change = compare_held_out(trials, x[complete], points[complete])
-        told = f"{change}; {int((~whole).sum()):,} of the rows miss some outputs"
+        told = f"{change}; {int((~whole).sum()):,} rows have missing outputs"
         if change.harms or change.nll > 0.01:  # few rows judge, so what looks worse is not taken
             self._note = f"recalibration would make it worse ({told})"
             return
@@ -259,7 +259,7 @@ class Recalibrating:
         """Ascending norms of the calibration rows, or a clear error."""
         if len(self._norms) == 0:
             raise ArgumentError(
-                "Guarantees rest on calibration rows, and this model was fitted without. Recalibrate it by "
+                "Guarantees need calibration rows, and this model was fitted without. Recalibrate it on "
                 "new rows, or fit it with ",
                 Argument("recalibration", "stacked"),
                 ".",
@@ -268,7 +268,7 @@ class Recalibrating:
 
 
 def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., Any]:
-    """A function, given itself or by its name in a table of places."""
+    """A function, given directly or by its name in a table of import paths."""
     if callable(value):
         return value
     if isinstance(value, str) and spell(value) in places:
@@ -277,7 +277,7 @@ def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., An
 
 
 def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
-    """Function of (flow, x, y) that recalibrates, by its name; None for no recalibration."""
+    """The recalibration of that name, a function of (flow, x, y); None for no recalibration."""
     if value is None or value is False:
         return None
     law = next(iter(LAWS)) if value is True else value

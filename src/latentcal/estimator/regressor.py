@@ -1,4 +1,4 @@
-"""The scikit-learn face: a flow that is trained, recalibrated and asked like any other regressor."""
+"""The scikit-learn regressor: trains a flow, recalibrates it and predicts from it."""
 
 from __future__ import annotations
 
@@ -39,66 +39,67 @@ _FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn, i
 class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
     r"""Multi-output regression that predicts a calibrated distribution.
 
-    ``fit`` sets rows aside at random for early stopping and for calibration, standardises by the others,
-    trains a conditional flow on them and recalibrates it. Where that would harm calibration rows that it was
-    not fitted to, the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are
-    split into blocks (``order="time"``); other rows that are not exchangeable, such as groups, are set aside
-    by you: give both parts to ``fit``. With fewer than 20 calibration rows the model stays as
-    it was trained, with a warning: a law of the norm would be mostly their noise.
+    ``fit`` sets rows aside at random for early stopping and for calibration, trains a conditional flow on the
+    other rows, standardised, and recalibrates it. If recalibration makes predictions of held-out calibration
+    rows worse, the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are split
+    into blocks (``order="time"``). If rows are not exchangeable for another reason, such as groups, split
+    them yourself and pass ``validation`` and ``calibration`` to ``fit``. With fewer than 20 calibration rows
+    the model is not recalibrated and a warning is raised, because the fitted law would be mostly noise.
 
-    Outputs may be positive, bounded, counts, rounded or have atoms (``outputs``): no prediction then leaves
-    their support, and ``log_prob`` has probabilities where single values have one. Rows may miss some of
-    several outputs (NaN): they train and calibrate with what they have. With atoms, outputs are modelled one
-    after the other, in the order of y.
+    Outputs may be positive, bounded, counts, rounded or have atoms (``outputs``): predictions then stay in
+    their support, and ``log_prob`` uses probabilities for outputs whose single values have one. With several
+    outputs, rows may miss some of them (NaN); the others are still used for training and calibration. Outputs
+    with atoms are modelled one after the other, in the order of y.
 
-    Where y is a DataFrame, so are predictions, with its columns and the index of X (behind a transformer that
-    gives arrays X has none: ``set_output(transform="pandas")`` keeps it); where it is (n,), they lack the
-    last dimension. X must be numbers: encode categories in a pipeline, as in the example.
+    If y is a DataFrame, predictions are too, with its columns and the index of X (in a pipeline,
+    ``set_output(transform="pandas")`` keeps the index). If y is (n,), predictions lack the last dimension. X
+    must be numeric: encode categories in a pipeline, as in the example.
 
     Args:
         flow: ``"convex_potential"``, ``"autoregressive"``, ``"flow_matching"``, ``"linear_gaussian"`` (ridge
-            regression; of several ``penalties`` the validation part chooses), or a function of (outputs,
-            features) that makes a flow. ``"auto"`` tries linear regression, a Gaussian process, boosted trees
-            and means of spline flows, alone and above these, and weighted means of all of them, and takes the
-            simplest that is not clearly behind the best on rows held out in turn; ``selection_`` tells what
-            was tried. Fewer than 1,000 rows calibrate in turn as well: regions then have no finite-sample
-            guarantee.
+            regression; the penalty is chosen from ``penalties`` on the validation rows), or a function of
+            (outputs, features) that makes a flow. ``"auto"`` tries linear regression, a Gaussian process,
+            boosted trees and means of spline flows, alone and combined with these, and weighted means of all
+            of them. It takes the simplest model that is not clearly worse than the best on held-out rows;
+            ``selection_`` lists what was tried. With fewer than 1,000 rows, calibration is cross-validated
+            too, and regions have no finite-sample guarantee.
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
         outputs: the kind of every output, such as ``{"price": "positive", "share": "unit", "visits":
-            "count"}``; also a list with one for each, or one word for all. See :class:`latentcal.flows.Kind`.
-            ``"auto"``, and outputs that are not named, are guessed with care: outputs that repeat their
-            values become counts, rounded values or values with atoms, with a warning that says so, and all
-            others real numbers (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` guesses nothing.
-        budget: of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of its time, without boosted trees;
-            ``"best"`` for 25 flows in a mean instead of 10; or seconds of processor time after which no
+            "count"}``; or a list with one for each, or one word for all. See :class:`latentcal.flows.Kind`.
+            ``"auto"`` guesses cautiously, as is done for outputs without a name: outputs with repeated values
+            become counts, rounded values or values with atoms, with a warning, and all others real numbers
+            (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` turns guessing off.
+        budget: budget of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of the time, without boosted
+            trees; ``"best"`` for means of 25 flows instead of 10; or seconds of processor time after which no
             further model is tried.
-        ensemble: of ``"auto"``: number of flows in a mean, instead of that of the budget.
+        ensemble: number of flows to average with ``"auto"``; by default that of the budget.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
-            which mends directions and errors that depend on x too; None or False for none.
-        validation_fraction: share of the rows that tells when to stop training.
+            which also repairs directions and errors that depend on x; None or False for none.
+        validation_fraction: share of the rows for early stopping.
         calibration_fraction: share of the rows for recalibration.
-        order: ``"time"`` where rows follow each other: the first ones train, those after them tell when to
-            stop, the last ones recalibrate.
-        learning_rate: of Adam; ``"auto"`` takes three times as much and averages weights over steps.
-        batch_size: rows a step, at most.
-        max_epochs: end of training at the latest.
-        patience: epochs without a new best after which training ends.
-        draws: latent points behind ``predict`` and ``predict_quantile``; may be changed after ``fit``.
-        random_state: of the parts, the first weights, the order in training and the latent points.
-        verbose: show a progress bar in training.
+        order: ``"time"`` for rows in time order: the first ones are for training, the next for early
+            stopping, the last for recalibration.
+        learning_rate: learning rate of Adam; ``"auto"`` uses three times as much and averages weights over
+            steps.
+        batch_size: largest number of rows in a step.
+        max_epochs: largest number of epochs.
+        patience: training stops after this many epochs without improvement.
+        draws: number of latent points for ``predict`` and ``predict_quantile``; may be changed after ``fit``.
+        random_state: seed of the split, the initial weights, the order in training and the latent points.
+        verbose: show a progress bar during training.
 
     Attributes:
         model_: the recalibrated flow, in the units of the data.
         base_model_: the flow before recalibration.
-        training_log_: losses by epoch, or by penalty; of the last flow where several were trained.
-        selection_: what ``"auto"`` tried, as a table; None for other flows.
+        training_log_: losses by epoch, or by penalty; those of the last flow if several were trained.
+        selection_: table of what ``"auto"`` tried; None for other flows.
         n_features_in_: number of features p.
         feature_names_in_: columns of X, if it was a DataFrame.
         n_outputs_: number of outputs d.
         output_names_: columns of y; None if it was not a DataFrame.
         outputs_: the kind of each output, as text.
-        calibration_: what was done to the flow after training, in words.
+        calibration_: description of the recalibration.
 
     Examples:
         >>> import pandas as pd
@@ -169,15 +170,15 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
         Args:
             X: (n, p) features.
-            y: (n, d) or (n,) outputs; of several, some may be missing (NaN).
-            sample_weight: (n,) of the rows of X, in training, early stopping and recalibration; equal if
-                None. Regions and p-values count calibration rows equally all the same.
-            validation: (X, y) or (X, y, sample_weight) that tell when to stop, instead of a share of rows.
+            y: (n, d) or (n,) outputs; with several outputs, some may be missing (NaN).
+            sample_weight: (n,) weights of the rows for training, early stopping and recalibration; equal if
+                None. Regions and p-values do not use the weights.
+            validation: (X, y) or (X, y, sample_weight) for early stopping, instead of a share of the rows.
             calibration: (X, y) or (X, y, sample_weight) for recalibration, instead of a share of the rows.
 
         Warns:
-            GuessedKindsWarning: where outputs are taken for counts, rounded or mixed, without a word of you.
-            FewCalibrationRowsWarning: with fewer than 20 calibration rows; nothing is recalibrated then.
+            GuessedKindsWarning: if outputs are guessed to be counts, rounded or mixed.
+            FewCalibrationRowsWarning: with fewer than 20 calibration rows; the model is not recalibrated.
         """
         repair = choose_repair(self.recalibration)
         check_order(self.order)
@@ -211,8 +212,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         if incomplete and (supports.have_atoms or any(own is not None for *_, own in parts.values())):
             what = "outputs with atoms" if supports.have_atoms else "sample_weight"
             raise ValueError(
-                f"y misses values, which do not go with {what}. Drop the rows that miss any, or leave out "
-                f"{'the atoms' if supports.have_atoms else 'the weights'}."
+                f"y has missing values, which cannot be combined with {what}. Drop rows with missing "
+                f"values, or leave out {'the atoms' if supports.have_atoms else 'the weights'}."
             )
         x, y, _ = parts["train"]
         supports = supports.with_links(x, y)
@@ -248,8 +249,8 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         if len(x) < FEWEST_CALIBRATION:
             self._note = f"{len(x)} calibration rows, fewer than {FEWEST_CALIBRATION}"
             warnings.warn(
-                f"Recalibration takes at least {FEWEST_CALIBRATION} calibration rows, there are {len(x)}: "
-                "the model stays as it was trained.",
+                f"Recalibration needs at least {FEWEST_CALIBRATION} calibration rows, got {len(x)}: the "
+                "model stays as it was trained.",
                 FewCalibrationRowsWarning,
                 stacklevel=2,
             )
@@ -260,25 +261,25 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         return self
 
     def holds_out_in_turn(self, n: int) -> bool:
-        """Whether n rows are held out in turn to choose and calibrate, rather than some of them set aside."""
+        """Whether n rows are held out in turn to choose and calibrate, rather than setting some aside."""
         return self._fitter().chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
 
     def needs_validation(self, n: int) -> bool:
-        """Whether rows are set aside to end training or to choose, rather than each judging in its turn."""
+        """Whether validation rows are set aside, rather than all rows being held out in turn."""
         return self._fitter().needs_validation(n)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean log-likelihood of y (see ``log_prob``), higher is better; R2 would judge the mean alone."""
+        """Mean log-likelihood of y (see ``log_prob``); higher is better. R2 would score the mean only."""
         return float(np.average(self.log_prob(X, y), weights=sample_weight))
 
     def save(self, path: str | os.PathLike[str], *, table: Mapping[str, Any] | None = None) -> None:
         """Write the fitted estimator to a folder, without pickle; ``latentcal.load`` finds ``model_`` there.
 
-        Parameters that are functions have no form in a file, and raise, as those of a subclass do.
+        Parameters that are functions, and parameters of a subclass, cannot be saved and raise an error.
 
         Args:
             path: the folder.
-            table: JSON about the table to keep beside the model, as the command line has it.
+            table: JSON that describes the table, saved with the model; used by the command line.
         """
         check_is_fitted(self, "model_")
         if others := sorted(set(self.get_params(deep=False)) - set(PARAMETERS)):
@@ -364,8 +365,8 @@ def _find_missing(y: Any) -> np.ndarray | None:
         return None
     if missing.all(1).any():
         raise ValueError(
-            f"{int(missing.all(1).sum())} rows of y have no output at all, first row "
-            f"{int(missing.all(1).argmax())}. Drop them; rows may miss some of their outputs."
+            f"{int(missing.all(1).sum())} rows of y miss all outputs, first row "
+            f"{int(missing.all(1).argmax())}. Drop them; rows may miss some outputs but not all."
         )
     return missing
 

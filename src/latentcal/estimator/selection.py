@@ -1,4 +1,4 @@
-"""Which of several models held-out likelihood asks for: ``flow="auto"`` of the regressor."""
+"""Choice among models by held-out likelihood: ``flow="auto"`` of the regressor."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MANY_ROWS, _FEWER = 1000, 5  # rows from which on means of fewer flows are enou
 
 @dataclass(frozen=True)
 class Budget:
-    """How much ``flow="auto"`` may try.
+    """What ``flow="auto"`` may try.
 
     Args:
-        members: flows in a mean.
-        simple: whether boosted trees, and flows that see features beside a stage, are left out.
-        seconds: of processor time after which no further model is tried.
+        members: number of flows to average.
+        simple: whether to leave out boosted trees, and flows that see features as well as a stage.
+        seconds: processor seconds after which no further model is tried.
     """
 
     members: int = 10
@@ -40,7 +40,7 @@ class Budget:
 
     @classmethod
     def of(cls, budget: Any, ensemble: int | None = None) -> Budget:
-        """That of a name or of a number of seconds; ``ensemble`` is a number of flows of one's own."""
+        """The budget of a name or a number of seconds; ``ensemble`` overrides the number of flows."""
         if isinstance(budget, str) and budget in _BUDGETS:
             own = _BUDGETS[budget]
         elif isinstance(budget, (int, float)) and not isinstance(budget, bool) and budget > 0:
@@ -51,12 +51,12 @@ class Budget:
         return Budget(members, own.simple, own.seconds)
 
     def estimate_seconds(self, n: int, features: int, outputs: int) -> float:
-        """Processor seconds that a choice takes on a common machine, within a factor of about three.
+        """Estimated processor seconds of a choice on a common machine, within a factor of about three.
 
         Args:
-            n: rows.
-            features: columns of x.
-            outputs: columns of y.
+            n: number of rows.
+            features: number of columns of x.
+            outputs: number of columns of y.
         """
         share = 0.3 if self.simple else 0.6 + self.members / 25
         whole = 4 + n * (0.004 + 0.001 * outputs) + outputs * (0.5 + features / 200)
@@ -69,7 +69,7 @@ _BUDGETS: Mapping[Any, Budget] = dict(
 
 
 class Choice(NamedTuple):
-    """The chosen model, the account of how, the same without each of the folds, and the fold of each row."""
+    """The chosen model, the record of the choice, the models without each fold, and the fold of each row."""
 
     flow: ConditionalFlow
     selection: Selection
@@ -91,24 +91,23 @@ def select(
     progress: bool = False,
     **how: Any,
 ) -> Choice:
-    """The simplest model that is not behind the best one on rows that it was not fitted to, of all rows.
+    """The simplest model that is not clearly worse than the best on held-out rows, fitted to all rows.
 
-    First come stages with normal residuals, then flows alone, then the best of the stages below flows and
-    beside them, then the weighted mean of all these as maps. Behind is by more than 0.01 nats and a third of
-    the standard error.
+    Candidates are, in this order: stages with normal residuals, flows alone, the best stages combined with
+    flows, and the weighted mean of all these as maps. A model is worse if it is behind by more than 0.01 nats
+    and a third of the standard error.
 
     Args:
         x: (n, p) standardised features.
         y: (n, d) standardised outputs.
-        seen: (n,), rows that models are fitted to, of which the others judge; each fold judges models of the
-            others if None.
-        budget: how much is tried.
+        seen: (n,) mask of the rows to fit models to, the others being held out; cross-validation if None.
+        budget: what may be tried.
         alone: whether flows alone are the only candidate.
-        weights: (n,) of the rows; equal if None.
-        alike: (n, k); rows that are equal in it stay in one fold. Outputs and features if None.
+        weights: (n,) weights of the rows; equal if None.
+        alike: (n, k); rows with equal values stay in one fold; outputs and features if None.
         contiguous: whether rows are in time order.
         progress: show a progress bar.
-        how: options of :class:`CandidateFitter`.
+        **how: options of :class:`CandidateFitter`.
     """
 
     def fitter_of(rows: Tensor) -> CandidateFitter:
@@ -143,7 +142,7 @@ def select(
 def out_of_fold_pairs(
     flows: Sequence[ConditionalFlow], fold: Tensor
 ) -> Iterator[tuple[Tensor, ConditionalFlow, list[ConditionalFlow], Tensor]]:
-    """For each fold: its mask, its flow, the flows of others, and the fold of each other row among those."""
+    """For each fold: its mask, its flow, the flows of the other folds, and the folds of the other rows."""
     for number, flow in enumerate(flows):
         own = fold == number
         others = [each for i, each in enumerate(flows) if i != number]

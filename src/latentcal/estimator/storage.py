@@ -45,10 +45,10 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
     "random_state": (int, type(None)),
     "verbose": (bool,),
 }
-"""Parameters of a ``FlowRegressor`` and what they may be in a file."""
+"""Parameters of a ``FlowRegressor`` and their allowed values in a file."""
 
 _LATER: Mapping[str, Any] = {"order": None, "budget": "balanced", "ensemble": None, "outputs": "real"}
-"""Parameters that older files lack, and what they mean there."""
+"""Parameters that older files lack, with their default values there."""
 
 _NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
 _LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
@@ -132,21 +132,21 @@ _OPTIONAL = {"outputs_", "feature_names_in_", "_note", "_undone", "selection_"}
 
 
 class Stored(NamedTuple):
-    """What a folder holds of a fitted model."""
+    """The contents of a folder with a fitted model."""
 
     parameters: dict[str, Any]
     state: dict[str, Any]
     """Attributes by name, the models and norms among them."""
     table: dict[str, Any]
-    """What is known of the table."""
+    """Description of the table."""
 
 
 def write(
     predictor: TablePredictor, path: str | os.PathLike[str], table: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a fitted model, with what is known of its table if any.
+    """Write a fitted model, with the description of its table if any.
 
-    Nothing is written where a parameter cannot be saved.
+    Nothing is written if a parameter cannot be saved.
     """
     own = vars(predictor)
     document = {
@@ -160,20 +160,20 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> Stored:
-    """What ``write`` wrote."""
+    """The contents that ``write`` wrote."""
     model, sections, tensors = read_sections(path)
     if "estimator" not in sections:
         raise ModelFileError(
-            f"{path} holds a {type(model).__name__} and no estimator. latentcal.load reads it."
+            f"{path} holds a {type(model).__name__}, not an estimator. Read it with latentcal.load."
         )
     parameters, state = _check_document(_restore_infinities(sections["estimator"]), path)
     norms = tensors.get(_NORMS)
     if set(tensors) != {_NORMS} or norms is None or not _is_norms(norms):
         raise ModelFileError(f"{path} must have the norms of the calibration rows, and no other tensors.")
     if not isinstance(model, ConditionalFlow) or model.base.dim != state["n_outputs_"]:
-        raise ModelFileError(f"{path} does not fit together: the model has other outputs.")
+        raise ModelFileError(f"{path} is inconsistent: the model has different outputs.")
     if features_of(model) not in (None, state["n_features_in_"]):
-        raise ModelFileError(f"{path} does not fit together: the model has other features.")
+        raise ModelFileError(f"{path} is inconsistent: the model has different features.")
     undone, kinds = state.pop("_undone", None), state.pop("outputs_", ["real"] * state["n_outputs_"])
     state = {
         name: np.array(value, dtype=object) if isinstance(value, list) else value
@@ -213,7 +213,7 @@ def _check_document(document: Any, path: str | os.PathLike[str]) -> tuple[dict[s
     if not wrong and state["_flat"] and state["n_outputs_"] != 1:
         wrong["n_outputs_"] = state["n_outputs_"]
     for name, value in wrong.items():
-        raise ModelFileError(f"{path}: {name} of the estimator is {repr(value)[:60]}.")
+        raise ModelFileError(f"{path}: {name} of the estimator has the invalid value {repr(value)[:60]}.")
     return parameters, state
 
 
@@ -260,6 +260,6 @@ def _as_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     raise TypeError(
-        f"{value!r} cannot be saved. Name flow and recalibration by strings and give random_state as a "
-        "number, or save the model alone: latentcal.save(estimator.model_, path)."
+        f"{value!r} cannot be saved. Give flow and recalibration by name and random_state as a number, or "
+        "save only the model: latentcal.save(estimator.model_, path)."
     )

@@ -1,4 +1,4 @@
-"""What is said of the distribution at a row: even latent points, quantiles of them, conformal regions."""
+"""Summaries of predictive distributions: evenly spread latent points, quantiles, conformal regions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ AS_FITTED = "give the same in the same order."
 
 @dataclass(frozen=True, eq=False)
 class PredictedRegion:
-    """A conformal region at n rows of features; for several levels of coverage they come first.
+    """A conformal region at n rows of features; several levels of coverage are the first dimension.
 
     Args:
         region: the region at any x.
         x: (n, p) features.
-        output_names: columns of y; None where it had none.
+        output_names: columns of y; None if it had none.
         supports: kinds of the outputs; all real if None.
     """
 
@@ -54,20 +54,20 @@ class PredictedRegion:
         return (self.region.contains(points, self.x) & known).numpy()
 
     def bounds(self, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Least and largest value of each output in each region, (n, d) each; ``quick`` searches less.
+        """Smallest and largest value of each output in each region, (n, d) each; ``quick`` searches less.
 
-        NaN where an output has no value of its grid there.
+        NaN for an output that has no value of its grid in the region.
         """
         ends = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
         lower, upper = self._supports.close_bounds(*ends)
         return lower.numpy(), upper.numpy()
 
     def volume(self, samples: int = 4096) -> np.ndarray:
-        """Volume of each region, (n,), estimated by Monte Carlo; of a grid that of its cells, roughly."""
+        """Volume of each region, (n,), estimated by Monte Carlo; on a grid, roughly that of the cells."""
         return self.region.volume(self.x, samples=samples).value.numpy()
 
     def sample(self, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws (s, n, d) of the model from within each region; NaN where a grid has hardly a value there."""
+        """Draws (s, n, d) of the model inside each region; NaN if a grid has hardly any value there."""
         generator = torch.Generator().manual_seed(random_state)
         draws = self.region.sample(self.x, n_samples, generator=generator)
         if not self._supports.are_mixed:
@@ -87,15 +87,15 @@ class PredictedRegion:
         return Supports(("real",)) if self.supports is None else self.supports
 
     def plot(self, row: int = 0, **options: Any) -> Axes:
-        """The region of one row, for two outputs; options of :meth:`latentcal.Region.plot`."""
+        """Plot the region of one row for two outputs; options of :meth:`latentcal.Region.plot`."""
         return self.region.plot(self.x[row], **options)
 
 
 def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
-    """Points (s, n, d) of the base law, spread more evenly than draws; those of the rows differ by radius.
+    """Points (s, n, d) of the base law, spread more evenly than draws; rows differ in the radii only.
 
-    Radii are the middles of s/2 steps of equal probability, each with a random direction and its opposite:
-    the mean of anything odd in z is 0 without error.
+    Radii are the midpoints of s/2 steps of equal probability, each with a random direction and its opposite,
+    so the mean of any odd function of z is exactly 0.
     """
     half = (count + 1) // 2
     generator = torch.Generator().manual_seed(seed)
@@ -107,13 +107,13 @@ def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
 
 
 def check_levels(q: Any, draws: int) -> Tensor:
-    """Levels of quantiles, () or (k,), that so many latent points reach."""
+    """Levels of quantiles, () or (k,); raises if the number of latent points is too small for them."""
     levels = as_tensor(q, "q").to(torch.float64)
     tail = torch.minimum(levels, 1 - levels).reshape(-1)
     if levels.dim() > 1 or len(tail) == 0 or not bool((tail > 0).all()):
         raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
     if (needed := math.ceil(0.5 / float(tail.min()))) > draws:
-        reason = f"{draws} draws do not reach the level {q}; set "
+        reason = f"{draws} draws are too few for the level {q}; set "
         raise ArgumentError(reason, Argument("draws", needed), " at least.")
     return levels
 

@@ -1,4 +1,4 @@
-"""Events: sets of outputs, their probability, and what to do about them."""
+"""Events: sets of outputs, their probabilities, and decisions by expected utility."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What to do: the utility that each action may be expected to have."""
+"""Decisions: the expected utility of actions."""
 
 from __future__ import annotations
 
@@ -58,17 +58,18 @@ def expected_utility(
 
     .. math:: E[u_a(Y, x) \mid x] = \int u_a(y, x) f(y \mid x) \, dy
 
-    All actions see the same points, so that differences between them are sharper than either.
+    All actions use the same points, so their differences are more precise than the single values.
 
-    A standard error presumes that the utility has a finite variance under the prediction. Where its tail says
-    otherwise (:math:`y^2` under Student's t with three degrees of freedom), the error is infinite and a
-    warning says so. That takes about 1,200 points for each x; fewer are not examined.
+    The standard error requires a finite variance of the utility under the prediction. If the tail of the
+    utility suggests an infinite variance (such as :math:`y^2` under Student's t with three degrees of
+    freedom), the error is infinite and a warning is raised. This check needs about 1,200 points for each x;
+    it is skipped for fewer.
 
     Args:
         model: predictor, ``model(x)`` a distribution.
         x: (..., p) features, or None.
-        utilities: for each action a :class:`Payoff`, a number (whatever y is), or a function
-            ``u(y, x)``, (s, n, d), (n, p) -> (s, n).
+        utilities: for each action a :class:`Payoff`, a number (independent of y), or a function ``u(y, x)``,
+            (s, n, d), (n, p) -> (s, n).
         method: as for :func:`probability`; a grid only for payoffs of boxes.
         samples: points or draws for each x.
         points: points a side of a fixed grid.
@@ -79,7 +80,7 @@ def expected_utility(
         Value and error, each (..., k) float64 in the order of the actions, and the method.
 
     Warns:
-        InfiniteVarianceWarning: where the utility of an action has no finite variance.
+        InfiniteVarianceWarning: if the utility of an action has infinite variance.
     """
     if not utilities:
         raise ValueError("expected_utility needs at least one action: {name: utility}.")
@@ -117,13 +118,13 @@ def expected_utility(
 
 
 def best_action(model: Any, x: Tensor | None, utilities: Mapping[str, Utility], **options: Any) -> list[str]:
-    """The action with the highest expected utility at each row of x (n, p); one for x None.
+    """The action with the highest expected utility at each row of x (n, p); a single one if x is None.
 
     Args:
         model: predictor.
         x: (n, p) features, or None.
         utilities: as for :func:`expected_utility`.
-        **options: of :func:`expected_utility`.
+        **options: options of :func:`expected_utility`.
     """
     value = expected_utility(model, x, utilities, **options).value
     names = list(utilities)
@@ -170,9 +171,9 @@ def _heavy(integrand: Integrand, like: Tensor) -> Tensor:
 
 def _warn_of_heavy_tails(names: list[str]) -> None:
     warnings.warn(
-        f"The utility of {', '.join(map(repr, names))} has such heavy tails under the prediction that its "
-        "variance is infinite. Its expected value is estimated but has no standard error; the error is given "
-        "as infinite. Bound the utility, or use a model with lighter tails.",
+        f"The utility of {', '.join(map(repr, names))} seems to have infinite variance under the prediction "
+        "(heavy tails). Its expected value is an estimate with infinite standard error. Bound the utility, "
+        "or use a model with lighter tails.",
         InfiniteVarianceWarning,
         stacklevel=3,
     )
@@ -181,8 +182,8 @@ def _warn_of_heavy_tails(names: list[str]) -> None:
 def _check_values(values: Tensor, y: Tensor) -> Tensor:
     if values.shape != y.shape[:-1] or not bool(torch.isfinite(values).all()):
         raise ValueError(
-            f"A utility must give one finite number for each of the points {tuple(y.shape[:-1])}, "
-            f"got shape {tuple(values.shape)}."
+            f"A utility must return one finite number for each of the points {tuple(y.shape[:-1])}, got "
+            f"shape {tuple(values.shape)}."
         )
     return values
 
@@ -200,4 +201,4 @@ def _by_grid(
     if isinstance(utility, (int, float)):
         value = torch.full((1 if x is None else len(x),), float(utility), dtype=torch.float64)
         return value, torch.zeros_like(value)
-    raise ValueError('A grid is for payoffs of boxes; for a utility that is a function use method="qmc".')
+    raise ValueError('A grid needs payoffs of boxes; for a utility given by a function use method="qmc".')

@@ -1,4 +1,4 @@
-"""Expectations under a predictive distribution, each with an estimate of its error."""
+"""Expectations under a predictive distribution, with estimates of their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..pit import draw
 from ..transport import radial_transport
 
 INFINITE_VARIANCE = 0.5
-"""Tail index beyond which a law has no finite variance."""
+"""Tail index above which the variance is infinite."""
 _SHARE, _ROOTS, _MOST = 0.05, 3.0, 0.2  # the tail: 5 % of s values, at least 3 sqrt(s), at most 20 %
 _FEWEST = 100  # values beyond the threshold
 _PRIOR, _GRID = 3.0, 30
@@ -34,11 +34,11 @@ Integrand = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
 class InfiniteVarianceWarning(UserWarning):
-    """A utility has such heavy tails under the prediction that its mean has no finite standard error."""
+    """A utility has such heavy tails under the prediction that the standard error of its mean is infinite."""
 
 
 def tail_index(values: Tensor) -> Tensor:
-    r"""Index k of the tail of values, (s, ...) -> (...); -inf where there are too few to tell.
+    r"""Tail index k of values, (s, ...) -> (...); -inf if there are too few.
 
     Distances from the median that exceed a high threshold are fitted by a generalised Pareto law,
 
@@ -46,8 +46,8 @@ def tail_index(values: Tensor) -> Tensor:
 
     by the estimator of Zhang and Stephens (Technometrics 51, 2009), as in Pareto-smoothed importance
     sampling. The variance is finite for k < 1/2, the mean for k < 1; Student's t with f degrees of freedom
-    has k = 1/f, its square k = 2/f. Light tails have k near 0, bounded ones a negative k. The threshold has
-    5 % of the values above it, and at least 100: fewer than 1,200 values are too few to tell.
+    has k = 1/f, its square k = 2/f. Light tails have k near 0, bounded ones a negative k. The threshold has 5
+    % of the values, and at least 100, above it: fewer than 1,200 values are too few.
     """
     flat = values.detach().to(torch.float64).reshape(len(values), -1)
     size = len(flat)
@@ -81,7 +81,7 @@ def _pareto_index(excess: Tensor, count: Tensor) -> Tensor:
 
 
 class Estimate(NamedTuple):
-    """A number for each x with the standard error of its estimate, and the method that made it."""
+    """Estimates for each x, with their standard errors and the method."""
 
     value: Tensor
     error: Tensor
@@ -103,9 +103,9 @@ def by_sampling(
 def by_quasi_monte_carlo(
     model: Any, x: Tensor | None, integrands: list[Integrand], samples: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """As ``by_sampling``, from scrambled Sobol points of the latent space, the same ones for all x.
+    """As ``by_sampling``, but from scrambled Sobol points of the latent space, common to all x.
 
-    ``samples`` points are shared out among 32 independent scramblings, whose spread gives the error.
+    The ``samples`` points are divided among 32 independent scramblings, whose spread gives the error.
     """
     each = max(1, samples // RANDOMIZATIONS)
     if each & (each - 1):
@@ -116,7 +116,7 @@ def by_quasi_monte_carlo(
     pred = model(x)
     if not isinstance(pred, FlowDistribution):
         raise TypeError(
-            f"Quasi-Monte Carlo goes through the latent space of a flow; {type(pred).__name__} has none. "
+            f"Quasi-Monte Carlo needs the latent space of a flow; {type(pred).__name__} has none. "
             'Use method="sampling".'
         )
     source, points = _product_points(pred.base.norm, pred.base.dim, each, generator)
@@ -143,11 +143,11 @@ def box_quadrature(
 ) -> tuple[Tensor, Tensor]:
     r"""Integral of the density over a finite box by a tensor-product rule, and its error, each (n,).
 
-    With a number of points the grid is fixed and the error is the difference from a grid of about half as
-    many. Without, panels of Gauss points are halved until they are narrow beside the spread of the prediction
-    and the integral moves by less than 1e-6. 256 draws bear witness: where the grid cannot become that fine,
-    which is known from the start, or they contradict it, the error is the disagreement. (A mode of less than
-    about 2 % that is narrower than the grid can escape both.)
+    With a given number of points the grid is fixed, and the error is the difference from a grid of about half
+    as many. Without one, panels of Gauss points are halved until they are narrow relative to the spread of
+    the prediction and the integral changes by less than 1e-6. The result is checked against 256 draws: if the
+    grid cannot become fine enough, or the draws contradict it, the error is the difference between the two.
+    (A mode with less than about 2 % that is narrower than the grid can be missed by both.)
     """
     dim = len(sides[0])
     if not all(bool(torch.isfinite(side).all()) for side in sides):
@@ -158,7 +158,7 @@ def box_quadrature(
         fine = _integrate(model, x, sides, *_rule(rule, points))
         return fine, (fine - _integrate(model, x, sides, *_rule(rule, points // 2 + 1))).abs()
     if rule != "gauss":
-        raise ValueError("Say how many points a side the trapezoid rule has: points=5.")
+        raise ValueError("The trapezoid rule needs the number of points a side, such as points=5.")
     value = _integrate(model, x, sides, *_rule("gauss", _PANEL // 2))
     error = torch.full_like(value, math.inf)
     share, deviation, spread = _witness(model, x, sides, generator)
@@ -203,7 +203,7 @@ def _product_points(
             return laplace(dim), torch.sign(u - 0.5) * -torch.log1p(-2 * (u - 0.5).abs())
         case FirstCoordinate():
             return uniform_interval(), u
-    raise TypeError(f"No product law is known that is radial in {norm}. Use method='sampling'.")
+    raise TypeError(f"Quasi-Monte Carlo does not support the norm {norm}. Use method='sampling'.")
 
 
 def _decode_points(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
@@ -257,7 +257,7 @@ def _witness(
 
 
 def share_error(share: Tensor, samples: int) -> Tensor:
-    """Standard error of a share of independent draws, with Laplace's rule so that 0 and 1 are not certain."""
+    """Standard error of a share of independent draws, by Laplace's rule so that it is never 0."""
     smooth = (share * samples + 1) / (samples + 2)
     return (smooth * (1 - smooth) / samples).sqrt()
 

@@ -1,4 +1,4 @@
-"""Events: sets of outputs, what they make together, and the probability of each."""
+"""Events: sets of outputs, their combinations, and their probabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTLED = 1e-3  # error of a grid that is better than Sobol points
 
 
 class Membership:
-    """A set of outputs y. Sets combine: ``a | b`` is the union, ``a & b`` the intersection, ``~a`` the rest.
+    """A set of outputs y; ``a | b`` is the union, ``a & b`` the intersection, ``~a`` the complement.
 
     Args:
         rule: ``rule(y, x)``, (..., d), (..., p) -> (...) bool.
@@ -38,9 +38,9 @@ class Membership:
         inside = torch.as_tensor(self._rule(y, x))
         if inside.shape != y.shape[:-1] or inside.dtype != torch.bool:
             raise ValueError(
-                f"An event must say True or False for each of the points {tuple(y.shape[:-1])}; "
-                f"got {inside.dtype} of shape {tuple(inside.shape)}. (A conformal region of several levels "
-                "is several events: take one, region.at(0.9).)"
+                f"An event must return True or False for each of the points {tuple(y.shape[:-1])}; got "
+                f"{inside.dtype} of shape {tuple(inside.shape)}. (Of a conformal region with several "
+                "levels, choose one: region.at(0.9).)"
             )
         return inside
 
@@ -59,7 +59,7 @@ class Membership:
 
 
 class Box(Membership):
-    r"""The outputs with :math:`l_j \le y_j \le u_j` for all j; a side may be infinite.
+    r"""The outputs with :math:`l_j \le y_j \le u_j` for all j; sides may be infinite.
 
     Args:
         lower: (d,) or one number for all outputs.
@@ -72,7 +72,8 @@ class Box(Membership):
             self.lower, self.upper = torch.broadcast_tensors(lower, upper)
         except RuntimeError:
             raise ValueError(
-                f"lower {tuple(lower.shape)} and upper {tuple(upper.shape)} must have one number an output."
+                f"lower {tuple(lower.shape)} and upper {tuple(upper.shape)} must have one number for each "
+                "output."
             ) from None
         if self.lower.dim() > 1 or not bool((self.lower <= self.upper).all()):
             raise ValueError(
@@ -125,7 +126,9 @@ class _PathEvent(Membership):
         self.above = -math.inf if above is None else as_number(above, "above")
         self.below = math.inf if below is None else as_number(below, "below")
         if (above is None and below is None) or not self.above < self.below:
-            raise ValueError(f"Give a limit above or below which it lies; got above={above}, below={below}.")
+            raise ValueError(
+                f"Give at least one limit, with above < below; got above={above}, below={below}."
+            )
 
     def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         value = self.value(_outputs(y))
@@ -140,7 +143,7 @@ class _PathEvent(Membership):
 
 
 class Sum(_PathEvent):
-    r"""The outputs with :math:`a < \sum_j w_j y_j < b`: the demand of a week, the rain of a day.
+    r"""The outputs with :math:`a < \sum_j w_j y_j < b`, such as the demand of a week or the rain of a day.
 
     Args:
         above: a; none if None.
@@ -165,9 +168,9 @@ class Sum(_PathEvent):
 
 
 class Maximum(_PathEvent):
-    r"""The outputs whose largest lies between two limits, :math:`a < \max_j y_j < b`.
+    r"""The outputs whose maximum lies between two limits, :math:`a < \max_j y_j < b`.
 
-    ``Maximum(above=a)`` is the event that a threshold is crossed at any time, ``Maximum(below=b)`` that it
+    ``Maximum(above=a)`` is the event that a threshold is crossed at some time, ``Maximum(below=b)`` that it
     never is.
 
     Args:
@@ -193,12 +196,12 @@ def _sides(values: Any, name: str) -> Tensor:
 def _outputs(y: Any) -> Tensor:
     y = check_numbers(to_tensor(y, "y"), "y")
     if y.dim() == 0:
-        raise ValueError("y is a single number; it must be (..., d), with the outputs last.")
+        raise ValueError("y is a single number; it must be (..., d), with outputs in the last dimension.")
     return y
 
 
 def as_membership(event: Any) -> Any:
-    """What has ``contains(y, x)``, or is a function ``rule(y, x)``, as a :class:`Membership`."""
+    """A :class:`Membership` from an object with ``contains(y, x)``, or from a function ``rule(y, x)``."""
     if isinstance(event, Membership):
         return event
     if hasattr(event, "contains"):
@@ -206,7 +209,7 @@ def as_membership(event: Any) -> Any:
     if callable(event):
         return Membership(event)
     raise TypeError(
-        f"An event is a Box, a HalfSpace, a conformal Region, or a function of (y, x) that says True or "
+        "An event is a Box, a HalfSpace, a conformal Region, or a function of (y, x) that returns True or "
         f"False; got {type(event).__name__}."
     )
 
@@ -227,20 +230,20 @@ def probability(
     .. math:: P(Y \in A \mid x) = \int_A f(y \mid x) \, dy
 
     - ``"quadrature"`` integrates the density of a finite box on a grid, d <= 4. The error is that of the rule
-      (or, where the grid is too coarse or draws contradict it, the disagreement), not a standard error.
+    (or, if the grid is too coarse or draws contradict it, the difference), not a standard error.
     - ``"qmc"`` decodes scrambled Sobol points of the latent space, common to all x. Its standard error comes
       from 32 independent scramblings: t quantiles with 31 degrees of freedom.
-    - ``"sampling"`` counts independent draws; it serves any distribution.
+    - ``"sampling"`` counts independent draws; it works for any distribution.
 
     Args:
         model: predictor, ``model(x)`` a distribution.
         x: (..., p) features, or None.
         event: a :class:`Box`, a :class:`HalfSpace`, a :class:`Sum` or :class:`Maximum` of outputs, a
-            conformal region, combinations of them, or a function ``rule(y, x)`` that says True or False.
-        method: by default a grid for a finite box of one or two outputs of a flow, and Sobol points for the
-            rows on which it does not settle; else Sobol points for a flow, draws for another model.
+            conformal region, combinations of them, or a function ``rule(y, x)`` that returns True or False.
+        method: by default, a grid for a finite box of one or two outputs of a flow, with Sobol points for
+            rows where it does not converge; otherwise Sobol points for a flow and draws for other models.
         samples: points or draws for each x.
-        points: points a side of a fixed grid; by default the grid is refined until it settles.
+        points: number of points a side of a fixed grid; by default the grid is refined until it converges.
         rule: ``"gauss"`` or ``"trapezoid"``, for the fixed grid.
         generator: source of randomness.
 
@@ -266,7 +269,7 @@ def probability(
         method = default_method(model, event, dim)
     if method == "quadrature":
         if not isinstance(event, Box):
-            raise ValueError(f'A quadrature is for a Box; for {type(event).__name__} use method="qmc".')
+            raise ValueError(f'A quadrature needs a Box; for {type(event).__name__} use method="qmc".')
         sides = event.sides(dim)
         value, error = box_quadrature(model, x, sides, points=points, rule=rule, generator=generator)
         coarse = error > _SETTLED
@@ -287,7 +290,7 @@ def probability(
 
 
 def default_method(model: Any, event: Any, dim: int) -> str:
-    """The method that suits an event of ``dim`` outputs; None stands for a utility that is a function."""
+    """The default method for an event of ``dim`` outputs; None stands for a utility given by a function."""
     if not isinstance(model, ConditionalFlow):
         return "sampling"
     if isinstance(event, Box) and dim <= 2 and all(bool(s.isfinite().all()) for s in event.sides(dim)):
@@ -296,12 +299,14 @@ def default_method(model: Any, event: Any, dim: int) -> str:
 
 
 def flat_rows(model: Any, x: Any) -> tuple[Tensor | None, tuple[int, ...]]:
-    """x as (n, p) and the shape that results have."""
+    """x as (n, p), and the shape of results."""
     x = read_features(model, x)
     if x is None:
         return None, ()
     x = to_tensor(x, "x")
     if x.dim() < 1 or x.shape[-1] == 0:
-        raise ValueError(f"x must be (..., p), with the features last; got shape {tuple(x.shape)}.")
+        raise ValueError(
+            f"x must be (..., p), with features in the last dimension; got shape {tuple(x.shape)}."
+        )
     check_finite(x, "x")
     return x.reshape(-1, x.shape[-1]), tuple(x.shape[:-1])

@@ -20,13 +20,13 @@ class AveragedFlow(TriangularFlow):
     .. math:: z_i = \frac1k \sum_m \tau_m\big(y_i;\, y_{<i}, x\big), \qquad
               \log|\det| = \sum_i \log \frac1k \sum_m \frac{\partial \tau_m}{\partial y_i}
 
-    Flows that were trained on different parts of the rows err in different directions, and their mean errs
-    less, as in any ensemble; unlike the mixture of their densities
-    (:class:`~latentcal.recalibration.FlowEnsemble`) it keeps a latent, so all that needs one still works.
+    Flows trained on different parts of the rows have different errors, and their mean has a smaller one, as
+    in any ensemble. Unlike the mixture of their densities (:class:`~latentcal.recalibration.FlowEnsemble`) it
+    keeps a latent.
 
     Args:
-        flows: at least one flow of a single transform (``flows=1``), all with the same outputs, features and
-            law of z.
+        flows: one or more flows with a single transform (``flows=1``), all with the same outputs, features
+            and law of z.
     """
 
     flows: Sequence[AutoregressiveFlow]
@@ -35,11 +35,13 @@ class AveragedFlow(TriangularFlow):
         members = list(flows)
         if not members or any(not isinstance(flow, AutoregressiveFlow) for flow in members):
             kinds = sorted({type(flow).__name__ for flow in members})
-            raise TypeError(f"Maps of AutoregressiveFlow are averaged, got {', '.join(kinds) or 'none'}.")
+            raise TypeError(
+                f"AveragedFlow needs AutoregressiveFlow members, got {', '.join(kinds) or 'none'}."
+            )
         if stacked := [flow.flows for flow in members if flow.flows > 1]:
             raise ValueError(
-                f"A mean of maps is a bijection where each is a single transform; got flows={stacked[0]}. "
-                "Make them with flows=1."
+                "The mean of maps is a bijection only if each is a single transform; got "
+                f"flows={stacked[0]}. Use flows=1."
             )
         _check_alike(members)
         super().__init__(members[0].base)
@@ -64,8 +66,8 @@ class WeightedFlow(TriangularFlow):
     (:class:`LocationScale`) are triangular maps that increase on the diagonal, so their mean is a bijection.
 
     Args:
-        flows: at least one, all with the same outputs, features and law of z.
-        weights: (m,) positive, of sum 1.
+        flows: one or more flows, all with the same outputs, features and law of z.
+        weights: (m,) positive numbers that sum to 1.
     """
 
     flows: Sequence[ConditionalFlow]
@@ -75,7 +77,7 @@ class WeightedFlow(TriangularFlow):
         members = list(flows)
         if not members or not all(hasattr(flow, "triangle") for flow in members):
             kinds = sorted({type(flow).__name__ for flow in members})
-            raise TypeError(f"Triangular flows have a mean, got {', '.join(kinds) or 'none'}.")
+            raise TypeError(f"Expected triangular flows, got {', '.join(kinds) or 'none'}.")
         _check_alike(members)
         check_shapes(weights=(weights, "m"))
         if (

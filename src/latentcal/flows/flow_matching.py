@@ -70,18 +70,19 @@ class FlowMatching(ConditionalFlow):
               \log|\det \partial z / \partial y| = -\int_0^1 \operatorname{tr} \nabla_q v \, dt
 
     v is trained on the straight lines :math:`(1 - t) z + t y` between a Gaussian z and the data, whose
-    velocity is y - z (Lipman et al. 2022). Up to 32 outputs the trace is exact, from tangents carried forward
-    in the same pass; above, it is Hutchinson's estimate, whose standard error ``log_abs_det_error`` tells.
+    velocity is y - z (Lipman et al. 2022). For up to 32 outputs the trace is exact, from forward-mode
+    tangents in the same pass; for more, it is Hutchinson's estimate, with the standard error
+    ``log_abs_det_error``.
 
     Args:
         dim: number of outputs d.
-        features: number of features p; 0 for a flow that does not look at x.
+        features: number of features p; 0 for an unconditional flow.
         hidden: units of each layer of the velocity network.
         layers: its hidden layers.
         tolerance: relative and absolute tolerance of the adaptive solver (Dormand-Prince).
         steps: number of Runge-Kutta steps instead, for speed; None for the adaptive solver.
         probes: random probes of the trace above 32 outputs.
-        base: law of z; N(0, I), which is what training assumes, if None.
+        base: law of z; N(0, I), as training assumes, if None.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class FlowMatching(ConditionalFlow):
         return ((velocity - (y - z)) ** 2).sum(-1).mean()
 
     def validation_loss(self, x: Tensor | None, y: Tensor) -> float:
-        """The loss at noise that is the same for every call: epochs can be compared, without solving."""
+        """The loss at fixed noise, so that epochs can be compared without solving the equation."""
         generator = torch.Generator(device=y.device).manual_seed(0)
         return sum(float(self.loss(x, y, generator)) for _ in range(_VALIDATION_DRAWS)) / _VALIDATION_DRAWS
 
@@ -142,7 +143,7 @@ class FlowMatching(ConditionalFlow):
 
     @torch.no_grad()
     def solver_error(self, y: Tensor, x: Tensor | None = None) -> Tensor:
-        """Distance of y from decode(encode(y)), (..., d) -> (...): what the solver's steps cost."""
+        """Distance of y from decode(encode(y)), (..., d) -> (...): the error of the solver."""
         return torch.linalg.vector_norm(self.decode(self.latent(y, x), x) - y, dim=-1)
 
     def _probe(self, y: Tensor) -> Tensor:
@@ -226,8 +227,8 @@ def integrate(
         end = odeint(derivative, state, span, **options)[-1]
     except AssertionError as error:  # torchdiffeq's word for a step that has shrunk to nothing
         raise ArithmeticError(
-            f"The solver found no step that keeps the error below {tolerance:g}: the field is too steep, or "
-            f"not finite. Loosen tolerance, or set a number of steps. ({error})"
+            f"The solver cannot keep the error below {tolerance:g}: the field is too steep, or not finite. "
+            f"Increase tolerance, or set a number of steps. ({error})"
         ) from error
     return end[..., :dim].to(start.dtype), end[..., dim:].to(start.dtype)
 
@@ -235,7 +236,7 @@ def integrate(
 def with_divergence(velocity: Callable[[Tensor], Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
     r"""v(q) and :math:`\operatorname{tr} \nabla v(q)`, (n, d) -> (n, d), (n, 1), by d passes of autograd.
 
-    Each row of v must depend on its own row of q alone. Where v has gradients, the trace has them too.
+    Each row of v must depend only on its own row of q. If v has gradients, the trace has them too.
     """
     # The trace needs a graph of its own; it is kept only where something that was there before wants it.
     keep = torch.is_grad_enabled() and (q.requires_grad or velocity(q).requires_grad)

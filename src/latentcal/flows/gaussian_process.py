@@ -1,4 +1,4 @@
-"""Mean and spread of Gaussian processes, held as arrays."""
+"""Mean and spread of Gaussian processes, stored as arrays."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class KernelRegression(Smoother):
         return len(self.level)
 
     def standardize(self, x: Tensor) -> Tensor:
-        """Features as the kernel sees them, (..., p) -> (n, p)."""
+        """Standardised features for the kernel, (..., p) -> (n, p)."""
         rows = check_features(x, self.features).to(torch.float64).reshape(-1, self.features)
         # Squares of what is larger, which no data are, might overflow.
         return ((rows - self.mean) / self.scale).clamp(-_FARTHEST, _FARTHEST)
@@ -94,17 +94,17 @@ class KernelRegression(Smoother):
         return torch.cat(parts).reshape(*x.shape[:-1], self.answers)
 
     def combine(self, kernel: Tensor) -> Tensor:
-        """Estimated targets where the kernel is (k, n, m), (n, k)."""
+        """Estimated targets (n, k) from the kernel (k, n, m)."""
         return (kernel @ self.coefficients[..., None])[..., 0].T + self.level
 
 
 class KernelSpread(Smoother):
-    r"""Log of the scale that a Gaussian process expects of each output.
+    r"""Log predictive scale of a Gaussian process for each output.
 
     .. math:: s(x)^2 = k(x, x) - k(x, X)\, P\, k(X, x) + \sigma^2
 
     With all rows as points :math:`P = (K + \sigma^2 I)^{-1}` is exact; with fewer it is that of a process
-    that is known through its values at the points.
+    with inducing points.
 
     Args:
         regression: the mean of the process, with its kernel.

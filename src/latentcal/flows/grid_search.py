@@ -1,4 +1,4 @@
-"""A grid of trainings as an optuna study that prunes, and that can be cut and taken up again."""
+"""A grid of trainings as an optuna study that prunes and can be resumed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _REPORT_EVERY = 10  # epochs
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
 
 Stop = Callable[[int, TrainingLog], bool]
-"""Called after each epoch; whether training should end."""
+"""Called after each epoch; returns whether to stop training."""
 
 Train = Callable[[Mapping[str, Any], Stop], tuple[ConditionalFlow, TrainingLog, float]]
-"""A training with some parameters: the flow, its log and its validation NLL, NaN where there is none."""
+"""A training with given parameters: the flow, its log and its validation NLL, NaN if there is none."""
 
 
 class _Diverged(Exception):
@@ -43,7 +43,7 @@ class _Cut(BaseException):
 
 @dataclass(frozen=True)
 class GridSearch:
-    """The trials of a grid, those of earlier runs included; the folder keeps their weights."""
+    """The trials of a grid, including those of earlier runs; the folder keeps their weights."""
 
     train: Train
     grid: dict[str, list[Any]]
@@ -51,7 +51,7 @@ class GridSearch:
     folder: Path
 
     def require(self, settings: dict[str, Any]) -> None:
-        """Raise where earlier trials had other settings; the first ones are remembered."""
+        """Raise if earlier trials had other settings; the first settings are stored."""
         task = json.loads(json.dumps(settings))
         begun = self.study.user_attrs.get("task")
         if begun is None:
@@ -64,12 +64,12 @@ class GridSearch:
         ]
         if changed:
             raise ValueError(
-                f"The tuning in {self.folder} was begun with {'; '.join(changed)}. Its trials do not belong "
-                "to this one: give another storage, or the same arguments as then."
+                f"The tuning in {self.folder} was started with other arguments: {'; '.join(changed)}. Use "
+                "another storage, or the same arguments."
             )
 
     def run(self, progress: bool) -> bool:
-        """Train what is not yet trained; whether it was interrupted."""
+        """Train the remaining combinations; returns whether it was interrupted."""
         total, done = math.prod(map(len, self.grid.values())), len(self._finished_by_params())
         with ProgressBar(total=total, initial=done, desc="tuning", unit=" flows", progress=progress) as bar:
 
@@ -96,7 +96,7 @@ class GridSearch:
         return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each combination and what became of it, best first."""
+        """Each combination and its result, best first."""
         trials = self._finished_by_params()
         rows = []
         for values in itertools.product(*self.grid.values()):
@@ -167,9 +167,9 @@ def log_of(trial: optuna.trial.FrozenTrial) -> TrainingLog:
 
 @contextmanager
 def open_storage(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Any]]:
-    """A folder for weights and optuna's storage of trials in it; both for the block alone if None.
+    """A folder for weights and optuna's storage of trials in it; temporary for the block if None.
 
-    Inside the block optuna is silent.
+    Optuna prints nothing inside the block.
     """
     optuna = import_optuna()
     verbosity = optuna.logging.get_verbosity()
@@ -192,6 +192,6 @@ def open_storage(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, 
 
 
 def import_optuna() -> Any:
-    """The package, or which extra brings it."""
+    """The package optuna; raises with the name of the extra if it is missing."""
     require("pandas", "studies", "Tuning needs")  # for the table at the end
     return require("optuna", "studies", "Tuning needs")

@@ -1,4 +1,4 @@
-"""The linear-Gaussian flow: every quantity in closed form; and regression with a penalty as one."""
+"""The linear-Gaussian flow, with every quantity in closed form, and ridge regression as such a flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LinearGaussianFlow(ConditionalFlow):
     With the base N(0, I) the prediction is :math:`N(W x + b, L L^\top)`.
 
     Args:
-        weight: W, (d, p); None for a flow that does not look at x.
+        weight: W, (d, p); None for an unconditional flow.
         bias: b, (d,).
         scale_tril: L, (d, d), lower triangular with a positive diagonal.
         base: law of z; N(0, I) if None.
@@ -69,7 +69,7 @@ class LinearGaussianFlow(ConditionalFlow):
 
     @classmethod
     def fit(cls, x: Tensor | None, y: Tensor, *, base: RadialBase | None = None) -> LinearGaussianFlow:
-        """Least squares with intercept, and the unbiased covariance of the residuals.
+        """The least-squares fit with intercept and the unbiased covariance of the residuals.
 
         Args:
             x: (n, p) features, or None.
@@ -109,7 +109,7 @@ class LinearGaussianFlow(ConditionalFlow):
 
     @property
     def features(self) -> int:
-        """Number of features p; 0 for a flow that does not look at x."""
+        """Number of features p; 0 for an unconditional flow."""
         return 0 if self.weight is None else self.weight.shape[1]
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ class LinearGaussianFlow(ConditionalFlow):
             return self.bias
         if x is None:
             raise ValueError(
-                f"This flow is conditional: x of shape (..., {self.weight.shape[1]}) is missing."
+                f"This flow is conditional, but x of shape (..., {self.weight.shape[1]}) is missing."
             )
         if x.shape[-1] != self.weight.shape[1]:
             raise ValueError(
@@ -152,13 +152,14 @@ def fit_ridge(
     *,
     weights: Tensor | None = None,
 ) -> tuple[LinearGaussianFlow, TrainingLog]:
-    r"""Linear regression of centred data with the penalty that the validation part likes best.
+    r"""Linear regression of centred data with the penalty of the highest validation likelihood.
 
     .. math:: W = (X^\top X + n \lambda I)^{-1} X^\top Y, \qquad
               \Sigma = \frac{R^\top R}{n - 1 - \mathrm{df}(\lambda)} + \lambda I
 
-    with the residuals R. It exists for any data: fewer rows than features, outputs that are exact in x. With
-    weights (n,) of mean 1, rows of X, Y and R count by their roots; the data are centred by the weights then.
+    with the residuals R. It exists for any data, such as fewer rows than features or outputs that are exactly
+    linear in x. With weights (n,) of mean 1, rows of X, Y and R are multiplied by their square roots, and the
+    data are centred with the weights.
     """
     given = (x, y, weights)
     if weights is not None:

@@ -1,4 +1,4 @@
-"""A flow above a location and a scale that other models have learnt."""
+"""A flow above a location and a scale from other models."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class LocationScale(ConditionalFlow):
               \frac{[x, m(x), \log s(x)] - c}{h}\right), \qquad
               \log|\det| = \log|\det|_{inner} - \sum_j \log s_j(x)
 
-    With ``residuals=False`` the flow sees y itself, and location and scale among its features only. That is
-    for outputs with values that come back, such as counts: residuals would smear them.
+    With ``residuals=False`` the flow models y itself, with location and scale only among its features. Use it
+    for outputs with repeated values, such as counts, which residuals would blur.
 
-    The stage below is learnt by trees, a Gaussian process or ridge regression: see :func:`fit_stage`, which
-    also gives the out-of-fold residuals that the flow is to be trained on. Location and scale are computed in
-    float64; the flow sees residuals and features in its own dtype. A law of the radius that depends on x
-    depends on x alone, not on m and s.
+    The stage below is fitted by trees, a Gaussian process or ridge regression: see :func:`fit_stage`, which
+    also returns the out-of-fold residuals to train the flow on. Location and scale are computed in float64;
+    residuals and features are cast to the dtype of the flow. A law of the radius that depends on x depends
+    only on x, not on m and s.
 
     Args:
-        flow: of p + 2 d features, of 2 d (m and log s alone) or of none; its base becomes that of this flow.
-        stage: location and scale, of p features and d outputs.
+        flow: flow with p + 2 d features, 2 d (only m and log s) or none; its base is kept.
+        stage: location and scale, for p features and d outputs.
         feature_mean: c, (p + 2 d,); 0 if None.
         feature_scale: h, (p + 2 d,), positive; 1 if None.
-        residuals: whether the flow is on residuals, or on y.
+        residuals: whether the flow models residuals, or y.
     """
 
     flow: ConditionalFlow
@@ -56,8 +56,8 @@ class LocationScale(ConditionalFlow):
         width = stage.features + 2 * stage.outputs
         if (own := getattr(flow, "features", 0)) not in (0, 2 * stage.outputs, width):
             raise ValueError(
-                f"The flow looks at {own} features; above a stage of {stage.features} features and "
-                f"{stage.outputs} outputs it sees p + 2 d = {width}, the last 2 d of them, or none."
+                f"The flow has {own} features; above a stage of {stage.features} features and "
+                f"{stage.outputs} outputs it must have p + 2 d = {width}, 2 d, or none."
             )
         self.flow, self.stage, self.residuals = flow, stage, residuals
         mean = torch.zeros(width, dtype=torch.float64) if feature_mean is None else feature_mean
@@ -84,12 +84,12 @@ class LocationScale(ConditionalFlow):
         return self.flow.decode(self._cast(z), inner_x) * scale + location
 
     def triangle(self, x: Tensor | None) -> MovedTriangle:
-        """The map at features x, (..., p), as a triangular one, where the flow is."""
+        """The map at features x, (..., p), as a triangular one, if the flow is triangular."""
         inner_x, location, scale = self.below(x)
         return MovedTriangle(self.flow.triangle(inner_x), location, scale)  # type: ignore[operator]
 
     def below(self, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (..., p + 2 d) as the inner flow sees them, and what y is shifted and divided by."""
+        """Features (..., p + 2 d) of the inner flow, and location and scale to standardise y with."""
         x = check_features(x, self.stage.features)
         location, scale = (part.to(self.feature_mean.dtype) for part in self.stage(x))
         joined = join_features(x.to(location), location, scale)

@@ -1,4 +1,4 @@
-"""What values an output can take, written as text, and the map between them and the real line."""
+"""Kinds of outputs, written as text, and the maps between their values and the real line."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ class Kind:
     | ``rounded(h, a)`` | a, a + h, ... | as ``count``, of y - a + h/2 |
     | ``rounded(h, a, b)`` | a, a + h, ..., b | as ``ordered``, of (a - h/2, b + h/2) |
 
-    The map of a half-line may be named, with a scale c, which is 1 if it is left out: ``positive(softplus)``,
-    ``count(log)``, ``rounded(0.5, 0, exponential, 3)``. With t > 0 the distance from the end,
+    The map of a half-line may be named, with a scale c, 1 by default: ``positive(softplus)``, ``count(log)``,
+    ``rounded(0.5, 0, exponential, 3)``. With t > 0 the distance from the end,
 
-    * ``log``: log t. Draws may be far out: their logs have the tails of the flow.
-    * ``softplus``: c log(exp(t / c) - 1), a log near the end and the identity far from it.
-    * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. The
-      best one where the density is positive at the end itself, as in the first cell of a grid: a log has a
-      long tail there, which flows and laws of a radius that is symmetric take for one on both sides.
+    * ``log``: log t. Draws may be very large, because their logs have the tails of the flow.
+    * ``softplus``: c log(exp(t / c) - 1), like a log near the end and like the identity far from it.
+    * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. It
+    is best if the density is positive at the end itself, as in the first cell of a grid: a log has a long
+    tail there, and symmetric laws of a radius would add one on the other side.
 
     Intervals have ``logit`` and ``probit``, the normal score of the share of the interval below y:
-    ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares, a probit those whose
-    density is a power of the distance from the ends, as that of a beta law.
+    ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares; a probit suits shares
+    with a density that is a power of the distance from the ends, such as beta laws.
 
     Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
-    atom: a single value with a probability of its own, in or outside of the support (``positive + 0``); after
-    a grid, outside of it. ``count + 0`` is a count whose zeros have a law of their own.
-    :meth:`open` makes all of them continuous: a value of a grid becomes a point of its cell, and the line is
-    opened at an atom by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie
-    outside of it; those inside move what is above them. :meth:`close` is the way back.
+    atom: a single value with its own probability, inside or outside the support (``positive + 0``); after a
+    grid, it must be outside. ``count + 0`` is a count with a separate probability of zero. :meth:`open` makes
+    all of them continuous: a value of a grid becomes a point of its cell, and the line is opened at an atom
+    by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie outside the
+    support; gaps inside shift what is above them. :meth:`close` is the inverse.
 
     Args:
-        name: of the kind.
+        name: name of the kind.
         lower: end of the support of the continuous output, or of all cells.
         upper: the other end.
-        step: of the grid; 0 for a continuous output.
+        step: step of the grid; 0 for a continuous output.
         origin: a value of the grid.
         link: ``"identity"``, one of a half-line, ``"logit"`` or ``"probit"``.
         scale: c of a map of a half-line.
@@ -94,12 +94,12 @@ class Kind:
     @classmethod
     @functools.cache
     def parse(cls, text: str) -> Kind:
-        """The kind that a text means, or an error that shows the texts there are."""
+        """The kind of a text; raises with the valid texts."""
         # Only a + between values starts an atom, not that of an exponent, as in 1e+06.
         plain = re.sub(r"(?<=[\d.])e\+(?=\d)", "e", text.lower()) if isinstance(text, str) else ""
         match = _PATTERN.fullmatch(plain)
         if match is None:
-            raise ValueError(f"{text!r} is no kind of output. Kinds are written {_EXAMPLES}.")
+            raise ValueError(f"{text!r} is not a kind of output. Write a kind like {_EXAMPLES}.")
         name, inside, tail = match.groups()
         if name not in NAMES:
             raise ValueError(f"No kind of output {name!r}; {suggest(name, NAMES)}")
@@ -111,20 +111,20 @@ class Kind:
         except ValueError:
             numbers, scale, atoms = [math.nan], [], ()
         if not all(map(math.isfinite, (*numbers, *scale, *atoms))):
-            raise ValueError(f"{text!r} has a number that is none. Kinds are written {_EXAMPLES}.")
+            raise ValueError(f"{text!r} has an invalid number. Write a kind like {_EXAMPLES}.")
         kind = cls._of(name, numbers)
         if kind is not None and at < len(words):
             # A number after the map is its scale, which intervals have not.
             fits = words[at] in kind.links and len(scale) <= (words[at] in HALF_LINES)
             kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0]) if fits else None
         if kind is None or kind.scale <= 0:
-            raise ValueError(f"{text!r} has other numbers than {name!r} takes. See {_EXAMPLES}.")
+            raise ValueError(f"{text!r} has the wrong numbers for {name!r}. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
-            raise ValueError(f"{text!r} is empty: the first end must lie below the second.")
+            raise ValueError(f"{text!r} is empty: the lower end must be below the upper one.")
         if name == "count" and 0.0 in atoms:
             kind = replace(kind, lower=0.5, origin=1.0)
         if kind.step and any(kind.lower < atom < kind.upper for atom in atoms):
-            raise ValueError(f"{text!r}: every value of a grid has a probability already, drop the atoms.")
+            raise ValueError(f"{text!r}: all values of a grid already have a probability; drop the atoms.")
         return replace(kind, atoms=atoms)
 
     @classmethod
@@ -172,14 +172,14 @@ class Kind:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """The maps that there are for this support."""
+        """The available maps for this support."""
         if math.isinf(self.lower):
             return ("identity",)
         return HALF_LINES if math.isinf(self.upper) else INTERVALS
 
     @property
     def support(self) -> constraints.Constraint:
-        """Where the density of the continuous output is: an open interval."""
+        """Support of the density of the continuous output: an open interval."""
         if math.isinf(self.lower):
             return constraints.real
         half_line = math.isinf(self.upper)
@@ -194,7 +194,7 @@ class Kind:
         return (y > self.lower) & (y < self.upper)
 
     def to_line(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The real number of each y in the support, and the log of the slope there, (...) -> (...), (...)."""
+        """The real number for each y in the support, and the log slope of the map, (...) -> (...), (...)."""
         if self.link == "identity":
             return y, torch.zeros_like(y)
         above = y - self.lower
@@ -220,7 +220,7 @@ class Kind:
         return log_above - log_below, math.log(width) - log_above - log_below
 
     def from_line(self, s: Tensor) -> Tensor:
-        """The y of each real number; where it rounds to an end of the support, the number next to that."""
+        """The y of each real number; ends of the support are replaced by the next number inside."""
         if self.link == "identity":
             return s
         if self.link == "log":
@@ -238,7 +238,7 @@ class Kind:
         return self.inside(self.lower + above)
 
     def inside(self, y: Tensor) -> Tensor:
-        """Values moved into the open support by as little as their dtype allows, (...) -> (...)."""
+        """Values moved into the open support by the least amount that their dtype allows, (...) -> (...)."""
         if self.link == "identity":
             return y
         limits = torch.finfo(y.dtype)
@@ -257,24 +257,24 @@ class Kind:
         return values.clamp(self.lower + self.step / 2, self.upper - self.step / 2)
 
     def is_on_grid(self, y: Tensor) -> Tensor:
-        """Whether values are those of the grid, up to rounding to float32, or atoms, (...) -> (...)."""
+        """Whether values are on the grid, up to rounding to float32, or atoms, (...) -> (...)."""
         near = (self.round(y) - y).abs() <= 1e-3 * self.step + 1e-6 * bool(self.step) * y.abs()
         return near | torch.isin(y, torch.tensor(self.atoms, dtype=y.dtype, device=y.device))
 
     @property
     def is_mixed(self) -> bool:
-        """Whether single values have a probability: those of a grid, or atoms."""
+        """Whether single values have a probability, as those of a grid and atoms do."""
         return self.step > 0 or bool(self.atoms)
 
     @property
     def without_atoms(self) -> Kind:
-        """The kind of what is beside the atoms."""
+        """The kind without its atoms."""
         name = "rounded" if self.name == "count" and self.origin else self.name  # counts from 1 on
         return replace(self, name=name, atoms=())
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Of the opened line, from the lowest atom to the highest."""
+        """Gaps of the opened line, from the lowest atom to the highest."""
         below = [atom for atom in self.atoms if atom <= self.lower]
         above = [atom for atom in self.atoms if atom >= self.upper]
         within = [atom for atom in self.atoms if self.lower < atom < self.upper]
@@ -292,11 +292,11 @@ class Kind:
         return min([self.lower, *first]), max([self.upper + moved, *(start + 1 for start in first)])
 
     def open(self, y: Tensor, share: Tensor) -> Tensor:
-        """Points of the opened line that stand for y, (...), (...) -> (...).
+        """Points of the opened line for y, (...), (...) -> (...).
 
         Args:
             y: outputs.
-            share: how far within its cell or gap each point lies, between 0 and 1; uniform draws, mostly.
+            share: position of each point within its cell or gap, between 0 and 1; usually uniform draws.
         """
         point = self.inside(y + self.step * (share.to(y.dtype) - 0.5)) if self.step else y
         for gap in self.gaps:
@@ -309,14 +309,14 @@ class Kind:
         return point
 
     def close(self, point: Tensor) -> Tensor:
-        """The output that each point of the opened line stands for, (...) -> (...)."""
+        """The outputs for points of the opened line, (...) -> (...)."""
         y = self.round(self.beside(point))
         for gap in self.gaps:
             y = torch.where(gap.holds(point), gap.atom, y)
         return y
 
     def beside(self, point: Tensor) -> Tensor:
-        """Points of the opened line without what gaps move them by, (...) -> (...); within a gap its atom."""
+        """Points of the opened line without the shifts of gaps, (...) -> (...); the atom within a gap."""
         moved = point
         for gap in self.gaps:
             if gap.moves:
@@ -324,7 +324,7 @@ class Kind:
         return moved
 
     def cell(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Ends on the opened line of what stands for each y, (...) -> (...), (...); equal for one point."""
+        """Interval of the opened line for each y, (...) -> (...), (...); equal ends for single points."""
         if not self.step:
             return self.open(y, torch.zeros_like(y)), self.open(y, torch.ones_like(y))
         value = self.round(y)
@@ -336,7 +336,7 @@ class Kind:
 
 
 class Gap(NamedTuple):
-    """Where the line is opened for an atom: between ``start`` and ``start`` + 1."""
+    """The gap in the opened line for an atom: from ``start`` to ``start`` + 1."""
 
     atom: float
     start: float

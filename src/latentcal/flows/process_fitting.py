@@ -42,20 +42,20 @@ class ProcessFit(NamedTuple):
 def fit_gaussian_process(
     x: Tensor, y: Tensor, fold: Tensor, weights: Tensor, *, seed: int = 0, tried: int = 400
 ) -> ProcessFit:
-    """A Gaussian process of y (n, d) at x (n, p), each output with a kernel of its own.
+    """A Gaussian process of y (n, d) at x (n, p), with a separate kernel for each output.
 
-    The kernel is that of the largest marginal likelihood, with a penalty on length scales that differ, on at
-    most ``tried`` rows drawn at random. Up to 500 rows the process is exact; of more, 500 are its points.
-    The process without a fold has a kernel that took some more steps without the fold; from 2,000 rows on,
-    that of all rows, which so many do not mislead.
+    The kernel maximises the marginal likelihood, with a penalty on unequal length scales, on at most
+    ``tried`` random rows. With up to 500 rows the process is exact; with more, it has 500 inducing points.
+    The process without a fold uses a kernel that took some further steps without that fold; with 2,000 rows
+    or more, it uses the kernel of all rows, because overfitting of the kernel is then negligible.
 
     Args:
         x: (n, p) features.
         y: (n, d) outputs.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows, of mean 1: the noise of a row is divided by its weight.
-        seed: of the rows drawn.
-        tried: rows that the kernel is learnt from.
+        weights: (n,) weights of the rows, of mean 1; the noise of a row is divided by its weight.
+        seed: seed of the random rows.
+        tried: largest number of rows to fit the kernel to.
     """
     mean, scale = standardizer(x)
     rows = (x - mean) / scale

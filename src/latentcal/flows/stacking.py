@@ -1,4 +1,4 @@
-"""Weights that regressions get in a stack, by what they say of rows that they did not see."""
+"""Weights of regressions in a stack, from their held-out predictions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FREEDOM = 4.0  # degrees of freedom of residuals that log scales are judged by
 
 
 def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Non-negative weights (j, d) of regressions, those of the smallest held-out squared error.
+    """Non-negative weights (j, d) of regressions with the smallest held-out squared error.
 
-    Those of an output are drawn to those that all outputs have in common. Weights are for deviations from the
-    mean of y.
+    The weights of an output are shrunk towards common weights of all outputs. They apply to deviations from
+    the mean of y.
 
     Args:
-        guesses: (j, n, d) held-out answers.
+        guesses: (j, n, d) held-out predictions.
         y: (n, d) outputs.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     share = weights / weights.sum()
     level = share @ y
@@ -40,7 +40,7 @@ def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 
 
 def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
-    r"""Weights (m,) of triangular maps in their mean, those of the largest likelihood of held-out rows.
+    r"""Weights (m,) of triangular maps in their mean, by maximum held-out likelihood.
 
     .. math:: \max_w \; \sum_i \log N\Big(\sum_m w_m z_{im};\, 0, I\Big)
               + \sum_{i, j} \log \sum_m w_m e^{s_{imj}}, \qquad w_m \ge 0, \quad \sum_m w_m = 1
@@ -50,7 +50,7 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
     Args:
         z: (m, n, d) latents.
         log_slope: s, (m, n, d) logarithms of the slopes.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     from scipy.optimize import minimize
 
@@ -88,18 +88,18 @@ def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
 
 
 def log_scale_weights(guesses: Tensor, residuals: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Weights (j, d) and levels (d,) of log scales by what they say of held-out residuals.
+    r"""Weights (j, d) and levels (d,) of log scales, from held-out residuals.
 
     .. math:: \log s_k(x) = c_k + \sum_j w_{jk} g_{jk}(x), \qquad w_{jk} \ge 0, \quad \sum_j w_{jk} \le 1.2
 
-    The weights are those of the largest likelihood of t-distributed residuals, less a small penalty: a few
-    rows that are far off do not decide. It is concave in c and w. The levels are such that standardised
-    residuals have mean square 1.
+    The weights maximise the likelihood of t-distributed residuals, minus a small penalty, so a few outliers
+    have little influence. It is concave in c and w. The levels are such that standardised residuals have mean
+    square 1.
 
     Args:
         guesses: g, (j, n, d) held-out log scales.
         residuals: (n, d) held-out residuals.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     of_rows = weights.numpy()
     found = [

@@ -1,4 +1,4 @@
-"""Fits a location and a scale below a flow, with the out-of-fold residuals that the flow is trained on."""
+"""Fits a location and a scale below a flow, with out-of-fold residuals to train the flow on."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ _KINDS = get_args(StageKind)
 
 @dataclass(frozen=True)
 class StageFit:
-    """A stage that was fitted to rows, and what stages without their fold say of the same rows.
+    """A stage that was fitted to rows, and out-of-fold predictions for the same rows.
 
     Attributes:
-        stage: location and scale, learnt from all rows.
+        stage: location and scale, fitted to all rows.
         by_fold: stages without each of the folds.
         location: (n, d) out-of-fold locations.
         scale: (n, d) out-of-fold scales.
         fold: (n,) fold of each row.
-        gaussian: the stage with normal residuals, correlated as the out-of-fold ones are: a whole model.
+        gaussian: the stage with normal residuals that have the correlations of the out-of-fold ones, as a
+            complete model.
         gaussian_by_fold: the same without each of the folds.
-        feature_mean: (p + 2 d,) of the features that a flow above the stage sees.
-        feature_scale: (p + 2 d,) of the same.
+        feature_mean: (p + 2 d,) means of the features of a flow above the stage.
+        feature_scale: (p + 2 d,) their scales.
     """
 
     stage: Stage
@@ -63,13 +64,13 @@ class StageFit:
     feature_scale: Tensor
 
     def rows(self, x: Any, y: Any, *, residuals: bool = True, with_x: bool = True) -> tuple[Tensor, Tensor]:
-        """What a flow above the stage is trained on: features (n, p + 2 d) and out-of-fold residuals (n, d).
+        """Training data of a flow above the stage: features (n, p + 2 d) and out-of-fold residuals (n, d).
 
         Args:
             x: (n, p) features of the rows of the fit, in their order.
             y: (n, d) outputs.
-            residuals: False for the outputs themselves in place of residuals.
-            with_x: False for the (n, 2 d) locations and log scales alone as features.
+            residuals: False for the outputs themselves instead of residuals.
+            with_x: False to use only the (n, 2 d) locations and log scales as features.
         """
         x, y = as_rows(x, y, outputs=self.stage.outputs)
         if x is None or x.shape[1] != self.stage.features or len(y) != len(self.location):
@@ -87,12 +88,12 @@ class StageFit:
     def below(
         self, flow: ConditionalFlow, *, residuals: bool = True, without: int | None = None
     ) -> LocationScale:
-        """The model: the stage, and above it a flow that was trained on ``rows``.
+        """The model: the stage with a flow above it that was trained on ``rows``.
 
         Args:
             flow: the flow.
-            residuals: whether it is one of residuals.
-            without: a fold that the stage is not to know; None for the stage of all rows.
+            residuals: whether the flow models residuals.
+            without: a fold to leave out of the stage; None for the stage of all rows.
         """
         stage = self.stage if without is None else self.by_fold[without]
         return LocationScale(flow, stage, self.feature_mean, self.feature_scale, residuals)
@@ -108,23 +109,23 @@ def fit_stage(
     seed: int = 0,
     sample_weight: Any = None,
 ) -> StageFit:
-    r"""Location and scale of each output, learnt from all rows, and out-of-fold ones for the same rows.
+    r"""Location and scale of each output, fitted to all rows, and out-of-fold ones for the same rows.
 
     ``"ridge"`` is a linear location and a constant scale; ``"ridge_scale"`` lets the logarithm of the scale
     be additive in the features; ``"gp"`` is a Gaussian process; ``"boosted"`` a non-negative stack of linear
     and additive ridge regression, a Gaussian process, gradient boosting and extremely randomised trees, with
     a scale stacked from regressions of the size of out-of-fold residuals. It needs scikit-learn.
 
-    A model fits the rows that taught it better than others, so a flow must be trained on out-of-fold
-    residuals: ``StageFit.rows``. Scales are such that these have mean square 1.
+    Residuals of training rows are too small, so a flow must be trained on out-of-fold residuals:
+    ``StageFit.rows``. Scales are such that these have mean square 1.
 
     Args:
         kind: what to fit.
         x: (n, p) features.
         y: (n, d) outputs.
         folds: number of folds, or the fold 0, 1, ... of each row, (n,).
-        seed: of folds and trees.
-        sample_weight: (n,) weights of the rows; all alike if None.
+        seed: seed of folds and trees.
+        sample_weight: (n,) weights of the rows; equal if None.
 
     Examples:
         >>> generator = torch.Generator().manual_seed(0)
@@ -139,7 +140,7 @@ def fit_stage(
 
 
 class StageFitter:
-    """Fits stages of several kinds to the same rows, and once what they share; see :func:`fit_stage`."""
+    """Fits stages of several kinds to the same rows, sharing common parts; see :func:`fit_stage`."""
 
     def __init__(
         self, x: Any, y: Any, *, folds: int | Tensor = 5, seed: int = 0, sample_weight: Any = None
@@ -149,7 +150,7 @@ class StageFitter:
     def fit(self, kind: StageKind) -> StageFit:
         """The stage of a kind."""
         if kind not in _KINDS:
-            raise ValueError(f"There is no stage {kind!r}; {suggest(str(kind), _KINDS)}")
+            raise ValueError(f"No stage {kind!r}; {suggest(str(kind), _KINDS)}")
         rows = self.rows
         location, scales = self._parts(kind)
         residuals = rows.y - location.held_out

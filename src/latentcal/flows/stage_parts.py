@@ -40,14 +40,14 @@ class StageRows(NamedTuple):
     def of(cls, x: Any, y: Any, folds: int | Tensor, seed: int, sample_weight: Any) -> StageRows:
         x, y = as_rows(x, y, fewest=_FEWEST)
         if x is None or x.shape[1] == 0:
-            raise ValueError("A stage learns from features: x must be (n, p) with p of at least 1.")
+            raise ValueError("A stage needs features: x must be (n, p) with p of at least 1.")
         x, y = (check_size(v.to(device="cpu", dtype=torch.float64), n) for v, n in ((x, "x"), (y, "y")))
         weights = as_weights(sample_weight, len(y))
         weights = torch.ones(len(y), dtype=torch.float64) if weights is None else weights.cpu()
         fold = _assign_folds(len(y), folds, as_seed(seed))
         rows = cls(x, y, fold, weights / weights.mean(), seed)
         if flat := (rows.spread <= 1e-13 * y.abs().amax(0)).nonzero().reshape(-1).tolist():
-            raise ValueError(f"Columns {flat} of y do not vary, so they have no scale. Drop them.")
+            raise ValueError(f"Columns {flat} of y are constant. Drop them.")
         return rows
 
     @property

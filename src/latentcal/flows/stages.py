@@ -1,4 +1,4 @@
-"""What a location and a scale that depend on features are: the part of a model that lies below a flow."""
+"""Location and scale as functions of features: the part of a model below a flow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from .._internal.validate import as_whole, check_features
 
 
 class Stage(Float64Module):
-    r"""A location m(x) and a scale s(x) of each output, both learnt; calling it gives them.
+    r"""A fitted location m(x) and scale s(x) of each output; calling it returns both.
 
-    They stay between bounds, so that no row gets a density without limit, or a prediction far from everything
-    seen.
+    They are bounded, so that no row gets an unbounded density or a prediction far from all training data.
 
     Args:
-        location: m, a regression of d answers.
-        log_scale: log s, a regression of d answers.
+        location: m, a regression with d outputs.
+        log_scale: log s, a regression with d outputs.
         low: (d,) smallest locations.
         high: (d,) largest locations.
         floor: (d,) smallest scales, positive.
@@ -49,7 +48,7 @@ class Stage(Float64Module):
             raise ValueError("low must not be above high, floor must be positive and not above ceiling.")
         for name, part in (("location", location), ("log_scale", log_scale)):
             if part.answers != len(low):
-                raise ValueError(f"{name} has {part.answers} answers for {len(low)} outputs.")
+                raise ValueError(f"{name} has {part.answers} outputs instead of {len(low)}.")
         self.location, self.log_scale, self.features = location, log_scale, as_whole(features, "features")
         for name, value in (("low", low), ("high", high), ("floor", floor), ("ceiling", ceiling)):
             self.register_buffer(name, value)
@@ -65,17 +64,17 @@ class Stage(Float64Module):
         return self.bound(self.location(x), self.log_scale(x))
 
     def bound(self, location: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Locations and scales of what was estimated, (..., d), (..., d), between the bounds."""
+        """Locations and scales clipped to the bounds, (..., d), (..., d)."""
         location = torch.minimum(torch.maximum(location, self.low), self.high)
         log_scale = torch.minimum(torch.maximum(log_scale, self.floor.log()), self.ceiling.log())
         return location, log_scale.exp()
 
 
 class SmootherStack(Smoother):
-    r"""A weighted sum of regressions, :math:`c_k + \sum_j w_{jk}\, \hat t_{jk}(x)`; a constant without any.
+    r"""A weighted sum of regressions, :math:`c_k + \sum_j w_{jk}\, \hat t_{jk}(x)`; a constant without parts.
 
     Args:
-        parts: regressions of k answers each.
+        parts: regressions with k outputs each.
         weights: w, (j, k).
         level: c, (k,).
     """
@@ -89,7 +88,8 @@ class SmootherStack(Smoother):
         if len(parts) != len(weights) or any(part.answers != len(level) for part in parts):
             counts = [part.answers for part in parts]
             raise ValueError(
-                f"{tuple(weights.shape)} weights are for as many parts and answers; the parts have {counts}."
+                f"weights {tuple(weights.shape)} must match the numbers of parts and outputs; the parts "
+                f"have {counts}."
             )
         self.parts = nn.ModuleList(parts)
         self.register_buffer("weights", weights)

@@ -1,4 +1,4 @@
-"""A flow that was trained on standardised data and answers in the user's own units."""
+"""A flow that was trained on standardised data, in the units of the original data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..flow import ConditionalFlow, tensor_options
 
 
 class Standardized(ConditionalFlow):
-    r"""A flow that was trained on standardised data and answers in the user's own units.
+    r"""A flow that was trained on standardised data, in the units of the original data.
 
     .. math:: \mathrm{encode}(y; x) = \mathrm{inner}\left(\frac{y - m_y}{s_y}; \frac{x - m_x}{s_x}\right),
               \qquad \log|\det| = \log|\det|_{inner} - \sum_j \log s_{y,j}
 
     The standardisation is computed in the dtype of the given tensors, then cast to that of the flow: with
-    float64 means, outputs far from 0 keep their digits although the flow is float32.
+    float64 means, outputs far from 0 keep their precision even if the flow is float32.
 
     Args:
-        flow: the flow in standardised units; its base becomes that of this flow.
+        flow: the flow in standardised units; its base is kept.
         y_mean: (d,) subtracted from y.
         y_scale: (d,) positive divisors of y.
-        x_mean: (p,) subtracted from x; None leaves x as it is.
+        x_mean: (p,) subtracted from x; None leaves x unchanged.
         x_scale: (p,) positive divisors of x; 1 for a constant feature.
     """
 
@@ -56,7 +56,7 @@ class Standardized(ConditionalFlow):
 
     @property
     def features(self) -> int:
-        """Number of features p that are standardised; 0 where x is left as it is."""
+        """Number of standardised features p; 0 if x is not standardised."""
         return 0 if self.x_mean is None else len(self.x_mean)
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -71,11 +71,11 @@ class Standardized(ConditionalFlow):
         return y * self.y_scale + self.y_mean
 
     def inner_y(self, y: Tensor) -> Tensor:
-        """Outputs as the inner flow sees them."""
+        """Outputs of the inner flow."""
         return self._cast((y - self.y_mean) / self.y_scale)
 
     def inner_x(self, x: Tensor | None) -> Tensor | None:
-        """Features as the inner flow sees them."""
+        """Features of the inner flow."""
         if x is None:
             return None
         if self.x_mean is not None and self.x_scale is not None:
@@ -87,7 +87,7 @@ class Standardized(ConditionalFlow):
 
 
 def finite_vector(values: Tensor, name: str, size: int | None = None, *, positive: bool = False) -> Tensor:
-    """A finite (and positive) vector, or a clear error; whole numbers in the default dtype."""
+    """A finite (and positive) vector, with integers cast to the default dtype; raises otherwise."""
     values = as_floating(as_tensor(values, name))
     if values.dim() != 1 or (size is not None and values.shape[0] != size):
         raise ValueError(f"{name} must have shape ({size or 'p'},), got {tuple(values.shape)}.")
@@ -96,6 +96,6 @@ def finite_vector(values: Tensor, name: str, size: int | None = None, *, positiv
     if positive and not bool((values > 0).all()):
         which = (values <= 0).nonzero().reshape(-1).tolist()
         raise ValueError(
-            f"{name} must be positive, it is not at {which[:10]}. A constant column needs scale 1."
+            f"{name} must be positive, but is not at {which[:10]}. Use scale 1 for a constant column."
         )
     return values

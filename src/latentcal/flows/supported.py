@@ -1,4 +1,4 @@
-"""A flow whose outputs keep to their supports: positive numbers, shares, intervals, cells of a grid."""
+"""A flow whose outputs stay in their supports: positive numbers, shares, intervals, cells of a grid."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .output_kinds import Kind
 
 
 class Supported(ConditionalFlow):
-    r"""A flow on the real line of each output, answering on the outputs' own supports.
+    r"""A flow on the real line of each output, mapped to the supports of the outputs.
 
     .. math:: \mathrm{encode}(y; x) = \mathrm{inner}(g(y); x), \qquad
               \log|\det| = \log|\det|_{inner} + \sum_j \log g_j'(y_j)
 
     with :math:`g_j` the map of the j-th kind: a log for positive outputs, a logit for intervals; see
-    :class:`Kind`. No draw leaves the support. A y outside has density 0, an infinite latent norm and latent
-    PIT 1. Of a grid the support is that of all its cells, so this is the law of the dequantised output;
-    ``lc.outputs.GridModel`` has the probabilities of its values. Atoms play no part here.
+    :class:`Kind`. All draws lie in the support. A y outside has density 0, an infinite latent norm and latent
+    PIT 1. The support of a grid is that of all its cells, so this is the law of the dequantised output;
+    ``lc.outputs.GridModel`` gives the probabilities of its values. Atoms are ignored here.
 
     Args:
-        flow: flow of :math:`g(y)`, which :meth:`to_line` gives; its base becomes that of this flow.
-        kinds: one an output, such as ``["positive", "unit", "real"]``.
+        flow: flow of :math:`g(y)`, as computed by :meth:`to_line`; its base is kept.
+        kinds: one for each output, such as ``["positive", "unit", "real"]``.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -42,14 +42,15 @@ class Supported(ConditionalFlow):
         super().__init__(flow.base)
         if isinstance(kinds, str) or len(kinds) != flow.base.dim:
             raise ValueError(
-                f"kinds must be a list of {flow.base.dim} kinds, one an output of the flow, got {kinds!r}."
+                f"kinds must be a list of {flow.base.dim} kinds, one for each output of the flow, got "
+                f"{kinds!r}."
             )
         self.flow = flow
         self.kinds = [str(kind) if isinstance(kind, Kind) else str(Kind.parse(kind)) for kind in kinds]
 
     @property
     def features(self) -> int:
-        """Number of features p of the inner flow; 0 where it does not look at x, or does not tell."""
+        """Number of features p of the inner flow; 0 if it is unconditional or unknown."""
         return int(getattr(self.flow, "features", 0))
 
     @property
@@ -77,7 +78,7 @@ class Supported(ConditionalFlow):
         return self.from_line(self.flow.decode(z, x))
 
     def to_line(self, y: Tensor) -> Tensor:
-        """Outputs in the support as the inner flow sees them, (..., d) -> (..., d); what it is trained on."""
+        """Outputs mapped to the real line, (..., d) -> (..., d), to train the inner flow on."""
         line, _, inside = self._to_line(y)
         if not bool(inside.all()):
             wrong = [
@@ -86,13 +87,13 @@ class Supported(ConditionalFlow):
                 if not bool(kind.contains(column).all())
             ]
             raise ValueError(
-                f"{int((~inside).sum())} of {inside.numel()} rows of y lie outside of the support "
+                f"{int((~inside).sum())} of {inside.numel()} rows of y lie outside the support "
                 f"({'; '.join(wrong)}). Declare another kind, or an atom: 'positive + 0'."
             )
         return line
 
     def from_line(self, line: Tensor) -> Tensor:
-        """The outputs of what the inner flow sees, (..., d) -> (..., d)."""
+        """Outputs from points of the real line, (..., d) -> (..., d)."""
         return self._by_kind(line, lambda kind, values: (kind.from_line(values),))[0]
 
     def _to_line(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""TarFlow: a transformer that moves an image's patches one after the other, in alternating directions."""
+"""TarFlow: a transformer that maps an image's patches one after the other, in alternating directions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class TarFlow(ConditionalFlow):
     The log-determinant is the *sum* of all -a. Encoding is parallel, decoding goes patch by patch.
 
     y is the flattened image, (..., C H W) in the order channel, row, column; x the class index, (..., 1),
-    negative where the class is not known.
+    negative if the class is unknown.
 
     Args:
         image_shape: (C, H, W).
@@ -155,7 +155,7 @@ class TarFlow(ConditionalFlow):
         channels: width of the transformer.
         num_blocks: autoregressive maps.
         layers_per_block: transformer layers of each.
-        num_classes: classes; 0 for a flow that does not look at x.
+        num_classes: number of classes; 0 for an unconditional flow.
         head_dim: size of an attention head; it divides ``channels``.
         base: law of z; N(0, I) if None.
     """
@@ -195,7 +195,7 @@ class TarFlow(ConditionalFlow):
 
     @classmethod
     def from_checkpoint(cls, path: str | os.PathLike[str], **architecture: Any) -> TarFlow:
-        """The flow of a published checkpoint, in evaluation mode; nothing but tensors is read from the file.
+        """The flow of a published checkpoint, in evaluation mode; only tensors are read from the file.
 
         Args:
             path: ``torch.save`` or ``.safetensors`` file with the state dict.
@@ -234,10 +234,10 @@ class TarFlow(ConditionalFlow):
         return self._image_of(patches).reshape(*leading, -1)
 
     def load_published(self, state: dict[str, Tensor]) -> None:
-        """Take over the weights of a published checkpoint with this architecture.
+        """Load the weights of a published checkpoint with this architecture.
 
         Raises:
-            ValueError: where tensors are missing, unexpected, of another shape or not finite; it says which.
+            ValueError: if tensors are missing, unexpected, of another shape or not finite; it says which.
         """
         given = {name: tensor for name, tensor in state.items() if not name.endswith(".attn_mask")}
         wanted = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
@@ -269,13 +269,13 @@ class TarFlow(ConditionalFlow):
         if self.num_classes:
             if x is None or x.shape[-1] != 1:
                 raise ValueError(
-                    f"This flow looks at the class: x must be (..., 1), got "
+                    "This flow is conditional on the class: x must be (..., 1), got "
                     f"{None if x is None else tuple(x.shape)}."
                 )
             x, y = broadcast_leading(x, y)
             label = x.reshape(-1).long()
             if bool((label >= self.num_classes).any()):
-                raise ValueError(f"There are {self.num_classes} classes; x holds {int(label.max())}.")
+                raise ValueError(f"There are {self.num_classes} classes, but x contains {int(label.max())}.")
         image = y.reshape(-1, *self.image_shape).to(self.var.dtype)
         patches = unfold(image, self.patch_size, stride=self.patch_size).transpose(1, 2)
         return y.shape[:-1], patches, label
@@ -295,7 +295,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(
-            f"There is no checkpoint {file}. That of AFHQ 256 x 256 is published at {AFHQ_256_SOURCE}."
+            f"No checkpoint at {file}. The one for AFHQ 256 x 256 is published at {AFHQ_256_SOURCE}."
         )
     try:
         if file.suffix == ".safetensors":
@@ -303,15 +303,15 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{file} is damaged, or holds more than tensors, which could run code and is refused. "
-            "Save the plain state dict again: torch.save(model.state_dict(), path)."
+            f"{file} is damaged, or contains other objects than tensors, which could run code and are "
+            "refused. Save the plain state dict again: torch.save(model.state_dict(), path)."
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be read as a checkpoint ({error}). Fetch it again.") from error
+        raise ValueError(f"{file} cannot be read as a checkpoint ({error}). Download it again.") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         inside = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
-            f"{file} must hold the model's state dict, names with tensors, got {inside}. "
-            "Take the state dict out of it and save that."
+            f"{file} must contain the model's state dict (names with tensors), got {inside}. Save only the "
+            "state dict."
         )
     return dict(state)

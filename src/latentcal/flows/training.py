@@ -1,4 +1,4 @@
-"""Maximum-likelihood training of a flow: early stopping, best weights kept, whatever happens."""
+"""Maximum-likelihood training of a flow, with early stopping and best weights kept."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _INITIAL_ROWS = 1 << 16  # a batch may lack what is rare, and its scale would be
 
 
 class TrainingWarning(UserWarning):
-    """Training ended early for a reason that deserves a look."""
+    """Training ended early for a reason that should be checked."""
 
 
 @dataclass
 class TrainingLog:
-    """What happened in training, epoch by epoch.
+    """Record of a training, epoch by epoch.
 
     Attributes:
         train_loss: mean loss of each epoch's batches, while the weights were changing.
@@ -54,7 +54,7 @@ class TrainingLog:
         return self.validation_loss[self.best_epoch] if known else math.inf
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Both curves against the epoch, the best one marked."""
+        """Plot both losses against the epoch, with the best epoch marked."""
         return training_curves(self.train_loss, self.validation_loss, self.best_epoch, ax=ax)
 
     def __str__(self) -> str:
@@ -82,32 +82,32 @@ def train_flow(
     progress: bool = False,
     on_epoch: Callable[[int, TrainingLog], bool | None] | None = None,
 ) -> TrainingLog:
-    """Train a flow in place by Adam on its loss, until the validation NLL stops falling.
+    """Train a flow in place with Adam until the validation NLL stops falling; returns the log.
 
     The flow ends in evaluation mode with the weights of its best epoch, also after an interrupt (Ctrl-C) or
     a divergence, which are reported in the log. The same seed gives the same weights to the last bit on one
-    machine. A flow with a method ``initialize(x, y)`` is given the rows, 65,536 at most, before the first
-    step; one with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and stopped on
-    these instead of the mean NLL.
+    machine. If a flow has a method ``initialize(x, y)``, it is called with at most 65,536 rows before the
+    first step. A flow with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and
+    stopped on these instead of the mean NLL.
 
     Args:
         flow: the flow to train.
         x: (n, p) features, or None.
         y: (n, d) outputs.
         validation: pair (x, y) that decides when to stop, or (x, y, weights).
-        weights: (n,) of the rows: in every epoch n rows are drawn with probabilities proportional to them,
-            whatever the flow's loss is. None to take each row once.
-        learning_rate: of Adam.
-        batch_size: points a step.
-        max_epochs: end of training at the latest; 2 gives a deliberately poor model.
-        patience: epochs without a new best after which training ends.
+        weights: (n,) weights of the rows: in every epoch n rows are drawn with probabilities proportional to
+            them, whatever the flow's loss is. None to use each row once.
+        learning_rate: learning rate of Adam.
+        batch_size: number of points in a step.
+        max_epochs: largest number of epochs; 2 gives a deliberately poor model.
+        patience: training stops after this many epochs without improvement.
         clip: largest norm of the gradient; None for no limit.
         schedule: makes a learning-rate scheduler of the optimiser; stepped once an epoch.
-        restore_best: whether the weights of the best epoch come back at the end; else the last ones stay.
-        seed: of the order of the points.
+        restore_best: whether to restore the weights of the best epoch at the end, instead of keeping the last
+            ones.
+        seed: seed of the order of the points.
         progress: show a progress bar.
-        on_epoch: called after each epoch with its index and the log so far; training ends where it returns
-            True.
+        on_epoch: called after each epoch with its index and the log so far; training ends if it returns True.
 
     Returns:
         The log of the training.
@@ -249,7 +249,7 @@ def _snapshot(flow: ConditionalFlow) -> dict[str, Tensor]:
 
 
 def as_training_rows(flow: ConditionalFlow, x: Any, y: Any, part: str) -> tuple[Tensor | None, Tensor]:
-    """x (n, p), or None, and y (n, d) in the dtype and on the device of the flow, or a clear error."""
+    """x (n, p), or None, and y (n, d) in the dtype and on the device of the flow; raises for wrong shapes."""
     x, y = as_rows(x, y, outputs=flow.base.dim, part=part)
     dtype, device = tensor_options(flow)
     return as_context(flow, x), y.to(dtype=dtype, device=device)
@@ -260,5 +260,5 @@ def _likely_cause(y: Tensor, learning_rate: float) -> str:
     if largest > 1e3:
         return f"y reaches {largest:.1g}; standardise it."
     if any(len(torch.unique(column)) < len(column) / 2 for column in y.T):
-        return "an output has many equal values, on which a density can grow without bound; add noise to it."
+        return "an output has many equal values, where a density can grow without bound; add noise to it."
     return f"the learning rate {learning_rate:g} is probably too high."

@@ -22,19 +22,19 @@ class TreeEnsemble(Smoother):
 
     .. math:: \hat t_k(x) = c_k + \sum_{j} v_{j,k}\big(\mathrm{leaf}_j(x)\big)
 
-    A row goes to the left child of a node where its feature is at most the threshold, else to the right one;
-    a leaf is its own child on both sides. The answers are those of the scikit-learn model that the trees come
-    from, up to rounding.
+    A row goes to the left child of a node if its feature is at most the threshold, else to the right one; a
+    leaf is its own child on both sides. Predictions equal those of the original scikit-learn model, up to
+    rounding.
 
     Args:
-        feature: (m,) feature that each node looks at, int32.
+        feature: (m,) feature of each node, int32.
         threshold: (m,) float64.
         left: (m,) left child, int32; later than its parent.
         right: (m,) right child, int32.
-        value: (m, c) what a leaf adds to c answers that follow each other.
+        value: (m, c) values that a leaf adds to c consecutive outputs.
         root: (j,) first node of each tree, int32.
-        target: (j,) first answer that each tree adds to, int32.
-        level: (k,) added to all rows.
+        target: (j,) first output that each tree adds to, int32.
+        level: (k,) constants added to all rows.
         features: number of features p.
         single: whether features are rounded to float32 first, as forests do.
 
@@ -103,17 +103,17 @@ class TreeEnsemble(Smoother):
         """The trees of a fitted forest, or of gradient boosting.
 
         Args:
-            models: one ``RandomForestRegressor`` or ``ExtraTreesRegressor`` for all answers, or one
-                ``HistGradientBoostingRegressor`` with the identity as its link for each answer.
+            models: one ``RandomForestRegressor`` or ``ExtraTreesRegressor`` for all outputs, or one
+                ``HistGradientBoostingRegressor`` with identity link for each output.
         """
         if not models:
-            raise ValueError("Give a fitted forest, or a gradient boosting model for each answer.")
+            raise ValueError("Pass a fitted forest, or a gradient boosting model for each output.")
         if all(hasattr(model, "_predictors") for model in models):
             return cls._from_boosting(models)
         if len(models) != 1 or not hasattr(models[0], "estimators_"):
             names = [type(model).__name__ for model in models]
             raise TypeError(
-                "from_sklearn takes one fitted RandomForestRegressor or ExtraTreesRegressor, or fitted "
+                "from_sklearn needs one fitted RandomForestRegressor or ExtraTreesRegressor, or fitted "
                 f"HistGradientBoostingRegressors, got {names}."
             )
         return cls._from_forest(models[0])
@@ -137,7 +137,7 @@ class TreeEnsemble(Smoother):
                 nodes = iteration[0].nodes
                 if nodes["is_categorical"].any():
                     raise ValueError(
-                        "Trees that split on categories cannot be taken over; encode categories."
+                        "Trees that split on categories are not supported; encode categories as numbers."
                     )
                 leaf, left, right = nodes["is_leaf"] > 0, nodes["left"], nodes["right"]
                 value = np.where(leaf, nodes["value"], 0.0)[:, None]
@@ -179,7 +179,7 @@ class TreeEnsemble(Smoother):
         return len(self.level)
 
     def of_columns(self, columns: Tensor, features: int) -> TreeEnsemble:
-        """The same trees, whose features are these columns (p,) of more features."""
+        """The same trees for a larger table, with the numbers (p,) of the columns to use."""
         feature = columns[self.feature.long()].to(torch.int32)
         arrays = (self.threshold, self.left, self.right, self.value, self.root, self.target, self.level)
         return TreeEnsemble(feature, *arrays, features, self.single)

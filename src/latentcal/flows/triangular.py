@@ -1,4 +1,4 @@
-"""Maps in which output i moves with itself, given x and the outputs before it: their means have a latent."""
+"""Triangular maps, where latent i depends on x and outputs 1 to i, and their means."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Increasing(Protocol):
         """Values and logarithms of the slopes, (..., 1) -> (m, ..., 1)."""
 
     def inv(self, z: Tensor) -> Tensor:
-        """Where each map is z, (..., 1) -> (m, ..., 1)."""
+        """Inverse of each map at z, (..., 1) -> (m, ..., 1)."""
 
 
 class Triangle(Protocol):
-    """m triangular maps at features x whose leading dims are those that y ends in."""
+    """m triangular maps at features x, whose leading dims are the last ones of y."""
 
     weights: Tensor
     """(m,), of sum 1."""
@@ -47,9 +47,9 @@ class TriangularFlow(ConditionalFlow):
     .. math:: z_i = \sum_m w_m\, \tau_m\big(y_i;\, y_{<i}, x\big), \qquad
               \log|\det| = \sum_i \log \sum_m w_m \frac{\partial \tau_m}{\partial y_i}
 
-    Each :math:`\tau_m` increases in :math:`y_i`, so the mean does, and it is a bijection. A subclass gives
-    ``triangle``. Decoding goes through the coordinates one after the other; each is found between the
-    smallest and the largest answer of the maps.
+    Each :math:`\tau_m` increases in :math:`y_i`, so the mean does, and it is a bijection. A subclass
+    implements ``triangle``. Decoding finds the coordinates one after the other; each lies between the
+    smallest and the largest inverse of the maps.
     """
 
     @property
@@ -80,7 +80,7 @@ class TriangularFlow(ConditionalFlow):
 
 
 def encode_each(flow: Any, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Latent of a flow that has a triangle, and the logarithms of its slopes, (..., d) -> (..., d) each."""
+    """Latent of a triangular flow, and the logarithms of its slopes, (..., d) -> (..., d) each."""
     if x is not None:
         y = y.expand(*np.broadcast_shapes(y.shape[:-1], x.shape[:-1]), y.shape[-1])
     triangle = flow.triangle(x)
@@ -88,7 +88,7 @@ def encode_each(flow: Any, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, 
 
 
 class Line:
-    """The increasing map t -> (t - offset) / scale, alone."""
+    """The increasing map t -> (t - offset) / scale."""
 
     def __init__(self, offset: Tensor, scale: Tensor) -> None:
         self.offset, self.scale = offset, scale

@@ -46,7 +46,7 @@ _OF_TRAINING = ("learning_rate", "batch_size", "max_epochs", "patience", "clip",
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a grid search found.
+    """Result of a grid search.
 
     Attributes:
         flow: the flow with the lowest validation NLL, trained.
@@ -69,7 +69,7 @@ class Tuning:
 
     @property
     def finished(self) -> bool:
-        """Whether every combination had its turn."""
+        """Whether every combination was tried."""
         return not bool((self.table["state"] == "not trained").any())
 
     def __str__(self) -> str:
@@ -94,25 +94,25 @@ def tune_flow(
 ) -> Tuning:
     """Train a flow with every combination of a grid and keep the one with the lowest validation NLL.
 
-    Every training starts from the same seed, whatever the order. One that diverges is a row of the table. An
-    interrupt (Ctrl-C) ends the search with what is done; with a ``storage`` the same call goes on from there,
-    also after a crash, and trains nothing twice. Several processes may share a storage.
+    Every training starts from the same seed, whatever the order. Diverged trainings are listed in the table.
+    An interrupt (Ctrl-C) ends the search with the results so far; with a ``storage`` the same call resumes
+    from there, even after a crash, without repeating a training. Several processes may share a storage.
 
-    Pruning compares the validation losses of trainings at the same epoch and ends those in the worst quarter,
-    not before epoch 50. It halves the time and now and then ends a slow starter that would have won.
+    From epoch 50 on, pruning compares the validation losses of trainings at the same epoch and ends those in
+    the worst quarter. It halves the time, but occasionally ends a slow training that would have won.
 
     Args:
         make_flow: a flow class, or a function of (dim, features) and the grid's parameters that makes a flow.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        validation: pair (x, y) that decides when to stop and which flow is best.
-        grid: values to try, by name: of parameters of ``make_flow``, or of ``train_flow`` where they are
-            named as there. ``GRIDS[make_flow]`` if None.
+        validation: pair (x, y) for early stopping and for choosing the best flow.
+        grid: values to try, by the names of parameters of ``make_flow`` or ``train_flow``.
+            ``GRIDS[make_flow]`` if None.
         storage: folder for trials (an optuna study in SQLite) and weights; None keeps nothing.
-        name: of ``make_flow`` in the storage; its own if None. A lambda or a local function has none that
-            tells it from another, so with a storage it needs one: change it when the function changes.
-        pruner: optuna's rule for ending a training early; ``optuna.pruners.NopPruner()`` for never.
-        seed: of the weights, the order of the points and the order of the trials.
+        name: name of ``make_flow`` in the storage; its own if None. A lambda or a local function has no
+            unique name, so it needs one with a storage; change it when the function changes.
+        pruner: optuna's rule for ending a training early; ``optuna.pruners.NopPruner()`` to turn it off.
+        seed: seed of the weights, the order of the points and the order of the trials.
         progress: show a progress bar.
         **training: further arguments of ``train_flow``, the same for all.
 
@@ -120,9 +120,9 @@ def tune_flow(
         The best flow with its parameters and log, and the table of all combinations.
 
     Raises:
-        ValueError: the storage was begun with another flow or grid, other data, another seed or other
-            arguments. Functions are compared by name, partial ones and modules by their arguments too.
-        RuntimeError: no combination was trained to the end.
+        ValueError: if the storage was started with another flow, grid, seed, other data or other arguments.
+            Functions are compared by name; partial functions and modules also by their arguments.
+        RuntimeError: if no training succeeded.
     """
     optuna = import_optuna()
     grid = _check_grid(make_flow, grid, training)
@@ -133,8 +133,8 @@ def tune_flow(
     settings = {"flow": _describe(make_flow) if name is None else name, "grid": grid, **task.settings()}
     if name is None and storage is not None and "<" in _name_of(make_flow):
         raise ValueError(
-            f"{_name_of(make_flow)} has no name of its own, so its trials could not be told from those of "
-            "another function. Give one: tune_flow(..., name=...)."
+            f"{_name_of(make_flow)} has no name to identify its trials by. Pass one: tune_flow(..., "
+            "name=...)."
         )
     if pruner is None:
         # On real data the median instead of the worst quarter lost the best combination in half of the runs.
@@ -155,7 +155,7 @@ def tune_flow(
             if interrupted:
                 raise KeyboardInterrupt
             reasons = " ".join(sorted({row["stopped"] for row in rows}))
-            raise RuntimeError(f"None of the {len(rows)} combinations was trained to the end: {reasons}")
+            raise RuntimeError(f"None of the {len(rows)} trainings succeeded: {reasons}")
         flow = task.flow(best.params)
         flow.load_state_dict(load_file(search.weights(best)))
     import pandas as pd
@@ -220,14 +220,14 @@ def _check_grid(
     if grid is None:
         if make_flow not in GRIDS:
             known = ", ".join(flow.__qualname__ for flow in GRIDS)
-            raise ValueError(f"There is no grid for {_name_of(make_flow)}, only for {known}. Give one.")
+            raise ValueError(f"No default grid for {_name_of(make_flow)}, only for {known}. Pass one.")
         grid = GRIDS[make_flow]
     unknown = sorted(set(training) - set(_OF_TRAINING))
     if unknown:
-        raise TypeError(f"{unknown} are not arguments of train_flow that can be given: {_OF_TRAINING}.")
+        raise TypeError(f"{unknown} are not accepted; arguments of train_flow are {_OF_TRAINING}.")
     twice = sorted(set(training) & set(grid))
     if twice:
-        raise ValueError(f"{twice} are in the grid and given as well; leave one of the two out.")
+        raise ValueError(f"{twice} are both in the grid and arguments; leave one of the two out.")
     checked = {name: list(values) for name, values in grid.items()}
     for name, values in checked.items():
         wrong = [value for value in values if not isinstance(value, (bool, int, float, str, type(None)))]

@@ -1,4 +1,4 @@
-"""Do PIT values that follow each other in time depend on each other, or drift?"""
+"""Tests of PIT values in time order: do they depend on each other, or drift?"""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .._internal.numerics import to_tensor
 from .._internal.validate import as_whole, check_numbers
 
 DRIFT_LEVEL = 0.01
-"""p-value of :func:`drift_test` below which rows are said to drift."""
+"""p-value of :func:`drift_test` below which rows are declared to drift."""
 _INSEPARABLE = 0.9  # first autocorrelation, of either sign, beyond which drift and dependence look alike
 FEWEST_NEIGHBOURS = 20
-"""Rows that :func:`neighbour_test` needs."""
+"""Fewest rows for :func:`neighbour_test`."""
 MOST_NEIGHBOURS = 50_000
-"""Rows that it looks at, the first, so that large data cost little."""
+"""Number of first rows that it uses, to bound its cost."""
 _MOST_COORDINATES = 16
 
 
 class AutocorrelationTest(NamedTuple):
-    """Whether PIT values depend on earlier ones, and how many independent ones they are worth.
+    """Test of whether PIT values depend on earlier ones, with the effective number of independent ones.
 
     Attributes:
-        statistic: Ljung-Box statistic of the level, or of the spread where that is larger.
-        p_value: probability that independent values reach it in either, at most.
-        level: p-value of the level alone: a large value follows a large one.
-        spread: p-value of the spread alone: an extreme value, of either side, follows an extreme one.
+        statistic: Ljung-Box statistic of the level, or of the spread if that is larger.
+        p_value: upper bound on the probability that independent values reach it in either.
+        level: p-value of the level: large values follow large ones.
+        spread: p-value of the spread: extreme values, on either side, follow extreme ones.
         effective_n: n divided by the larger of the two autocorrelation times.
         lags: number of lags tested.
     """
@@ -49,20 +49,20 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
               \tau = 1 + 2 \sum_{k < k_0} \hat\rho_k, \qquad n_\text{eff} = n / \tau
 
     with :math:`\hat\rho_k` the autocorrelations of the normal scores :math:`\Phi^{-1}(\text{rank} / (n + 1))`
-    of u (level) and of :math:`|u - \tfrac12|` (spread, as in clusters of volatility). Ranks make the test
-    exact in the sense that its level does not depend on the law of u: a model that is not calibrated can be
-    tested as well. The p-value is twice the smaller of the two. :math:`k_0` is the first lag whose
-    autocorrelation is within its noise, :math:`2 / \sqrt n`: for independent values mostly the first.
+    of u (level) and of :math:`|u - \tfrac12|` (spread, as in clusters of volatility). With ranks, the level
+    of the test does not depend on the law of u, so a model that is not calibrated can be tested too. The
+    p-value is twice the smaller of the two. :math:`k_0` is the first lag whose autocorrelation is within its
+    noise, :math:`2 / \sqrt n`; for independent values it is mostly 1.
 
-    The factor s is the larger spread of Q at small n. Measured on 1e5 independent samples of n = 30 to 500,
-    one of the two p-values is below 0.05 in 4.4 to 5 % of them, and below 0.001 in 0.1 to 0.2 %.
+    The factor s accounts for the larger spread of Q at small n. Measured on 1e5 independent samples of n = 30
+    to 500, one of the two p-values is below 0.05 in 4.4 to 5 % of them, and below 0.001 in 0.1 to 0.2 %.
 
     Args:
-        u: (n,) PIT values in time order, n >= 10; numpy arrays are taken as well.
+        u: (n,) PIT values in time order, n >= 10; numpy arrays are accepted.
         lags: K; 10, but at most n / 10, if None.
 
     Raises:
-        ValueError: where u is not (n,), too short, constant, or has NaN.
+        ValueError: if u is not (n,), too short, constant, or has NaN.
 
     Examples:
         >>> generator = torch.Generator().manual_seed(0)
@@ -94,15 +94,16 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
 
 
 class DriftTest(NamedTuple):
-    """Whether the law of PIT values changes along the rows; printing it says so in words.
+    """Test of whether the distribution of PIT values changes along the rows; print it for a description.
 
     Attributes:
         statistic: the larger of the two CUSUM statistics.
-        p_value: probability that values of one law reach it in either, at most.
-        level: p-value of the level alone: values become larger or smaller.
-        spread: p-value of the spread alone: values move towards the ends or away from them.
+        p_value: upper bound on the probability that values with a constant law reach it in either.
+        level: p-value of the level: values become larger or smaller.
+        spread: p-value of the spread: values move towards the ends or away from them.
         first: first autocorrelation of the level or of the spread, the one of larger absolute value.
-        undecided: whether drift cannot be told from dependence, so that a large p-value says nothing.
+        undecided: whether drift cannot be distinguished from dependence, so that a large p-value is not
+            informative.
     """
 
     statistic: float
@@ -120,9 +121,9 @@ class DriftTest(NamedTuple):
 
 
 def describe_drift(p_value: float, undecided: bool) -> str:
-    """What a test of drift found, in words."""
+    """The result of a drift test in words."""
     if undecided:
-        return "drift cannot be told from dependence between neighbouring rows"
+        return "drift cannot be distinguished from dependence between neighbouring rows"
     return "the rows drift" if p_value < DRIFT_LEVEL else "no drift is seen"
 
 
@@ -134,19 +135,19 @@ def drift_test(u: Tensor) -> DriftTest:
 
     B a Brownian bridge, with s the normal scores of u (level) and of :math:`|u - \tfrac12|` (spread) and
     :math:`\hat\sigma^2` their long-run variance (Bartlett weights, with the bandwidth of Andrews for an
-    autoregression of order 1): values that depend on their neighbours but keep their law are no drift. The
-    p-value is twice the smaller of the two.
+    autoregression of order 1). Values that depend on their neighbours but have a constant law do not count as
+    drift. The p-value is twice the smaller of the two.
 
-    A large drift makes neighbours alike, which the long-run variance counts as dependence: the p-value then
-    grows with the drift. The test is *undecided* where the first autocorrelation of level or spread is beyond
-    0.9 in absolute value, or where it is positive beyond its noise, :math:`2 / \sqrt n`, and the same values
-    in ascending order, the largest drift that there is, would not be rejected at 1 % either.
+    A large drift makes neighbours similar, which the long-run variance counts as dependence, so the p-value
+    then grows with the drift. The test is *undecided* if the first autocorrelation of level or spread is
+    above 0.9 in absolute value, or if it is above its noise, :math:`2 / \sqrt n`, and even the same values in
+    ascending order, the largest possible drift, would not be rejected at 1 %.
 
     Args:
-        u: (n,) PIT values in time order, n >= 10; numpy arrays are taken as well.
+        u: (n,) PIT values in time order, n >= 10; numpy arrays are accepted.
 
     Raises:
-        ValueError: where u is not (n,), too short, constant, or has NaN.
+        ValueError: if u is not (n,), too short, constant, or has NaN.
 
     Examples:
         >>> u = torch.rand(400, generator=torch.Generator().manual_seed(0))
@@ -176,11 +177,11 @@ def drift_test(u: Tensor) -> DriftTest:
 
 
 class NeighbourTest(NamedTuple):
-    """Whether rows depend on the rows next to them.
+    """Test of whether rows depend on neighbouring rows.
 
     Attributes:
-        p_value: probability that independent rows look as dependent in any of the series, at most.
-        coordinate: the coordinate of z in which it shows most clearly; None where that is u.
+        p_value: upper bound on the probability that independent rows look as dependent in any of the series.
+        coordinate: the coordinate of z with the clearest dependence; None if that is u.
     """
 
     p_value: float
@@ -188,28 +189,28 @@ class NeighbourTest(NamedTuple):
 
 
 def neighbour_test(u: Tensor, z: Tensor | None = None) -> NeighbourTest:
-    r"""Test that neighbouring rows are independent, for rows whose order nobody has declared.
+    r"""Test that neighbouring rows are independent, for rows without a declared order.
 
     .. math:: p = \min\bigl(1, (m + 2) \min(p_\text{level}(u), p_\text{spread}(u), p_\text{level}(z_1), \dots,
               p_\text{level}(z_m))\bigr)
 
     with the p-values of :func:`autocorrelation_test` at two lags and Bonferroni's factor. Only the ranks of
-    the rows count, so that heavy tails and laws that are not calibrated do no harm. Values that are equal in
-    single precision are ranked at random, always in the same way, so that atoms do not look like dependence.
-    The spread of a coordinate is left out: a law of the radius that depends on x makes it depend on x.
+    the rows matter, so heavy tails and miscalibration have no effect. Values that are equal in single
+    precision are ranked at random, with a fixed seed, so that atoms do not look like dependence. The spread
+    of a coordinate is not tested, because it depends on x if the law of the radius does.
 
-    Rows that are sorted by a feature do not by themselves look dependent: where the model is calibrated, its
-    latents are independent of x. Where its error depends on that feature, they do.
+    Rows that are sorted by a feature look dependent only if the error of the model depends on that feature:
+    the latents of a calibrated model are independent of x.
 
-    At most 50,000 rows, the first, and 16 coordinates, equally spaced, are looked at. Of 1e5 sets of
-    independent rows with heavy tails, n = 20, 50 and 200, d = 1 and 6, 0.05 to 0.11 % had p < 0.001.
+    At most the first 50,000 rows and 16 equally spaced coordinates are used. Of 1e5 sets of independent rows
+    with heavy tails, n = 20, 50 and 200, d = 1 and 6, 0.05 to 0.11 % had p < 0.001.
 
     Args:
-        u: (n,) PIT values of rows in their order, or norms, n >= 20; numpy arrays are taken as well.
+        u: (n,) PIT values of rows in their order, or norms, n >= 20; numpy arrays are accepted.
         z: (n, d) latents of the same rows.
 
     Raises:
-        ValueError: where u is not (n,) or z not (n, d), where there are too few rows, or NaN.
+        ValueError: if u is not (n,) or z is not (n, d), there are too few rows, or there is NaN.
 
     Examples:
         >>> z = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
@@ -235,7 +236,7 @@ def neighbour_test(u: Tensor, z: Tensor | None = None) -> NeighbourTest:
 
 
 def take_tested_part(z: Tensor) -> Tensor:
-    """What :func:`neighbour_test` looks at of latents (n, d): the first rows, coordinates in equal steps."""
+    """The part of latents (n, d) that :func:`neighbour_test` uses: first rows, equally spaced coordinates."""
     return z[:MOST_NEIGHBOURS, :: _step(z)]
 
 
@@ -248,7 +249,7 @@ def _check_pit(u: Tensor) -> Tensor:
     if u.dim() != 1 or len(u) < 10:
         raise ValueError(f"u must be at least 10 PIT values in time order, (n,); got shape {tuple(u.shape)}.")
     if not bool(((u >= 0) & (u <= 1)).all()):
-        raise ValueError("u must be PIT values in [0, 1], none of them NaN. latent_pit makes them.")
+        raise ValueError("u must be PIT values in [0, 1] without NaN, such as those of latent_pit.")
     if bool((u == u[0]).all()):
         raise ValueError("All PIT values are equal: they have no autocorrelation.")
     return u

@@ -25,13 +25,13 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
               - \tfrac{1}{2 s (s-1)} \sum_{i \ne j} \lVert y_i' - y_j' \rVert
 
     The second sum leaves out i = j, so the estimate is unbiased in s. With a second, independent set of
-    samples :math:`y_j''` the spread is taken between the two sets, which is unbiased as well:
+    samples :math:`y_j''`, the spread is computed between the two sets, which is also unbiased:
 
     .. math:: \tfrac1s \sum_i \lVert y_i' - y \rVert
               - \tfrac{1}{2 s s'} \sum_{i, j} \lVert y_i' - y_j'' \rVert
 
-    For d = 1 this is the continuous ranked probability score. Beyond its input it needs memory for a fixed
-    number of distances, whatever s and n (unless gradients are recorded).
+    For d = 1 this is the continuous ranked probability score. Memory use beyond the input is bounded,
+    whatever s and n (unless gradients are recorded).
 
     Args:
         samples: (s, ..., d) draws from the predictive distribution, s >= 2 (s >= 1 with ``other``).
@@ -84,9 +84,9 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
 
     .. math:: \sum_{i, j} w_{ij} \Big( |y_i - y_j|^q - \tfrac1s \sum_k |y_{ki}' - y_{kj}'|^q \Big)^2
 
-    It looks at differences between outputs only: sensitive to correlation, blind to a common shift, and 0 for
-    d = 1. The double sum counts each pair of outputs twice. The mean over samples sits inside the square, so
-    the score is biased upward by a term of order 1/s.
+    It uses only differences between outputs: it is sensitive to correlation, insensitive to a common shift,
+    and 0 for d = 1. The double sum counts each pair of outputs twice. The mean over samples sits inside the
+    square, so the score is biased upward by a term of order 1/s.
 
     Args:
         samples: (s, ..., d) draws from the predictive distribution.
@@ -135,15 +135,15 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
 
 
 def bits_per_dim(nll: Number, dim: int, scale: float = 128.0) -> Number:
-    r"""Negative log-likelihood in bits a dimension, in units of the original pixels.
+    r"""Negative log-likelihood in bits per dimension, in units of the original pixels.
 
     .. math:: (\mathrm{NLL} / d + \log \mathrm{scale}) / \log 2
 
     Args:
         nll: negative log-likelihood in nats of the scaled data, a number or a tensor.
         dim: number of outputs d, for an image channels x height x width.
-        scale: original units in one unit of the model; 128 where pixels 0 ... 255 became [-1, 1],
-            256 where they became [0, 1], 1 for no scaling.
+        scale: original units in one unit of the model; 128 if pixels 0 ... 255 became [-1, 1], 256 if they
+            became [0, 1], 1 for no scaling.
 
     Examples:
         >>> round(bits_per_dim(0.0, dim=784), 6)
@@ -156,7 +156,7 @@ def bits_per_dim(nll: Number, dim: int, scale: float = 128.0) -> Number:
 
 
 def relative_score(score: Number, base: Number) -> Number:
-    r"""Change of a score relative to a baseline, :math:`(s - b) / |b|`; negative where it improved.
+    r"""Change of a score relative to a baseline, :math:`(s - b) / |b|`; negative if it improved.
 
     Args:
         score: score of the model, a number or a tensor.

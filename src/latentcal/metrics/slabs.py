@@ -1,4 +1,4 @@
-"""Coverage where it is worst: slabs of feature space, chosen on half of the rows, measured on the others."""
+"""Worst coverage in feature space: slabs chosen on half of the rows and measured on the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEWEST_ROWS = 40
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    r"""The slab :math:`\{x : a \le v^\top x \le b\}` and the coverage of other rows than chose it."""
+    r"""The slab :math:`\{x : a \le v^\top x \le b\}` and its coverage on rows not used to choose it."""
 
     direction: Tensor
     """(p,) the unit vector v."""
@@ -28,19 +28,19 @@ class Slab:
     upper: float
     """The bound b."""
     coverage: float
-    """Share of the held-out rows inside that are covered; NaN where there is none."""
+    """Share of the held-out rows inside that are covered; NaN if there are none."""
     interval: tuple[float, float]
     """Exact binomial (Clopper-Pearson) interval of that coverage."""
     n: int
-    """Held-out rows inside."""
+    """Number of held-out rows inside."""
     chosen_coverage: float
-    """Coverage on the rows that chose the slab: the most extreme of many, hence too extreme."""
+    """Coverage on the rows used to choose the slab: the most extreme of many, so biased."""
     confidence: float
-    """Probability with which the interval holds the slab's true coverage, at least."""
+    """Lower bound on the probability that the interval contains the slab's true coverage."""
 
     @property
     def feature(self) -> int | None:
-        """Index of the feature where the slab bounds one alone; None for an oblique slab."""
+        """Index of the feature if the slab bounds a single one; None for an oblique slab."""
         used = self.direction.nonzero().reshape(-1)
         return int(used[0]) if len(used) == 1 else None
 
@@ -52,7 +52,7 @@ class Slab:
 
 @dataclass(frozen=True, eq=False)
 class WorstSlabs:
-    """The slabs of lowest and of highest coverage."""
+    """The slabs with the lowest and the highest coverage."""
 
     lowest: Slab
     highest: Slab
@@ -67,7 +67,7 @@ def worst_slab_coverage(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> WorstSlabs:
-    r"""The slabs of feature space in which the fewest and the most rows are covered.
+    r"""The slabs of feature space with the lowest and the highest coverage.
 
     .. math:: \min_{v,\, a \le b} P(\text{covered} \mid a \le v^\top x \le b)
               \quad \text{with} \quad P(a \le v^\top x \le b) \ge \text{share}
@@ -79,10 +79,10 @@ def worst_slab_coverage(
 
     Args:
         x: (n, p) features.
-        covered: (n,) whether the region of a row holds its y: of any region, conformal ones too.
-        share: smallest share of the rows that a slab holds, 0 < share < 1.
+        covered: (n,) whether the region of each row contains its y, for any kind of region.
+        share: smallest share of the rows in a slab, 0 < share < 1.
         directions: random directions besides the axes; none are drawn for p = 1.
-        confidence: of the intervals.
+        confidence: confidence of the intervals.
         generator: source of randomness.
 
     Raises:
@@ -191,8 +191,10 @@ def _check_rows(x: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
             f"x must be (n, p) and covered (n,), got x {tuple(x.shape)} and covered {tuple(covered.shape)}."
         )
     if len(x) < _FEWEST_ROWS:
-        raise ValueError(f"{len(x)} rows are too few to choose a slab and measure it; give {_FEWEST_ROWS}.")
+        raise ValueError(
+            f"{len(x)} rows are too few to choose a slab and measure it; at least {_FEWEST_ROWS} are needed."
+        )
     if not bool(((covered == 0) | (covered == 1)).all()):
-        raise ValueError("covered must hold True or False (1 or 0) for each row.")
+        raise ValueError("covered must be True or False (1 or 0) for each row.")
     x = check_finite(x.to(torch.float64), "x")
     return x, covered.to(device=x.device, dtype=torch.bool)

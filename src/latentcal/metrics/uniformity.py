@@ -1,4 +1,4 @@
-"""How far PIT values are from uniform: errors, curves with bands, tests."""
+"""Distance of PIT values from uniform: errors, curves with bands, tests."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class UniformityTest(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityCurve:
-    """Observed frequency of u <= level, with bands that n true uniforms respect.
+    """Observed frequency of u <= level, with bands for n uniform values.
 
-    Each band is a consistency band: it surrounds the diagonal and says where the curve of a calibrated model
+    Each band is a consistency band: it surrounds the diagonal and shows where the curve of a calibrated model
     would lie. The pointwise band holds at each level with probability at least ``confidence`` (binomial), the
     simultaneous one at all levels at once with exactly that probability (Kolmogorov-Smirnov).
     """
@@ -41,7 +41,7 @@ class ReliabilityCurve:
     simultaneous_lower: Tensor
     simultaneous_upper: Tensor
     confidence: float
-    """Probability with which a calibrated model stays inside a band."""
+    """Probability that a calibrated model stays inside a band."""
     n: int
     """Number of PIT values."""
     p_values: dict[str, float]
@@ -59,7 +59,7 @@ class PitDensity:
     lower: float
     upper: float
     confidence: float
-    """Probability with which all bins of a calibrated model lie in the band, at least."""
+    """Lower bound on the probability that all bins of a calibrated model lie in the band."""
     n: int
     """Number of PIT values."""
 
@@ -71,17 +71,17 @@ def calibration_error(u: Tensor, p: float = 1) -> Tensor:
               \qquad \max_j \big| u_{(j)} - \tfrac{j}{n+1} \big| \text{ for } p = \infty.
 
     With p = 1 and the PIT of the latent norm this is the L-ECE; it lies between 0 and about 1/2. It is not 0
-    for a calibrated model: n true uniforms have about :math:`0.31/\sqrt{n}`.
+    for a calibrated model: for n uniform values it is about :math:`0.31/\sqrt{n}`.
 
     Args:
-        u: PIT values in [0, 1], any shape (flattened); numpy arrays are taken as well.
+        u: PIT values in [0, 1], any shape (flattened); numpy arrays are accepted.
         p: order of the norm, 1 <= p <= inf.
 
     Returns:
         The error, a float64 scalar tensor, differentiable in u.
 
     Raises:
-        ValueError: where u is empty, NaN or outside [0, 1], or p < 1.
+        ValueError: if u is empty, NaN or outside [0, 1], or p < 1.
 
     Examples:
         >>> calibration_error(torch.tensor([0.25, 0.5, 0.75]))
@@ -108,7 +108,7 @@ def empirical_coverage(u: Tensor, levels: Tensor | Sequence[float]) -> Tensor:
     ordered = _sorted_pit(u)
     levels = to_tensor(levels, "levels").to(ordered)
     if not bool(((levels >= 0) & (levels <= 1)).all()):
-        raise ValueError(f"levels are probabilities in [0, 1], got {levels.tolist()}.")
+        raise ValueError(f"levels must be probabilities in [0, 1], got {levels.tolist()}.")
     return torch.searchsorted(ordered.detach(), levels.contiguous(), right=True) / ordered.new_tensor(
         ordered.numel()
     )
@@ -126,9 +126,9 @@ def reliability_curve(
     when the model is calibrated; the bands are quantiles of these two laws.
 
     Args:
-        u: PIT values in [0, 1], any shape (flattened); numpy arrays are taken as well.
+        u: PIT values in [0, 1], any shape (flattened); numpy arrays are accepted.
         levels: (k,) nominal probabilities; 0, 0.01, ..., 1 by default.
-        confidence: probability with which a calibrated model stays inside a band.
+        confidence: probability that a calibrated model stays inside a band.
 
     Raises:
         ValueError: where u is empty, NaN or outside [0, 1].
@@ -172,7 +172,7 @@ def pit_density(u: Tensor, bins: int = 20, confidence: float = 0.95) -> PitDensi
     among the bins (Bonferroni), so that all of them lie inside with probability at least ``confidence``.
 
     Args:
-        u: PIT values in [0, 1], any shape (flattened); numpy arrays are taken as well.
+        u: PIT values in [0, 1], any shape (flattened); numpy arrays are accepted.
         bins: number of bins.
         confidence: probability with which a calibrated model stays inside the band.
     """
@@ -213,7 +213,7 @@ def uniformity_test(u: Tensor, statistic: Statistic = "ks") -> UniformityTest:
     does not put an observation there.
 
     Args:
-        u: PIT values in [0, 1], any shape (flattened); numpy arrays are taken as well.
+        u: PIT values in [0, 1], any shape (flattened); numpy arrays are accepted.
         statistic: ``"ks"``, ``"cvm"`` or ``"ad"``.
 
     Raises:
@@ -296,16 +296,16 @@ def _sorted_pit(u: Tensor) -> Tensor:
     """u flattened and sorted in float64, after a check that it can be PIT values."""
     u = to_tensor(u, "u").reshape(-1).to(torch.float64)
     if u.numel() == 0:
-        raise ValueError("u holds no PIT values.")
+        raise ValueError("u is empty.")
     if bool(torch.isnan(u).any()):
         raise ValueError(
-            f"{int(torch.isnan(u).sum())} of {u.numel()} PIT values are NaN. "
-            "Look for non-finite values in x, y or the model's output."
+            f"{int(torch.isnan(u).sum())} of {u.numel()} PIT values are NaN. Check x, y and the model's "
+            "output for non-finite values."
         )
     if bool(((u < 0) | (u > 1)).any()):
         lowest, highest = (float(end) for end in torch.aminmax(u.detach()))
         raise ValueError(
-            f"PIT values are probabilities in [0, 1], got values from {lowest} to {highest}. "
-            "Were latent norms or densities passed? latent_pit turns observations into PIT values."
+            f"PIT values must be in [0, 1], got values from {lowest} to {highest}. Were latent norms or "
+            "densities passed? latent_pit turns observations into PIT values."
         )
     return torch.sort(u).values

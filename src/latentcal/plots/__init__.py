@@ -1,4 +1,4 @@
-"""Pictures of calibration: each function draws arrays on axes and returns the axes."""
+"""Plots of calibration: each function draws arrays on axes and returns the axes."""
 
 from typing import TYPE_CHECKING
 

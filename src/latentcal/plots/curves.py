@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def reliability_diagram(
     curve_or_u: ReliabilityCurve | Tensor, *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Observed frequency against nominal level, with the bands in which a calibrated model lies.
+    """Plot of observed frequency against nominal level, with bands for a calibrated model.
 
-    Grey is the simultaneous band, its light core the pointwise one. Call it again with the same axes to
-    compare models: each gets the next colour, and bands that are there already are not drawn twice.
+    The simultaneous band is grey, and the pointwise one light. Call it again with the same axes to compare
+    models: each gets the next colour, and bands are not drawn twice.
 
     Args:
         curve_or_u: a curve from :func:`latentcal.metrics.reliability_curve`, or PIT values.
@@ -70,7 +70,7 @@ def calibration_map(
     label: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The law of PIT values on calibration data: the share of points with a PIT of at most u, against u.
+    """Plot of the empirical distribution of PIT values on calibration data.
 
     Args:
         levels: (k,) values u.
@@ -98,7 +98,7 @@ def calibration_map(
 
 
 def pit_histogram(u: Tensor, *, bins: int = 20, label: str | None = None, ax: Axes | None = None) -> Axes:
-    """Histogram of PIT values as a density, with the band that holds all bins of a calibrated model (95 %).
+    """Histogram of PIT values as a density, with a 95 % band for all bins of a calibrated model.
 
     Call it again with the same axes to compare models.
 
@@ -139,7 +139,7 @@ def pit_histogram(u: Tensor, *, bins: int = 20, label: str | None = None, ax: Ax
 def training_curves(
     train: Sequence[float], validation: Sequence[float], best: int = -1, *, ax: Axes | None = None
 ) -> Axes:
-    """Loss in training and in validation against the epoch, with the best epoch marked.
+    """Plot of training and validation loss against the epoch, with the best epoch marked.
 
     Args:
         train: mean training loss of each epoch.

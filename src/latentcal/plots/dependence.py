@@ -1,4 +1,4 @@
-"""Where a model is not calibrated: along a feature, in slabs and groups, in some direction."""
+"""Plots of where a model is not calibrated: along a feature, in slabs and groups, in some direction."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def pit_by_feature(
     confidence: float = 0.95,
     ax: Axes | None = None,
 ) -> Axes:
-    """Quantiles of the PIT (10, 50 and 90 %) in bins of a feature; flat where the model is calibrated.
+    """Quantiles of the PIT (10, 50 and 90 %) in bins of a feature; flat if the model is calibrated.
 
-    Grey are the bands in which all quantiles of all bins of a calibrated model lie at once with the stated
-    confidence, at least (beta laws of order statistics, Bonferroni). Dots are the rows, at most 2,000.
+    The grey bands contain all quantiles of all bins of a calibrated model with at least the stated confidence
+    (beta laws of order statistics, Bonferroni). Dots are the rows, at most 2,000.
 
     Args:
         feature: (n,) values.
         u: (n,) PIT values.
-        name: of the feature.
-        bins: at most, of equal numbers of rows; fewer where rows or values are few.
-        confidence: of the bands together.
+        name: name of the feature.
+        bins: largest number of bins, with equal numbers of rows; fewer if there are few rows or values.
+        confidence: joint confidence of the bands.
         ax: where to draw; new axes by default.
 
     Returns:
@@ -92,13 +92,13 @@ def pit_by_feature(
 def coverage_intervals(
     labels: Sequence[str], coverage: Tensor, intervals: Tensor, *, nominal: float, ax: Axes | None = None
 ) -> Axes:
-    """Coverages with their intervals, one a line, beside the nominal one.
+    """Coverages with their intervals, one for each line, and the nominal coverage.
 
     Args:
         labels: (k,) names of the lines.
-        coverage: (k,) measured; NaN leaves the dot out.
+        coverage: (k,) measured coverages; NaN leaves out the dot.
         intervals: (k, 2) ends.
-        nominal: what they should be.
+        nominal: nominal coverage.
         ax: where to draw; new axes by default.
 
     Returns:
@@ -130,15 +130,15 @@ def coverage_intervals(
 
 
 def mean_direction(mean: Tensor, n: int, *, confidence: float = 0.95, ax: Axes | None = None) -> Axes:
-    """Mean direction of latents, a bar a coordinate (the 24 longest); zero where latents are centred.
+    """Mean direction of latents, one bar for each coordinate (the 24 longest); zero if latents are centred.
 
-    The band holds all d means of n uniform directions at once with the stated confidence, about (normal law,
+    The band contains all d means of n uniform directions with about the stated confidence (normal law,
     Bonferroni).
 
     Args:
         mean: (d,) means.
-        n: rows they are of.
-        confidence: of the band.
+        n: number of rows.
+        confidence: confidence of the band.
         ax: where to draw; new axes by default.
 
     Returns:
@@ -175,12 +175,12 @@ def mean_direction(mean: Tensor, n: int, *, confidence: float = 0.95, ax: Axes |
 
 
 def group_errors(labels: Sequence[str], errors: Tensor, limits: Tensor, *, ax: Axes | None = None) -> Axes:
-    """Calibration errors of groups beside the limits of calibrated ones; the 20 worst where there are more.
+    """Calibration errors of groups and limits for calibrated groups; the 20 worst if there are more.
 
     Args:
         labels: (k,) names of the groups.
         errors: (k,) calibration errors.
-        limits: (k,) what all errors of a calibrated model stay below.
+        limits: (k,) limits for all errors of a calibrated model.
         ax: where to draw; new axes by default.
 
     Returns:
@@ -204,12 +204,12 @@ def group_errors(labels: Sequence[str], errors: Tensor, limits: Tensor, *, ax: A
 def p_value_bars(
     names: Sequence[str], p_values: Tensor, *, level: float = 0.05, ax: Axes | None = None
 ) -> Axes:
-    """Adjusted p-values of tests as bars on a log scale; those that reach past the level are findings.
+    """Adjusted p-values of tests as bars on a log scale; those beyond the level are findings.
 
     Args:
-        names: (k,) of the tests.
+        names: (k,) names of the tests.
         p_values: (k,) adjusted p-values.
-        level: that they are held against.
+        level: level of the tests.
         ax: where to draw; new axes by default.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Pictures of outputs: maps of two of them, regions, and paths of many."""
+"""Plots of outputs: densities of two outputs, regions, and paths of many outputs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def density_map(
         second: (b,) grid of the second output.
         density: (a, b) values on the grid.
         pit: (a, b) PIT values on the grid, whose level sets are drawn.
-        levels: of the PIT: each level set holds this probability.
-        label_levels: whether each line says its level.
+        levels: levels of the PIT, which are the probabilities of the level sets.
+        label_levels: whether to label each line with its level.
         points: (n, 2) drawn as dots.
         ax: where to draw; new axes by default.
 
@@ -65,13 +65,13 @@ def region_outlines(
     points: Tensor | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Prediction regions of two outputs, one a level, each of some closed polygons.
+    """Prediction regions of two outputs, one for each level, as closed polygons.
 
     Call it again with the same axes to compare regions: each set gets the next colour.
 
     Args:
-        outlines: for each level its polygons (m, 2), where those that run the other way round are holes; none
-            for a region that is everything.
+        outlines: for each level its polygons (m, 2), with holes in the opposite orientation; none for a
+            region that contains everything.
         levels: coverage of each.
         label: name of the set in the legend.
         points: (n, 2) drawn as dots.
@@ -117,15 +117,15 @@ def paths(
 ) -> Axes:
     """Paths of many outputs, such as the steps of a forecast: bands of each output, and a few whole paths.
 
-    Bands hold each output by itself with the given probability; what the outputs have in common is seen in
-    the paths.
+    Each band contains a single output with the given probability; the paths show the dependence between
+    outputs.
 
     Args:
         samples: (s, d) draws of one prediction.
-        y: (d,) what came.
+        y: (d,) observations.
         levels: probabilities of the bands.
-        shown: how many of the draws are drawn.
-        label: of the bands in the legend.
+        shown: number of draws to plot.
+        label: name of the bands in the legend.
         ax: where to draw; new axes by default.
 
     Returns:

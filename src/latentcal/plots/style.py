@@ -1,4 +1,4 @@
-"""Colours and habits that all pictures share."""
+"""Colours and styles common to all plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAND, INNER, LINE = "#D4D4D4", "#EDEDED", "#7A7A7A"
 
 
 def new_axes(ax: Axes | None) -> Axes:
-    """The given axes, or new ones; a missing matplotlib names the extra."""
+    """The given axes, or new ones; raises with the name of the extra if matplotlib is missing."""
     plt = _pyplot()
     return plt.subplots(figsize=(4.5, 4.5), layout="constrained")[1] if ax is None else ax
 
@@ -51,7 +51,7 @@ def tidy(ax: Axes) -> None:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """A legend with the models first; none where nothing has a label."""
+    """Add a legend with the models first, if anything has a label."""
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         models_first = sorted(range(len(handles)), key=lambda i: handles[i].get_gid() != "model")

@@ -1,4 +1,4 @@
-"""What a law of the radius is fitted to: calibration norms, checked once, with what belongs to them."""
+"""Data to fit laws of the radius to: validated calibration norms with features and weights."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class DiscreteOutputWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False, init=False)
 class CalibrationSample:
-    """Calibration norms that a law is fitted to, in float64, and what is known of them.
+    """Calibration norms to fit a law to, in float64, with reference, features and weights.
 
-    ``recalibrate(..., fit=...)`` gives one to ``fit``. Rows whose weight is 0, or lost in the rounding of the
-    others', are left out. Tensors have no graph.
+    ``recalibrate(..., fit=...)`` passes one to ``fit``. Rows whose weight is 0, or rounds to 0 relative to
+    the others, are left out. Tensors have no graph.
 
     Args:
         radii: (n,) latent norms.
         reference: the law that the model assumes; the radii must lie on its support.
         x: (n, p) features of the rows.
-        weights: (n,) of the rows; equal if None. As an attribute always (n,), of mean 1.
+        weights: (n,) weights of the rows; equal if None. The attribute is always (n,) with mean 1.
 
     Attributes:
         weighted: whether weights were given.
-        kept: (m,) which of the m rows given are left.
+        kept: (m,) mask of the given rows that were kept.
 
     Raises:
-        ValueError: where a radius is NaN, infinite, negative or beyond the support, where none is positive,
-            where the weights are not finite, not negative and not all zero, or x is not (n, p) and finite.
+        ValueError: if a radius is NaN, infinite, negative or beyond the support, if none is positive, if
+            weights are negative, not finite or all zero, or if x is not (n, p) and finite.
 
     Examples:
         >>> sample = CalibrationSample(torch.tensor([1.0, 2.0, 3.0]), weights=torch.tensor([1.0, 1.0, 0.0]))
@@ -86,17 +86,17 @@ class CalibrationSample:
 
     @property
     def upper(self) -> float:
-        """End of the support that the reference has; infinity without one."""
+        """Upper end of the reference's support; infinity without a reference."""
         return math.inf if self.reference is None else self.reference.upper
 
     def require_reference(self, need: str) -> RadiusLaw:
-        """The reference, or an error that says the need for it."""
+        """The reference; raises with the given need if there is none."""
         if self.reference is None:
             raise ValueError(f"{need}: reference=flow.base.radius.")
         return self.reference
 
     def require_features(self, need: str) -> Tensor:
-        """The features, or an error that says the need for them."""
+        """The features; raises with the given need if there are none."""
         if self.x is None:
             raise ValueError(f"{need}: x=x, with features (n, p), and reference=flow.base.radius.")
         return self.x
@@ -110,7 +110,7 @@ class CalibrationSample:
 def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
     """Let ``fit(cls, sample, **options)`` take bare radii too: ``fit(cls, radii, reference=..., x=...)``.
 
-    Inside ``torch.inference_mode()`` it works as it does elsewhere.
+    It also works inside ``torch.inference_mode()``.
     """
     fit_outside = outside_inference_mode(fit)
 
@@ -128,7 +128,7 @@ def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
             sample = CalibrationSample(sample, reference, x, weights)
         elif not (reference is None and x is None and weights is None):
             raise TypeError(
-                "A CalibrationSample has its reference, x and weights: leave out these arguments."
+                "A CalibrationSample already has reference, x and weights: leave out these arguments."
             )
         return fit_outside(cls, sample, **options)
 
@@ -152,22 +152,26 @@ def _check_rows(
         (
             torch.isnan(radii),
             "NaN",
-            "The flow's encode does not give numbers there; look at those rows of y.",
+            "The flow's encode returned NaN there; check those rows of y.",
         ),
         (
             torch.isinf(radii),
             "infinite",
-            "y lies outside of the flow's support there, or encode overflows; drop those rows of y.",
+            "y lies outside the flow's support there, or encode overflows; drop those rows of y.",
         ),
         (radii < 0, "negative", "A radius is a norm and cannot be negative."),
-        (radii > upper * (1 + 1e-6), f"beyond {upper:g}", "The base law ends there: is it the right one?"),
+        (
+            radii > upper * (1 + 1e-6),
+            f"beyond {upper:g}",
+            "The base law ends there; check that it is the right one.",
+        ),
     ):
         if bool(bad.any()):
             raise ValueError(f"{int(bad.sum())} of {radii.numel()} radii are {what}. {hint}")
     if float(radii.max()) > LARGEST:
         raise ValueError(
-            f"radii reach {float(radii.max()):.3g}; their squares must be floats, so {LARGEST:g} is "
-            "the limit. The flow's scale is far from that of y: standardise y, or drop such rows."
+            f"radii reach {float(radii.max()):.3g}; the limit is {LARGEST:g}, so that squares do not "
+            "overflow. The flow's scale is far from that of y: standardise y, or drop such rows."
         )
     radii = radii.clamp(max=upper)
     weights = as_weights(weights, radii.numel())
@@ -183,7 +187,7 @@ def _check_rows(
         raise ValueError(f"All {radii.numel()} radii are 0: the flow maps every y to the latent origin.")
     if float(radii.max()) < _SMALLEST_RADIUS:
         raise ValueError(
-            f"All {radii.numel()} radii are below {_SMALLEST_RADIUS:g}, next to the end of the floats. The "
+            f"All {radii.numel()} radii are below {_SMALLEST_RADIUS:g}, close to the smallest float. The "
             "flow's scale is far from that of y: standardise y."
         )
     return {"radii": radii, "x": x, "weights": weights, "kept": kept}
@@ -202,13 +206,13 @@ def tied_share(radii: Tensor) -> float:
 
 
 def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
-    """Warn where more than ``limit`` of the radii are tied."""
+    """Warn if more than ``limit`` of the radii are tied."""
     share = tied_share(radii)
     if share > limit:
         warnings.warn(
             f"{share:.0%} of the {radii.numel()} latent norms are tied. The outputs are probably discrete: "
-            "densities then depend on how sharply a law may peak. Dequantise y (add uniform noise of one "
-            "step) or use EmpiricalRadius, which needs no density.",
+            "densities then depend on how sharp the peaks of a law may be. Dequantise y (add uniform noise "
+            "of one step) or use EmpiricalRadius, which needs no density.",
             DiscreteOutputWarning,
             stacklevel=5,
         )

@@ -1,4 +1,4 @@
-"""Laws of the radius that depend on features: one for each group, or any other choice."""
+"""Laws of the radius that depend on features, by group or smoothly."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class ConditionalRadius(RadiusLaw):
 
         Args:
             sample: the calibration norms, their features and, as reference, the law that the model assumes.
-            groups: the column of x that holds a label, or a function of x (..., p) -> (...) that gives one;
+            groups: the column of x with group labels, or a function of x (..., p) -> (...) that returns them;
                 None for a law that is smooth in x.
             smoother: ``"ridge"`` (additive in the features) or ``"neighbours"`` (any dependence on few).
-            shape: whether the relative spread of the radius may depend on x too, not only its scale.
-            fold: (n,) numbers of the folds for cross-fitting; five that do not depend on the order of the
-                rows if None.
+            shape: whether the relative spread of the radius may also depend on x, in addition to its scale.
+            fold: (n,) numbers of the folds for cross-fitting; five folds that do not depend on the row order
+                if None.
             nodes: see :meth:`StackedRadius.fit`.
         """
         from .smooth import SmoothRadius
@@ -89,21 +89,21 @@ class ConditionalRadius(RadiusLaw):
 
 
 def require_features(x: Tensor | None) -> Tensor:
-    """Features that a law asks for, or a clear error."""
+    """Features for a law; raises if there are none."""
     if x is None:
         raise ValueError("The law of the radius depends on x: pass the features.")
     return x
 
 
 class GroupedRadius(ConditionalRadius):
-    """A law for each group of features (Mondrian), and one for everybody else.
+    """A law for each group of features (Mondrian), and one for all other points.
 
-    A group of n radii has a scale of its own, shrunk towards that of all, and at that scale the law that the
-    groups have in common with weight 500 / (n + 500), and a law of its own with the rest. On a bounded
-    support, where there are no scales, it has a stack around the law of all.
+    A group of n radii has its own scale, shrunk towards the common one. At that scale, its law is a mixture
+    of the law common to all groups, with weight 500 / (n + 500), and a law of its own. On a bounded support,
+    where there are no scales, it has a stack around the common law.
 
     Args:
-        whole: law for groups that are not known.
+        whole: law for unknown groups.
         laws: law of each group.
         labels: (g,) their labels, ascending.
         groups: column of x that holds the label, or a function of x that gives it (not saved to files).
@@ -121,7 +121,7 @@ class GroupedRadius(ConditionalRadius):
     ) -> None:
         super().__init__()
         if labels.shape != (len(laws),):
-            raise ValueError(f"{len(laws)} laws need as many labels, got {tuple(labels.shape)}.")
+            raise ValueError(f"{len(laws)} laws need {len(laws)} labels, got {tuple(labels.shape)}.")
         if any(law.upper != whole.upper for law in laws):
             raise ValueError(f"All laws must end where that of all rows does, at {whole.upper:g}.")
         self.whole, self.groups, self.upper = whole, groups, whole.upper
@@ -132,10 +132,10 @@ class GroupedRadius(ConditionalRadius):
     def of(
         cls, sample: CalibrationSample, groups: int | Callable[[Tensor], Tensor], nodes: int
     ) -> GroupedRadius:
-        """The laws for a sample with features and a reference; groups of under 10 radii have that of all.
+        """Laws for a sample with features and a reference; groups below 10 radii get the common law.
 
-        So have groups that are missing. Whether the labels make sense is for :func:`check_groups` to say, of
-        all rows: a part of them, such as the training rows of a fold, may have nearly as many groups as rows.
+        Missing groups do too. Labels are checked by :func:`check_groups`, on all rows: a part of them, such
+        as the training rows of a fold, may have nearly as many groups as rows.
         """
         radii = sample.radii
         label = _label(require_features(sample.x), groups)
@@ -161,12 +161,12 @@ class GroupedRadius(ConditionalRadius):
         return cls(whole, laws, labels[known], groups)
 
     def with_tail(self, tail: RadiusLaw, share: float) -> GroupedRadius:
-        """The same groups, with one more part of weight ``share`` in each law."""
+        """The same groups, with one more component of weight ``share`` in each law."""
         whole, *laws = (law.with_tail(tail, share) for law in (self.whole, *self.laws))  # type: ignore[operator]
         return GroupedRadius(whole, laws, self.labels, self.groups)
 
     def refit(self, radii: Tensor, x: Tensor | None, fit: Callable[[Tensor], RadiusLaw]) -> GroupedRadius:
-        """The same groups with laws of other radii; those with few of them have one in common."""
+        """The same groups with laws fitted to other radii; small groups share a law."""
         label = _label(require_features(x), self.groups)
         known = [value for value in self.labels.tolist() if int((label == value).sum()) >= _FEWEST]
         laws = [fit(radii[label == value]) for value in known]
@@ -179,7 +179,7 @@ class GroupedRadius(ConditionalRadius):
         )
 
     def smallest(self, x: Tensor | None) -> int:
-        """Rows of features (n, p) in the smallest of the groups; all others together are one, if not few."""
+        """Size of the smallest group in features (n, p); all other rows count as one group, unless few."""
         label = _label(require_features(x), self.groups)
         sizes = [int((label == value).sum()) for value in self.labels.tolist()]
         others = len(label) - sum(sizes)
@@ -258,12 +258,12 @@ def _shrink_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: i
 
 
 def check_groups(x: Tensor | None, groups: int | Callable[[Tensor], Tensor]) -> None:
-    """Raise where features (n, p) are missing, or are divided into more groups than make sense."""
+    """Raise if features (n, p) are missing, or have too many groups."""
     label = _label(require_features(x), groups)
     if (count := len(torch.unique(label))) > max(10, len(label) // 2):
         raise ValueError(
-            f"{len(label)} rows fall into {count} groups: that is no grouping. Give the column of a label, "
-            "or a function with few values."
+            f"{len(label)} rows have {count} groups, too many. Give the column of a label, or a function "
+            "with few values."
         )
 
 
@@ -271,14 +271,14 @@ def _label(x: Tensor, groups: Any) -> Tensor:
     if not callable(groups) and not isinstance(groups, int):
         raise TypeError(
             f"groups must be a column of x, such as 0, or a function of x; got {type(groups).__name__}. "
-            "Labels alone would not be known for a new x."
+            "Plain labels would be unknown for a new x."
         )
     if callable(groups):
         label = torch.as_tensor(groups(x))
         if label.shape != x.shape[:-1]:
             raise ValueError(
-                f"groups must give one label a row, (..., p) -> (...); it gave {tuple(label.shape)} for "
-                f"{tuple(x.shape)}."
+                f"groups must return one label for each row, (..., p) -> (...); got {tuple(label.shape)} "
+                f"for {tuple(x.shape)}."
             )
         return as_float64(label)
     if not -x.shape[-1] <= groups < x.shape[-1]:

@@ -1,4 +1,4 @@
-"""Coverage that holds for finite calibration sets: how far a law is from it, and laws that are held to it."""
+"""Finite-sample coverage: how far a law is from it, and laws that are constrained to it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _ROUNDING = 1e-9  # of a rank
 
 @dataclass(frozen=True)
 class Guarantee:
-    r"""What n calibration norms say about the coverage of the regions :math:`\{l \le F^{-1}(\alpha)\}`.
+    r"""Statement of n calibration norms about the coverage of the regions :math:`\{l \le F^{-1}(\alpha)\}`.
 
-    Averaged over calibration sets, coverage is within :math:`\epsilon = (1 + \lambda) / (n + 1)` of
-    :math:`\alpha`, *if* :math:`\lambda` was bounded before the data were seen (``tighten``). Read off the
-    data, as by ``guarantee``, it is a diagnostic. ``coverage_interval`` speaks of this one calibration set.
+    On average over calibration sets, coverage is within :math:`\epsilon = (1 + \lambda) / (n + 1)` of
+    :math:`\alpha`, *if* :math:`\lambda` was bounded before the data were seen (``tighten``). If it is
+    computed from the data, as by ``guarantee``, it is a diagnostic. ``coverage_interval`` is about this
+    calibration set.
 
     Attributes:
-        n: number of calibration norms, or the effective one where they carry weights.
+        n: number of calibration norms, or the effective number if they have weights.
         lambda_: :math:`(n + 1) \max_i |F(L_{(i)}) - i / (n + 1)|`.
         steps: whether F is the step function of the norms (``EmpiricalRadius``, conformal regions), whose
             regions end at order statistics.
@@ -44,20 +45,20 @@ class Guarantee:
         return (1 + self.lambda_) / (self.n + 1)
 
     def coverage_interval(self, coverage: float = 0.9, confidence: float = 0.95) -> tuple[float, float]:
-        r"""Interval that holds the true coverage of this calibration set's region, for most calibration sets.
+        r"""Interval for the true coverage of this calibration set's region, valid for most calibration sets.
 
         Over calibration sets the coverage of :math:`\{l \le L_{(i)}\}` follows
         :math:`\mathrm{Beta}(i, n + 1 - i)`. The region of a step function ends at :math:`L_{(k)}` with
-        :math:`k = \lceil \alpha (n + 1) \rceil`, so that the interval is exact (without ties); beyond the
-        largest norm the region is everything: (1, 1). The edge of a smooth law's region lies between
+        :math:`k = \lceil \alpha (n + 1) \rceil`, so the interval is exact (without ties); beyond the largest
+        norm the region contains everything: (1, 1). The edge of a smooth law's region lies between
         :math:`L_{(i)}` and :math:`L_{(j)}`,
 
         .. math:: i = \lfloor \alpha (n + 1) - \lambda \rfloor, \qquad
                   j = \lceil \alpha (n + 1) + \lambda \rceil,
 
-        and the interval goes from the lower end of the one to the upper end of the other; to 0 or 1 where
+        and the interval extends from the lower end of the first to the upper end of the second; to 0 or 1 if
         there is no such norm. It holds for at least the share ``confidence`` of calibration sets if lambda
-        was bounded in advance. With a lambda read off the data that share is approximate.
+        was bounded in advance. With a lambda computed from the data, that share is approximate.
         """
         from scipy.special import betaincinv
 
@@ -87,7 +88,7 @@ class Guarantee:
 
     @property
     def share_of_sets(self) -> str:
-        """For which calibration sets an interval of confidence 0.95 holds, in words."""
+        """Share of calibration sets for which an interval of confidence 0.95 holds, in words."""
         return "95 % of calibration sets" if self.steps else "about 95 % of calibration sets"
 
 
@@ -103,14 +104,14 @@ def guarantee(
     With weights w (n,) the step function has height :math:`n' w_i / ((n' + 1) \sum_j w_j)` at the i-th norm
     instead of 1 / (n + 1), with n' the effective number of norms.
 
-    The rows are taken to be exchangeable with those to come: their order is not looked at. For rows in time
-    order ask ``recalibrate(..., order="time").recalibration.guarantee``, which is None where they drift.
+    The rows are assumed exchangeable with future ones; their order is ignored. For rows in time order use
+    ``recalibrate(..., order="time").recalibration.guarantee``, which is None if they drift.
 
     Args:
         law: the fitted law.
         radii: (n,) the calibration norms.
-        weights: (n,) of the norms; equal if None.
-        effective_n: number of independent, equally weighted norms that say as much; that of the weights,
+        weights: (n,) weights of the norms; equal if None.
+        effective_n: equivalent number of independent norms with equal weights; that of the weights,
             :math:`(\sum w)^2 / \sum w^2`, if None.
 
     Examples:
@@ -133,11 +134,11 @@ def guarantee(
 
 
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
-    """Smallest n from which on a conformal region's coverage is within ``precision`` of the wanted one.
+    """Smallest n for which a conformal region's coverage is within ``precision`` of the nominal one.
 
-    For the share ``confidence`` of calibration sets, and regions that end at an order statistic (``steps``).
-    A smooth law's region is as precise where it follows the order statistics, but nothing promises that it
-    does; ``Guarantee.coverage_interval`` says how far it may be off.
+    It holds for the share ``confidence`` of calibration sets, and for regions that end at an order statistic
+    (``steps``). A smooth law's region is as precise if it follows the order statistics, which is not
+    guaranteed; ``Guarantee.coverage_interval`` states how far it may be off.
 
     Examples:
         >>> points_needed(0.05), points_needed(0.01)
@@ -267,19 +268,19 @@ class TightenedRadius(LawByTails):
 
 
 def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
-    r"""A smooth law whose lambda on the calibration norms (n,) is at most ``max_lambda``, by the least pull.
+    r"""A smooth law with lambda at most ``max_lambda`` on the calibration norms (n,), by the smallest pull.
 
     Since the bound is fixed before the data are seen, coverage of every set :math:`\{F(l) \le \alpha\}`,
     averaged over calibration sets, is within :math:`(1 + \lambda_\text{max}) / (n + 1)` of :math:`\alpha`.
 
     Args:
-        law: the smooth law to start from; returned as it is where it is close enough already.
+        law: the smooth law to start from; returned unchanged if it is close enough already.
         radii: (n,) the calibration norms.
         max_lambda: the bound, in units of one order statistic.
 
     Raises:
-        ValueError: where tied radii make the bound impossible: a continuous F has one value for m tied
-            norms, and the best it can do is (m - 1) / 2.
+        ValueError: if tied radii make the bound impossible: a continuous F has one value for m tied norms, so
+            lambda is at least (m - 1) / 2.
     """
     radii = torch.sort(CalibrationSample(radii, law).radii).values
     n = radii.numel()
@@ -288,8 +289,9 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     floor = (float(counts.max()) - 1) / 2
     if as_number(max_lambda, "max_lambda") < floor or max_lambda < 0:
         raise ValueError(
-            f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, and "
-            f"a continuous law then has lambda >= {floor:g}. Ask for more or break the ties (dequantise y)."
+            f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, "
+            f"and a continuous law then has lambda >= {floor:g}. Increase it or break the ties (dequantise "
+            "y)."
         )
     with torch.no_grad():
         smooth = law.cdf(radii)

@@ -1,4 +1,4 @@
-"""The step function of the calibration norms: the law behind conformal regions."""
+"""The empirical step function of the calibration norms, used for conformal regions."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class EmpiricalRadius(RadiusLaw):
     @classmethod
     @fit_to_sample
     def fit(cls, sample: CalibrationSample) -> EmpiricalRadius:
-        """The empirical law of the radii; it takes no weights."""
+        """The empirical law of the radii; weights are not supported."""
         if sample.weighted:
             raise ValueError(
-                "EmpiricalRadius counts order statistics and takes no weights. "
-                "Fit StackedRadius or GammaKDE to weighted radii."
+                "EmpiricalRadius counts order statistics and does not support weights. Fit StackedRadius "
+                "or GammaKDE to weighted radii."
             )
         return cls(sample.radii)
 
@@ -66,7 +66,7 @@ class EmpiricalRadius(RadiusLaw):
 
     def _order_statistic(self, u: Tensor, rounding: float) -> Tensor:
         if not bool(((u >= 0) & (u <= 1)).all()):
-            raise ValueError("icdf takes probabilities in [0, 1] as u, or their logs as v.")
+            raise ValueError("icdf needs probabilities in [0, 1] as u, or their logs as v.")
         n = self.radii.numel()
         # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
         rank = torch.ceil(u * (n + 1) * (1 - rounding) - 1e-9).long()

@@ -52,7 +52,7 @@ class GammaKDE(TabulatedLaw):
         super().__init__()
         centers = as_float64(centers, "centers").detach().reshape(-1)
         if centers.numel() == 0 or not bool((torch.isfinite(centers) & (centers > 0)).all()):
-            raise ValueError("centers must be positive, finite and at least one.")
+            raise ValueError("centers must be positive and finite, and there must be at least one.")
         if not upper > 0:
             raise ValueError(f"upper must be positive, got {upper}.")
         if not (math.isfinite(rate) and rate > 0):
@@ -63,7 +63,7 @@ class GammaKDE(TabulatedLaw):
             else as_float64(weights, "weights").detach().reshape(-1)
         )
         if weights.shape != centers.shape or not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
-            raise ValueError("weights must be one a center, not negative and not all zero.")
+            raise ValueError("weights must be one for each center, at least 0 and not all zero.")
         self.rate, self.upper = float(rate), float(upper)
         self.register_buffer("centers", centers)
         self.register_buffer("weights", normalize(weights))
@@ -80,7 +80,7 @@ class GammaKDE(TabulatedLaw):
 
         Args:
             sample: the calibration norms; the reference, if there is one, gives the end of the support.
-            rates: ``"extended"`` goes on beyond an end of the grid while the likelihood grows there;
+            rates: ``"extended"`` continues beyond an end of the grid while the likelihood increases;
                 ``"paper"`` stays on the grid, with the published folds, contiguous in the given order.
         """
         if rates not in ("extended", "paper"):

@@ -1,4 +1,4 @@
-"""What a law of a latent norm is: density, distribution function and quantiles, in log space and float64."""
+"""Laws of a latent norm: density, distribution function and quantiles, in log space and float64."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may 
 class RadiusLaw(Float64Module):
     r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; float64 inside.
 
-    Laws are immutable, but for :class:`StreamingRadius`.
+    Laws are immutable, except :class:`StreamingRadius`.
 
-    A subclass gives ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow, and may
-    be overridden where a closed form exists. Constructor arguments are the whole state and are kept as
-    attributes of the same names, so a law can be saved and made again from them. Tensors are buffers, and
-    they stay float64 when the model around them is cast.
+    A subclass implements ``log_prob``, ``log_cdf`` and ``log_sf``; quantiles, samples and the rest follow,
+    and may be overridden by closed forms. Constructor arguments are the whole state and are kept as
+    attributes of the same names, so a law can be saved and rebuilt from them. Tensors are buffers, and they
+    stay float64 when the model around them is cast.
 
-    Every method takes radii of any shape and floating dtype and answers in float64.
+    Every method accepts radii of any shape and floating dtype and returns float64.
     """
 
     upper: float = math.inf
@@ -65,18 +65,18 @@ class RadiusLaw(Float64Module):
         """Radius below which a share ``u`` lies, (...) -> (...); at u = 0 and 1 the ends of the support."""
         u = to_tensor(u, "u").to(torch.float64)
         if not bool(((u >= 0) & (u <= 1)).all()):
-            raise ValueError(f"icdf takes probabilities in [0, 1], got u in {_range_of(u)}.")
+            raise ValueError(f"icdf needs probabilities in [0, 1], got u in {_range_of(u)}.")
         return self._differentiable_quantile(
             u, torch.log(u), torch.log1p(-u), lambda r, _: torch.exp(-self.log_prob(r))
         )
 
     def icdf_log_cdf(self, v: Tensor) -> Tensor:
-        """Radius whose ``log_cdf`` is ``v`` <= 0, (...) -> (...): the way to address the far lower tail."""
+        """Radius whose ``log_cdf`` is ``v`` <= 0, (...) -> (...); precise in the far lower tail."""
         v = _check_log_probability(v, "icdf_log_cdf")
         return self._differentiable_quantile(v, v, log1mexp(v), lambda r, v: torch.exp(v - self.log_prob(r)))
 
     def icdf_log_sf(self, v: Tensor) -> Tensor:
-        """Radius whose ``log_sf`` is ``v`` <= 0, (...) -> (...): the way to address the far upper tail."""
+        """Radius whose ``log_sf`` is ``v`` <= 0, (...) -> (...); precise in the far upper tail."""
         v = _check_log_probability(v, "icdf_log_sf")
         return self._differentiable_quantile(v, log1mexp(v), v, lambda r, v: -torch.exp(v - self.log_prob(r)))
 
@@ -84,8 +84,8 @@ class RadiusLaw(Float64Module):
     def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         """Radius of given ``log_cdf`` and ``log_sf``, (...), (...) -> (...), without a graph.
 
-        Each is read where it is small, so both tails are addressed at once. All other quantiles come from
-        here: a law with parameters of the shape of its radii (at given x) overrides this one method.
+        Each is used where it is small, so both tails are precise. All other quantiles are computed from this
+        method, which a law with parameters of the shape of its radii (at given x) overrides.
         """
         flat_cdf, flat_sf = (
             as_float64(log_cdf, "log_cdf").reshape(-1),
@@ -104,7 +104,7 @@ class RadiusLaw(Float64Module):
             return self.icdf(self._uniform(shape, generator))
 
     def rsample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        r"""Radii whose derivative by the law's own numbers is right, by implicit differentiation.
+        r"""Radii that are differentiable with respect to the law's parameters, by implicit differentiation.
 
         .. math:: F_\theta(r) = u \;\Rightarrow\; \partial_\theta r = -\partial_\theta F_\theta / f_\theta(r)
         """
@@ -121,7 +121,7 @@ class RadiusLaw(Float64Module):
         r"""``log f(r) - (dim - 1) log r``, (...) -> (...): the log density of z up to the norm's constant.
 
         Laws that know their limit at r = 0 override this; the others are evaluated no closer to the origin
-        than :math:`10^{-100}`, so that the answer is large or small but never NaN.
+        than :math:`10^{-100}`, so the result is never NaN.
         """
         r = as_float64(r)
         inner = r.clamp(min=1e-100)
@@ -129,26 +129,26 @@ class RadiusLaw(Float64Module):
         return log_density.masked_fill((r < 0) | torch.isposinf(r), -math.inf)
 
     def log_prob_untabulated(self, r: Tensor) -> Tensor:
-        """``log_prob`` for laws that are soon dropped, (...) -> (...): laws with a table do not make it.
+        """``log_prob`` for temporary laws, (...) -> (...), without building a table.
 
-        Within a hundredth of a nat, but in the core of a :class:`StackedRadius`, where a hundredth of the
-        points are and the answer is that of the mixture.
+        Accurate to 0.01 nats, except in the core of a :class:`StackedRadius` (1 % of the points), where it is
+        that of the mixture.
         """
         return self.log_prob(r)
 
     def cdf_untabulated(self, r: Tensor) -> Tensor:
-        """``cdf`` for laws that are soon dropped, (...) -> (...): as exact as ``log_prob_untabulated``."""
+        """``cdf`` for temporary laws, (...) -> (...); as accurate as ``log_prob_untabulated``."""
         return self.cdf(r)
 
     def sample_untabulated(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """``sample`` for laws that are soon dropped: mixtures draw from their parts and make no table.
+        """``sample`` for temporary laws: mixtures draw from their components without building a table.
 
-        Exact, but in the core of a :class:`StackedRadius`, where draws are those of the mixture.
+        Exact, except in the core of a :class:`StackedRadius`, where draws are those of the mixture.
         """
         return self.sample(shape, generator)
 
     def log_anchors(self) -> tuple[float, ...]:
-        """Logs of the quartiles and of the quantiles at log tails of -500: where the law lives."""
+        """Logs of the quartiles and of the quantiles at log tails of -500, which span the law."""
         if self._anchors is None:
             levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=self.device)
             far = levels.new_tensor(-500.0)
@@ -159,7 +159,7 @@ class RadiusLaw(Float64Module):
     _anchors: tuple[float, ...] | None = None
 
     def middles(self, count: int, rows: int = 1) -> Tensor:
-        """Radii (count, rows) in the middles of ``count`` steps of equal probability; kept for the next call.
+        """Radii (count, rows) at the midpoints of ``count`` steps of equal probability; cached.
 
         ``rows`` is 1, or the number of points of a law at given x.
         """
@@ -257,7 +257,7 @@ class RadiusLaw(Float64Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the law computes: that of its tensors."""
+        """Device of the law's tensors."""
         for tensor in (*self.buffers(), *self.parameters()):
             return tensor.device
         return torch.device("cpu")
@@ -267,7 +267,7 @@ class RadiusLaw(Float64Module):
 
 
 class LawByTails(RadiusLaw):
-    """A law that gives ``log_prob`` and ``log_tails``; the slopes of the tails come from the density."""
+    """A law defined by ``log_prob`` and ``log_tails``; the slopes of the tails come from the density."""
 
     def log_cdf(self, r: Tensor) -> Tensor:
         r = as_float64(r)
@@ -280,12 +280,12 @@ class LawByTails(RadiusLaw):
 
 
 def as_float64(values: Any, name: str = "r") -> Tensor:
-    """Numbers of any kind as a float64 tensor, (...) -> (...); NaN is refused."""
+    """Numbers of any kind as a float64 tensor, (...) -> (...); raises for NaN."""
     return check_numbers(to_tensor(values, name).to(torch.float64), name)
 
 
 def normalize(weights: Tensor) -> Tensor:
-    """Weights (k,) that sum to 1; those that do so already stay as they are to the last bit."""
+    """Weights (k,) that sum to 1; weights that already do are unchanged to the last bit."""
     total = weights.sum()
     return weights if abs(float(total) - 1) < 1e-12 else weights / total
 
@@ -293,7 +293,7 @@ def normalize(weights: Tensor) -> Tensor:
 def _check_log_probability(v: Any, name: str) -> Tensor:
     v = to_tensor(v, "v").to(torch.float64)
     if not bool((v <= 0).all()):
-        raise ValueError(f"{name} takes log-probabilities <= 0, got v in {_range_of(v)}.")
+        raise ValueError(f"{name} needs log-probabilities <= 0, got v in {_range_of(v)}.")
     return v
 
 

@@ -1,4 +1,4 @@
-"""A mixture of a few laws of the latent norm, without a table: for laws that change all the time."""
+"""A mixture of a few laws of the latent norm, without a table, for laws that change often."""
 
 from __future__ import annotations
 

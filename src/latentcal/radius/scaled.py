@@ -1,4 +1,4 @@
-"""The reference law under r -> a r^b: two numbers, for calibration sets of a few dozen points."""
+"""The reference law under r -> a r^b: two parameters, for calibration sets of a few dozen points."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ScaledRadius(RadiusLaw):
     .. math:: F(r) = F_\text{ref}\big((r / a)^{1/b}\big), \qquad
               f(r) = f_\text{ref}(s)\, \frac{s}{b\, r}, \quad s = (r / a)^{1/b}.
 
-    With b = 1 this only stretches the radius and the latent density at the origin stays finite. With another
-    power it does not: f(r) / r^(d-1) is 0 or infinite there.
+    With b = 1 this only stretches the radius, and the latent density at the origin stays finite. With another
+    power, f(r) / r^(d-1) is 0 or infinite there.
 
     Args:
         reference: law of R. On a bounded support only a = 1 keeps the support.
@@ -36,8 +36,8 @@ class ScaledRadius(RadiusLaw):
         for name, value in (("scale", scale), ("power", power)):
             if not _SMALLEST[name] <= value <= 1 / _SMALLEST[name]:
                 raise ValueError(
-                    f"{name} must be positive, between {_SMALLEST[name]} and its inverse, got {value}. If it "
-                    "was fitted, the radii are too far from those of the reference: standardise y."
+                    f"{name} must be positive, between {_SMALLEST[name]} and its inverse, got {value}. If "
+                    "it was fitted, the radii are too far from those of the reference; standardise y."
                 )
         if math.isfinite(reference.upper) and (scale != 1 or reference.upper != 1):
             raise ValueError(
@@ -52,9 +52,9 @@ class ScaledRadius(RadiusLaw):
     def fit(cls, sample: CalibrationSample, *, power: bool = True) -> ScaledRadius:
         r"""Robust maximum likelihood for radii (n,).
 
-        :math:`\log r` follows a location-scale family, fitted with one per cent of the points allowed to come
-        from a wide Cauchy law instead: one outlier does not move the fit. A normal prior on log b (deviation
-        1) and the bounds 1/20 <= b <= 20 keep n = 2 or equal radii from collapsing to a point.
+        :math:`\log r` follows a location-scale family. In the fit, one per cent of the points may come from a
+        wide Cauchy law, so that one outlier has little influence. A normal prior on log b (standard deviation
+        1) and the bounds 1/20 <= b <= 20 prevent a collapse to a point for n = 2 or equal radii.
 
         Args:
             sample: the calibration norms, and as reference the law to scale.

@@ -40,7 +40,7 @@ class SmoothRadius(ConditionalRadius):
     def __init__(self, law: RadiusLaw, scale: Smoother, shape: Smoother | None, median: float) -> None:
         super().__init__()
         if scale.answers != 1 or (shape is not None and shape.answers != 1):
-            raise ValueError("scale and shape must have one answer each.")
+            raise ValueError("scale and shape must have one output each.")
         if not 0 < median < math.inf:
             raise ValueError(f"median must be positive and finite, got {median}.")
         self.law, self.scale, self.shape, self.median = law, scale, shape, float(median)

@@ -23,19 +23,19 @@ _LARGEST_LOG_SLOPE = math.log(1e3)  # without a bound the likelihood of tied rad
 
 
 class SplineRadius(TabulatedLaw):
-    r"""Law of r for which a spline turns the standardised cube root into a standard normal, given r > 0.
+    r"""Law of r for which a spline maps the standardised cube root to a standard normal, given r > 0.
 
     .. math:: w = \tanh^{-1}\!\Big(\Phi\big(\tanh \tfrac{r^{1/3} - m}{s}\big)\Big) \sim \mathcal{N}(0, 1)
 
-    with :math:`\Phi` a monotone rational-quadratic spline of [-1, 1]. On the whole line this would allow
-    negative radii, rarely; the law is cut off at 0 and renormalised. It lives on few numbers and has
-    Gaussian tails, so an outlier can be very improbable under it.
+    with :math:`\Phi` a monotone rational-quadratic spline of [-1, 1]. On the whole line this would give
+    negative radii with small probability, so the law is truncated at 0 and renormalised. It has few
+    parameters and Gaussian tails, so an outlier can be very improbable under it.
 
     Args:
         shift, scale: m and s > 0.
         widths, heights: (b,) positive bin sizes.
         slopes: (b + 1,) positive slopes at the knots.
-        upper: end of the support, where the law is cut off as well.
+        upper: end of the support, where the law is truncated too.
     """
 
     widths: Tensor
@@ -66,14 +66,14 @@ class SplineRadius(TabulatedLaw):
             self.register_buffer(name, values)
         if not self.widths.numel() == self.heights.numel() == self.slopes.numel() - 1:
             raise ValueError(
-                f"b widths and heights go with b + 1 slopes, got {self.widths.numel()}, "
-                f"{self.heights.numel()} and {self.slopes.numel()}."
+                f"b widths and heights need b + 1 slopes, got {self.widths.numel()}, {self.heights.numel()} "
+                f"and {self.slopes.numel()}."
             )
 
     @classmethod
     @fit_to_sample
     def fit(cls, sample: CalibrationSample) -> SplineRadius:
-        """Maximum-likelihood spline for radii (n,), found by L-BFGS from the identity; always the same.
+        """Maximum-likelihood spline for radii (n,), by L-BFGS from the identity; deterministic.
 
         The number of bins grows with n as in the paper, from 4 up to 30 radii to 9 above 90. Above 1,000
         radii they are replaced by at most 1,000 weighted nodes.

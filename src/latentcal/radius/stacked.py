@@ -1,4 +1,4 @@
-"""The default law: a mixture that contains the model's own law, so that recalibration does no harm."""
+"""The default law: a mixture that contains the model's own law, so that recalibration does little harm."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class StackedRadius(TabulatedLaw):
               c\, f_\text{core}(r) & r < r_0 \end{cases}
               \qquad \sum_k w_k F_k(r_0) = \text{level},
 
-    with c such that the density is continuous at :math:`r_0`. Near the origin data are silent and the latent
-    density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there, a power map a pole; only a law
-    with the reference's own behaviour is right. Where the mixture rises so steeply at :math:`r_0` that
-    continuity would make the core heavier than what it replaces by more than the level, :math:`r_0` is moved
-    inwards until it is not.
+    with c such that the density is continuous at :math:`r_0`. Near the origin there are no data, and the
+    latent density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there and a power map a pole;
+    only a law that behaves like the reference gives a finite, positive density. If the mixture rises so
+    steeply at :math:`r_0` that continuity would make the core heavier than the part it replaces by more than
+    the level, :math:`r_0` is moved inwards until it does not.
 
     Args:
         parts: the laws :math:`f_k`, all on the same support.
@@ -84,16 +84,17 @@ class StackedRadius(TabulatedLaw):
         .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right), \qquad
                   q_k \propto \prod_i \max(f_k(r_i),\, e^{-3} f^*(r_i)).
 
-        Free weights are noisy where points are few, and there those that believe in the best single parts
-        decide; the bound keeps one outlier from outvoting all others. Each weight is at least 1 / (K (n +
-        1)): above the core no point can lose more than log(K (n + 1)) against the reference (and log(1 +
+        Free weights are noisy with few points, so they are then replaced by the posterior weights q of single
+        components; the bound limits the influence of one outlier. Each weight is at least 1 / (K (n + 1)):
+        above the core no point can lose more than log(K (n + 1)) relative to the reference (plus log(1 +
         level), the most that the core may add to the whole). The core has the shape of the scaled reference
-        and ends at the quantile of 5 / (n + 1), of 1 % where that is less, and of 1 / (n + 1) at least: where
-        the mixture rests on one norm its density, which sets that of the core, is not known to a factor of e.
+        and ends at the quantile of 5 / (n + 1), at most 1 % but at least 1 / (n + 1), because a mixture that
+        is supported by a single norm has a density, which determines that of the core, that is uncertain by a
+        factor of e.
 
         Args:
             sample: the calibration norms, and as reference the law that the model assumes.
-            nodes: cells of radii on which rate and weights are chosen; fewer are quicker.
+            nodes: number of cells of radii for choosing rate and weights; fewer are faster.
         """
         reference = sample.require_reference("StackedRadius.fit needs the law that the model assumes")
         warn_if_tied(sample.radii)
@@ -124,7 +125,7 @@ class StackedRadius(TabulatedLaw):
         return cls([reference, *scaled, *kdes], shares, core=scaled[0], level=level)
 
     def with_tail(self, tail: RadiusLaw, share: float) -> StackedRadius:
-        """The mixture with one more part of weight ``share``."""
+        """The mixture with one more component of weight ``share``."""
         weights = torch.cat([self.weights * (1 - share), self.weights.new_tensor([share])])
         return StackedRadius([*self.parts, tail], weights, core=self.core, level=self.level)
 

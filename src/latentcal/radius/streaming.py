@@ -1,4 +1,4 @@
-"""A law of the latent norm for streams: it learns one norm after the other and forgets old ones."""
+"""A law of the latent norm for streams, updated with each norm, that forgets old ones."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ _TENTHS = np.linspace(0.1, 0.9, 9)
 
 
 class StreamingRadius(RadiusLaw):
-    r"""Law of the norms seen lately, for models that drift: the one law that changes, by :meth:`update`.
+    r"""Law of recent norms, for drifting data; the only law that changes, by :meth:`update`.
 
     The i-th last norm has weight :math:`2^{-i / h}` with the half-life h, or 1 inside a sliding window and 0
-    before it. Their weighted law :math:`\hat F`, worth n equally weighted norms, is read as
+    before it. Their weighted law :math:`\hat F`, with effective number n, is represented as
 
     .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{ref}\big((r / a)^{1/b}\big).
 
-    a and b fit the quantiles from 10 % to 90 %, to which the reference adds a few norms of its own; b stays
-    at 1 unless the spread of log r is clearly another one (on a bounded support a = 1 and b alone is fitted).
-    The increasing spline G moves the probability between 21 levels to where the norms are, and the pull
-    :math:`w = (1 - k / D)_+`, with D the deviance of G from the identity and k its degrees of freedom, is 0
-    while noise explains as much. Before the first norm the law is the reference.
+    a and b are fitted to the quantiles from 10 % to 90 %, with a few pseudo-norms from the reference; b stays
+    at 1 unless the spread of log r clearly differs (on a bounded support a = 1 and only b is fitted). The
+    increasing spline G moves the probabilities between 21 levels to those of the norms. The pull :math:`w =
+    (1 - k / D)_+`, with D the deviance of G from the identity and k its degrees of freedom, is 0 if noise
+    alone explains the deviance. Before the first norm the law is the reference.
 
     *Several half-lives* make a mixture of their laws, with the shares of a fixed-share forecaster: each norm
     multiplies the share of a half-life by the density that its law gave to the norm, and 0.005 of the whole
-    is then dealt out equally, so that no half-life is lost for ever,
+    is then distributed equally, so that no half-life is lost forever,
 
     .. math:: s_k \leftarrow 0.995\, \frac{s_k f_k(r)}{\sum_j s_j f_j(r)} + \frac{0.005}{K}.
 
     The likelihood is then close to that of the best half-life in hindsight, and better where the best one
-    changes. (A norm speaks against a half-life by at most 3 nats, and is judged by the laws before its block
-    of 16.) One number costs a quarter.
+    changes. (A norm counts against a half-life by at most 3 nats, and is evaluated by the laws before its
+    block of 16.) A single half-life has a quarter of the cost.
 
     Memory is constant. With a half-life, the norms are counted in 512 cells of log r, fine around their
     median and wide far off, so that every positive float has its cell; each keeps weight, mean and spread,
-    and all are laid anew around the data when these have left. A window keeps its norms as they are.
+    and the cells are re-centred if the data have moved away. A window stores its norms.
 
-    The update is in place: every flow that shares this law, and every prediction made from such a flow
-    before, sees it. ``copy.deepcopy`` and :meth:`snapshot` give laws of their own. The arguments after
-    ``window`` are the state; leave them out for a law that has seen nothing.
+    The update is in place: it affects every flow that shares this law, and every prediction made from such a
+    flow before. ``copy.deepcopy`` and :meth:`snapshot` make independent laws. The arguments after ``window``
+    are the state; leave them out for a new law.
 
     Args:
         reference: law that the norms should follow.
-        half_life: observations after which a weight has halved; ``math.inf`` never forgets. A sequence of
-            them mixes their laws; (10, 30, 100, 300) by default.
+        half_life: number of observations after which a weight has halved; ``math.inf`` never forgets. A
+            sequence mixes the laws of several; (10, 30, 100, 300) by default.
         window: number of norms in the sliding window, instead of a half-life. An update costs the same for
             any window, the first evaluation after it n log n: from 10,000 norms on prefer a half-life.
         bins: (3, 512) sums of weight, weight times position in the cell and weight times its square; with k
@@ -145,7 +145,8 @@ class StreamingRadius(RadiusLaw):
             if given is not None and (start is None or given.shape != start.shape):
                 raise ValueError(
                     f"{name} must be {None if start is None else tuple(start.shape)}, got "
-                    f"{tuple(given.shape)}. It is the state of another law; leave it out to start anew."
+                    f"{tuple(given.shape)}. It is the state of another law; leave it out to start from "
+                    "scratch."
                 )
             self.register_buffer(name, start if given is None else as_float64(given, name).detach().clone())
         counted = [
@@ -154,9 +155,9 @@ class StreamingRadius(RadiusLaw):
             *([] if self.bins is None else self.bins.reshape(-1, 3, CELLS)[:, ::2]),
         ]
         if not all(part is None or bool((part >= 0).all()) for part in counted):
-            raise ValueError("totals, recent and bins must not be negative: it is no state of this law.")
+            raise ValueError("totals, recent and bins must be at least 0; this is not a state of this law.")
         if self.credit is not None and not bool((self.credit > 0).all()):
-            raise ValueError("credit must be positive: it is no state of this law.")
+            raise ValueError("credit must be positive; this is not a state of this law.")
         self._law: tuple[RadiusLaw, ...] = ()  # in tuples, so that they are no submodules
         self._settled: tuple[RadiusLaw, ...] = ()  # the laws before the block that is not full yet
 
@@ -169,7 +170,7 @@ class StreamingRadius(RadiusLaw):
         half_life: float | Sequence[float] | None = None,
         window: int | None = None,
     ) -> StreamingRadius:
-        """The law after norms (n,) in the order of time, the last one the latest.
+        """The law after norms (n,) in time order, the latest one last.
 
         Args:
             sample: the calibration norms, as reference the law that they should follow, and weights, besides
@@ -180,7 +181,7 @@ class StreamingRadius(RadiusLaw):
         reference = sample.require_reference("StreamingRadius.fit needs the law to start from")
         if sample.weighted and window is not None:
             raise ValueError(
-                "A sliding window weighs its norms alike: leave weights out or give a half_life."
+                "A sliding window weights its norms equally: leave out weights, or use half_life."
             )
         law = cls(reference, half_life, window)
         law._learn(sample.radii.to(law.totals.device), sample.weights.to(law.totals.device))
@@ -188,10 +189,10 @@ class StreamingRadius(RadiusLaw):
 
     @torch.no_grad()
     def update(self, radii: Tensor | float) -> None:
-        """Learn norms, () or (m,) in the order of time; in place.
+        """Update the law in place with norms, () or (m,), in time order.
 
         Raises:
-            ValueError: where one is NaN, infinite, negative or beyond the support; none is learned then.
+            ValueError: if one is NaN, infinite, negative or beyond the support; nothing is updated then.
         """
         radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
@@ -199,7 +200,7 @@ class StreamingRadius(RadiusLaw):
         self._learn(radii, torch.ones_like(radii))
 
     def snapshot(self) -> RadiusLaw:
-        """The law as it is now, which no update changes."""
+        """A fixed copy of the present law."""
         if not self._law:
             # Made inside of somebody's inference mode, its tensors could never take part in a gradient.
             with torch.inference_mode(False), torch.no_grad():

@@ -29,20 +29,20 @@ _AT_CHECKS = torch.from_numpy(np.vander(_CHECKS, DEGREE + 1, increasing=True))
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
-_BEYOND = "its numbers are too far apart, or beyond what float64 can hold. Fit it to other radii."
+_BEYOND = "its parameters are too far apart, or exceed float64. Fit it to other radii."
 
 
 class TabulatedLaw(LawByTails):
-    r"""A law whose density is known exactly but costs much, seen through a table in :math:`t = r^{1/3}`.
+    r"""A law with an expensive exact density, evaluated through a table in :math:`t = r^{1/3}`.
 
     The log density is interpolated by polynomials of degree 8 on cells that are halved until each agrees with
     the exact one to 1e-10. The distribution function is the integral of the *interpolated* density,
     accumulated from both ends and divided by its total, so the law is normalised whatever the tolerance.
     Beyond the table (log probabilities below -60) the exact law is evaluated.
 
-    A subclass gives, for t of shape (m,), ``_log_density`` (of t, not of r), and the exact logs of the mass
-    below and above a point, ``_log_mass_below`` and ``_log_mass_above``; the last two are asked only near the
-    ends. ``_span`` and ``_breaks`` say where the table lies and where the density has kinks. A law with a
+    A subclass implements, for t of shape (m,), ``_log_density`` (of t, not of r), and the exact logs of the
+    mass below and above a point, ``_log_mass_below`` and ``_log_mass_above``, which are used only near the
+    ends. ``_span`` and ``_breaks`` give the range of the table and the kinks of the density. A law with a
     finite ``upper`` is cut off there and renormalised.
     """
 
@@ -72,7 +72,7 @@ class TabulatedLaw(LawByTails):
 
     @property
     def table(self) -> DensityTable:
-        """The table, made when it is first needed."""
+        """The table, built on first use."""
         if "_table" not in self._modules:
             with torch.no_grad():
                 low, high = self._span()

@@ -1,4 +1,4 @@
-"""Recalibration: the same maps, a truer law."""
+"""Recalibration: keep a flow's maps, replace its base law."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Alignment: maps of the latent space that put right what no law of the radius can, directions and x."""
+"""Alignment: maps of the latent space that correct directions and dependence on x."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FEWEST = 20  # rows
 
 
 class Aligned(ConditionalFlow):
-    r"""A flow whose latent is mapped once more, :math:`z' = T(\mathrm{encode}(y; x); x)`.
+    r"""A flow with a further map of its latent, :math:`z' = T(\mathrm{encode}(y; x); x)`.
 
     .. math:: \log f'(y|x) = \log f_Z(z') + \log|\det \partial z' / \partial z|
               + \log|\det \partial z / \partial y|
 
     Args:
-        flow: the flow; its base becomes that of this one.
+        flow: the flow; its base is kept.
         map: T.
     """
 
@@ -69,17 +69,17 @@ class Aligned(ConditionalFlow):
         maps: MapName | Sequence[MapName] = "affine",
         batch_size: int | None = None,
     ) -> ConditionalFlow:
-        """The flow with maps of its latent and a stacked law of the radius, both learned from the same rows.
+        """The flow with maps of its latent and a stacked law of the radius, both fitted to the same rows.
 
-        The law learns from latents out of fold: each row is mapped by what the other rows taught. It is the
+        The law is fitted to out-of-fold latents: each row is mapped by a map fitted to other rows. It is the
         rung "aligned, radial" of ``autocalibrate``, without the comparison of rungs.
 
         Args:
             flow: the flow, with an unbounded base.
             x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
             y: (n, d) outputs.
-            maps: what to fit, one after the other, as in :func:`align`.
-            batch_size: points that the flow encodes at a time.
+            maps: names of the maps to fit, one after the other, as in :func:`align`.
+            batch_size: number of points to encode at a time.
         """
         from .rungs import Rung, RungFitter  # which builds on this module
 
@@ -103,7 +103,7 @@ class Aligned(ConditionalFlow):
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the flow."""
+        """Support of the flow."""
         return self.flow.support
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class Aligned(ConditionalFlow):
         return self.flow.decode(z.to(before.dtype if own is None else own), x)
 
     def adjust(self, ensemble: Any, model: ConditionalFlow | None = None) -> Tensor:
-        """Members of ensembles moved to the recalibrated law, of a flow made by ``from_samples``."""
+        """Ensemble members moved to the recalibrated law, for a flow made by ``from_samples``."""
         if (move := getattr(self.flow, "adjust", None)) is None:
             raise TypeError(f"{type(self.flow).__name__} has no members to move; see from_samples.")
         moved: Tensor = move(ensemble, self if model is None else model)
@@ -147,7 +147,7 @@ class Aligned(ConditionalFlow):
 
 @dataclass(frozen=True)
 class Alignment(Recalibration):
-    """How a flow was aligned; printing it says so in words.
+    """How a flow was aligned; print it for a description.
 
     Args:
         maps: names of the maps, in their order.
@@ -172,24 +172,24 @@ def align(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Aligned:
-    r"""A flow whose latent cloud is shifted and turned round, so that a radial law fits it.
+    r"""A flow with a further map of its latent, after which a radial law fits better.
 
-    ``"affine"`` is :math:`z' = A (z - m)` with shrunk mean and covariance; ``"copula"`` a matrix that changes
-    correlations only; ``"features"`` a shift and scale of each coordinate that depend on x;
-    ``"correlation"`` a covariance that depends on x; ``"rotation"`` turns the latent to its least normal
-    directions, for ``"marginals"``, which maps each coordinate to normal scores; ``"layers"`` does both
-    several times.
-    Each is drawn towards the identity as far as held-out likelihood asks for. The law of the radius stays:
-    ``recalibrate`` the answer on *other* rows, or let ``autocalibrate`` choose and fit both by cross-fitting.
+    ``"affine"`` is :math:`z' = A (z - m)` with shrunken mean and covariance; ``"copula"`` a matrix that
+    changes correlations only; ``"features"`` a shift and scale of each coordinate that depend on x;
+    ``"correlation"`` a covariance that depends on x; ``"rotation"`` rotates the latent to its least normal
+    directions, for ``"marginals"``, which maps each coordinate to normal scores; ``"layers"`` repeats both
+    several times. Each is shrunk towards the identity by an amount that maximises held-out likelihood. The
+    law of the radius is kept: ``recalibrate`` the result on *other* rows, or let ``autocalibrate`` choose and
+    fit both by cross-fitting.
 
     Args:
         flow: the flow, with an unbounded base.
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
         y: (n, d) outputs.
-        maps: what to fit, one after the other.
-        weights: (n,) of the rows; equal if None.
-        order: ``"time"`` for rows that follow each other: folds are then blocks, not drawn at random.
-        batch_size: points that the flow encodes at a time.
+        maps: names of the maps to fit, one after the other.
+        weights: (n,) weights of the rows; equal if None.
+        order: ``"time"`` for rows in time order; folds are then blocks instead of random.
+        batch_size: number of points to encode at a time.
         progress: show a progress bar.
     """
     check_order(order)
@@ -237,12 +237,12 @@ def _gather_latents(
 
 @dataclass(frozen=True)
 class MapKind:
-    """A kind of map that can be fitted to latents.
+    """One kind of map of the latent.
 
     Args:
-        cross_fit: how.
-        obstacle: of rows and base, why it cannot be; empty where it can. Beside it there must be 20 rows and
-            an unbounded base.
+        cross_fit: function that fits it.
+        obstacle: function of rows and base that says why it cannot be fitted, or returns an empty text. All
+            maps also need 20 rows and an unbounded base.
     """
 
     cross_fit: CrossFit
@@ -250,12 +250,12 @@ class MapKind:
 
 
 def _miss_features(rows: LatentRows, base: RadialBase) -> str:
-    return "The flow has no features that a map could depend on." if rows.x is None else ""
+    return "The flow has no features." if rows.x is None else ""
 
 
 def _miss_correlations(rows: LatentRows, base: RadialBase) -> str:
     if not 2 <= base.dim <= MOST_CORRELATED:
-        return f"Correlations that depend on x are for 2 to {MOST_CORRELATED} outputs, not {base.dim}."
+        return f"Correlations that depend on x need 2 to {MOST_CORRELATED} outputs, got {base.dim}."
     return _miss_features(rows, base)
 
 
@@ -273,11 +273,11 @@ MAPS: dict[str, MapKind] = {
     "marginals": MapKind(cross_fit_marginals, _miss_normal_base),
     "layers": MapKind(cross_fit_layers, _miss_normal_base),
 }
-"""Maps by name; a rung of the ladder names them."""
+"""Maps by name, as used by the rungs of the ladder."""
 
 
 def find_cross_fits(names: Sequence[str]) -> tuple[CrossFit, ...]:
-    """How named maps are fitted, one after the other; a rotation and marginals behind it at once."""
+    """Functions that fit the named maps, in order; a rotation followed by marginals is one step."""
     found: list[CrossFit] = []
     for before, name in zip(("", *names), names, strict=False):
         if (before, name) == ("rotation", "marginals"):
@@ -288,9 +288,9 @@ def find_cross_fits(names: Sequence[str]) -> tuple[CrossFit, ...]:
 
 
 def find_obstacle(name: str, rows: LatentRows, base: RadialBase) -> str:
-    """Why a map cannot be fitted to these latents; empty where it can."""
+    """Why a map cannot be fitted to these latents; empty if it can."""
     if math.isfinite(base.radius.upper):
-        return f"The base ends at {base.radius.upper:g}: a map of the latent would leave it."
+        return f"The base is bounded by {base.radius.upper:g}, and a map of the latent would leave it."
     if len(rows) < FEWEST:
         return f"A map of directions needs at least {FEWEST} rows, got {len(rows)}."
     return MAPS[name].obstacle(rows, base)

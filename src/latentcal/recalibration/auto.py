@@ -1,4 +1,4 @@
-"""autocalibrate: the simplest recalibration that held-out likelihood cannot tell from the best."""
+"""autocalibrate: the simplest recalibration whose held-out likelihood is not clearly below the best."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _FEWEST_GUARANTEED = 10  # rows of each half
 
 @dataclass(frozen=True, repr=False)
 class AutoRecalibration(Recalibration):
-    """How a flow was recalibrated and why so; printing it says it.
+    """How a flow was recalibrated, and why; print it to read it.
 
     Args:
-        ladder: what was tried.
-        guaranteed: whether lambda was bounded in advance, so that epsilon is a bound.
-        turned: number of fold flows whose latents :func:`cross_calibrate` turned to those of the others; None
-            where one flow encoded all rows.
+        ladder: what was tried, with the results.
+        guaranteed: whether lambda was bounded in advance, which makes epsilon a bound.
+        turned: number of fold flows whose latents :func:`cross_calibrate` rotated to match those of the
+            others; None if one flow encoded all rows.
     """
 
     ladder: Ladder | None = None
@@ -56,9 +56,9 @@ class AutoRecalibration(Recalibration):
     def __str__(self) -> str:
         lines = [super().__str__()]
         if self.turned is not None and not isinstance(self.reference.norm, Euclidean):
-            lines.append("  latents     of fold flows as they are: only a Euclidean norm lets them be turned")
+            lines.append("  latents     of fold flows left as they are: rotating them needs a Euclidean norm")
         elif self.turned is not None:
-            lines.append(f"  latents     of {self.turned} fold flows turned to those of the others")
+            lines.append(f"  latents     of {self.turned} fold flows rotated to match the others")
         return "\n".join([*lines, str(self.ladder)])
 
     def _about_epsilon(self) -> str:
@@ -66,7 +66,8 @@ class AutoRecalibration(Recalibration):
             return super()._about_epsilon()
         return (
             f"lambda <= {self.lambda_:g} was fixed in advance: over calibration sets, mean coverage is "
-            "within epsilon of its level. The law was fitted to the half of the rows that chose nothing"
+            "within epsilon of its level. The law was fitted to the half of the rows that was not used for "
+            "choosing"
         )
 
 
@@ -88,57 +89,57 @@ def autocalibrate(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> ConditionalFlow:
-    """The simplest recalibration that held-out likelihood cannot tell from the best.
+    """The simplest recalibration whose held-out likelihood is not clearly below the best.
 
-    Rungs from "unchanged" over "radial" (what :func:`recalibrate` does) to maps of directions and laws that
-    depend on x, on products of features too, are compared by cross-validated log-likelihood. Differences are
-    paired, point by point, and the simplest rung that is behind the best by no more than 0.01 nats or one
-    standard error (corrected for training sets that overlap; two for up to 40 rows) is fitted to
-    all rows. The model is left unchanged only where the plain law gains no more than 0.01 nats. Inside a
-    rung, each step learns from latents out of fold: mapped by what the steps before it learned elsewhere. A
-    rung is refused where its draws at held-out rows have a higher energy score than those of the unchanged
-    model, or more of them far outside the range of the outputs. ``print(model.recalibration)`` shows the
-    ladder, what was refused and why. For a model with a ``hint``, whose dependence between outputs is only
-    assumed, the ladder starts at an affine map: one that changes correlations only.
+    Rungs are compared by cross-validated log-likelihood. They range from "unchanged" and "radial" (what
+    :func:`recalibrate` does) to maps of directions and laws that depend on x and on products of features.
+    Differences are paired, point by point. The simplest rung that is behind the best by no more than 0.01
+    nats or one standard error (corrected for overlapping training sets; two for up to 40 rows) is fitted to
+    all rows. The model is left unchanged only if the plain law gains no more than 0.01 nats. Inside a rung,
+    each step is fitted to out-of-fold latents of the steps before it. A rung is refused if its draws at
+    held-out rows have a higher energy score than those of the unchanged model, or if more of them lie far
+    outside the range of the outputs. ``print(model.recalibration)`` shows the ladder, what was refused and
+    why. For a model with a ``hint``, which merely assumes the dependence between outputs, the ladder starts
+    at an affine map that changes correlations only.
 
-    In *time order* every block of rows is judged by what earlier ones taught, with a gap as long as the
-    latent PIT is autocorrelated. A rung beyond the plain law must be ahead by one standard error more, and in
-    the last block too. The latent PIT of held-out rows is tested for dependence, which reduces the effective
-    n, and for drift; where the rows drift, or drift cannot be told from dependence, nothing is said about
-    coverage. Rows in no declared order are tested by :func:`neighbour_test`.
+    In *time order* every block of rows is predicted from earlier ones, with a gap as long as the latent PIT
+    is autocorrelated. A rung beyond the plain law must be ahead by one more standard error, and also in the
+    last block. The latent PIT of held-out rows is tested for dependence, which reduces the effective n, and
+    for drift. If the rows drift, or drift cannot be distinguished from dependence, no statement about
+    coverage is made. Rows without a declared order are tested by :func:`neighbour_test`.
 
     Args:
         flow: the flow.
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
         y: (n, d) outputs.
-        groups: column of x that holds a label, or a function of x that gives one: laws by group are then
-            tried too. With a guarantee, epsilon is that of the smallest group that has a law of its own.
-        weights: (n,) of the rows, for covariate shift; equal if None.
-        order: ``"time"`` for rows that follow each other.
-        folds: of the cross-validation; in time order, blocks that are held out.
-        rungs: ``"default"``; ``"all"`` to try also rungs that reshape the latent by several layers of
-            rotations and splines, for densities of the wrong form such as one mode instead of three; or
+        groups: column of x with group labels, or a function of x that returns them; laws by group are then
+            tried too. With a guarantee, epsilon is that of the smallest group with a law of its own.
+        weights: (n,) weights of the rows, for covariate shift; equal if None.
+        order: ``"time"`` for rows in time order.
+        folds: number of folds; in time order, number of blocks that are held out.
+        rungs: ``"default"``; ``"all"`` to also try rungs that reshape the latent by several layers of
+            rotations and splines, for densities of the wrong shape, such as one mode instead of three; or
             names of rungs.
         guarantee: choose and fit the maps on one half of the rows and the law of the radius on the other,
             with lambda bounded: the finite-sample statement of ``Guarantee`` then holds.
-        max_lambda: that bound, in units of one order statistic.
+        max_lambda: the bound on lambda, in units of one order statistic.
         discrete: what to do about atoms in y, as in :func:`recalibrate`.
-        generator: of the noise that this may add; seeded with 0 if None.
-        batch_size: points that the flow encodes at a time.
+        generator: generator of the noise on atoms; seeded with 0 if None.
+        batch_size: number of points to encode at a time.
         progress: show a progress bar.
 
     Returns:
         The recalibrated flow; its ``recalibration`` is an :class:`AutoRecalibration`.
 
     Warns:
-        AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
-            20 rows in no declared order depend on their neighbours, p < 0.0001.
+        AutocorrelationWarning: if rows in time order depend on each other (p < 0.001), or at least 20 rows
+            without a declared order depend on their neighbours (p < 0.0001).
     """
     check_order(order)
     if guarantee and (weights is not None or order is not None):
         raise ValueError(
-            "A finite-sample guarantee rests on rows that are exchangeable with those to come: there is none "
-            "with weights or in time order. Leave out one of the two."
+            "A finite-sample guarantee needs exchangeable rows, so it cannot be combined with weights or "
+            "time order. Leave out one of the two."
         )
     folds = as_whole(folds, "folds", 2)
     care = AtomCare.of(y, discrete)
@@ -178,7 +179,7 @@ def calibrate_rows(
     progress: bool = False,
     **about: Any,
 ) -> ConditionalFlow:
-    """``autocalibrate`` for rows that are encoded already; with a guarantee where ``max_lambda`` is given.
+    """``autocalibrate`` for encoded rows; with a guarantee if ``max_lambda`` is given.
 
     ``about`` are further fields of the record.
     """
@@ -190,7 +191,7 @@ def calibrate_rows(
     warn_if_tied(norms)
     if max_lambda is not None and len(rows) < 2 * _FEWEST_GUARANTEED:
         raise ValueError(
-            f"A guarantee takes at least {2 * _FEWEST_GUARANTEED} rows, half for the maps and half for the "
+            f"A guarantee needs at least {2 * _FEWEST_GUARANTEED} rows, half for the maps and half for the "
             f"law; got {len(rows)}."
         )
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How rungs are tried: what each is fitted to, which rows judge it, when it is dropped or refused."""
+"""How rungs are tried: which rows each is fitted to and evaluated on, when it is dropped or refused."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
               P(N_{r_{(n)}} \ge 1), P(N_{r_{(n-1)}} \ge 2), P(N_{r_{(n-2)}} \ge 3)\bigr)\Bigr), \qquad
               N_r \sim \operatorname{Binomial}(n, 1 - F(r))
 
-    Kolmogorov and Smirnov's test sees what most of the radii say; the three largest are where an
-    overconfident model loses its likelihood, and where that test is blind. The factor pays for looking four
-    times.
+    The Kolmogorov-Smirnov test looks at the bulk of the radii. The three largest are where an overconfident
+    model loses its likelihood, which that test does not detect. The factor 4 corrects for the four tests.
     """
     from scipy.stats import binom
 
@@ -52,10 +51,10 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
 
 
 class Validation(NamedTuple):
-    """Rows that judge, and those that what they judge was fitted to."""
+    """Pairs of rows to fit to and rows to evaluate on."""
 
     parts: list[tuple[Tensor, Tensor]]
-    """Masks (n,) of the rows that are learned from, and of those held out."""
+    """Masks (n,) of the rows to fit to and of those held out."""
     in_time: bool
 
     @property
@@ -65,7 +64,7 @@ class Validation(NamedTuple):
 
     @property
     def fold(self) -> Tensor:
-        """(n,) number of the part that holds a row out; -1 for those that none does."""
+        """(n,) number of the part that holds a row out; -1 for rows that are never held out."""
         number = torch.full((len(self.parts[0][0]),), -1)
         for part, (_, held_out) in enumerate(self.parts):
             number[held_out] = part
@@ -73,10 +72,10 @@ class Validation(NamedTuple):
 
 
 def plan_validation(rows: LatentRows, base: RadialBase, folds: int, *, in_time: bool) -> Validation:
-    """Folds of the rows; in time order, blocks that are judged by what was learned from earlier ones.
+    """Folds of the rows; in time order, blocks that are predicted from earlier ones.
 
-    Between the two lies a gap as long as the latent PIT is autocorrelated: the row before a block knows
-    something about it that later rows will not.
+    Between the two is a gap as long as the latent PIT is autocorrelated, because the rows just before a block
+    carry information about it that later rows do not have.
     """
     folds = min(folds, len(rows))
     if not in_time or len(rows) < 2 * (folds + _FIRST_BLOCKS):
@@ -93,7 +92,7 @@ def plan_validation(rows: LatentRows, base: RadialBase, folds: int, *, in_time: 
 
 
 def measure_autocorrelation_time(rows: LatentRows, base: RadialBase) -> int:
-    """Rows that it takes for the latent PIT of rows in time order to forget; 0 where they are independent."""
+    """Autocorrelation time of the latent PIT in rows; 0 if the rows are independent."""
     u = base.radius.cdf(base.norm_of(rows.z)).clamp(0, 1)
     if len(u) < 10 or bool((u == u[0]).all()):
         return 0
@@ -102,14 +101,14 @@ def measure_autocorrelation_time(rows: LatentRows, base: RadialBase) -> int:
 
 
 class Climb(NamedTuple):
-    """The rung that was chosen, the account of how, and what it says about rows that it did not see."""
+    """The chosen rung, the record of the choice, and its PIT values of held-out rows."""
 
     rung: Rung
     ladder: Ladder
     u: Tensor | None
-    """Held-out latent PIT under the chosen rung, in the order of rows; None where nothing was compared."""
+    """Held-out latent PIT under the chosen rung, in the order of rows; None if nothing was compared."""
     weights: Tensor
-    """Weights of the rows that u belongs to."""
+    """Weights of the rows of u."""
 
 
 def climb(
@@ -123,7 +122,7 @@ def climb(
     from_affine: bool = False,
     progress: bool = False,
 ) -> Climb:
-    """The rung that held-out likelihood asks for, and the account of how it was chosen."""
+    """The rung chosen by held-out likelihood, and the record of the choice."""
     tried = find_rungs(rungs, rows, base, groups, from_affine=from_affine)
     if len(tried) == 1:
         only = Ladder([tried[0].name], [0.0], [0.0], [0.0], [0.0], 0, len(rows), 0)
@@ -181,7 +180,7 @@ def climb(
 
 @contextmanager
 def silent_about_ties() -> Iterator[None]:
-    """Without a warning of ties from every fit: who looks at the rows first gives one."""
+    """Suppress warnings of ties from every fit; one warning is raised when the rows are first read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiscreteOutputWarning)
         yield

@@ -1,4 +1,4 @@
-"""The map of correlations alone: the dependence that rows show, with each output as it was."""
+"""The map of correlations only: the observed dependence, with each output unchanged."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
 
     .. math:: \tilde R = (1 - a) R + a T_p
 
-    It gives the outputs the dependence that the rows show, as a Gaussian copula does, and leaves location
-    and spread of each as they are. R is that of winsorised latents. :math:`T_0 = I`. :math:`T_p` has the
-    correlations of R up to lag p, and beyond them those that follow if each output depends on the p before
-    it alone, as the steps of a path do: few numbers, which few rows tell. a and p have the highest held-out
+    It gives the outputs the dependence of the rows, as a Gaussian copula does, and leaves location and spread
+    of each unchanged. R is that of winsorised latents. :math:`T_0 = I`. :math:`T_p` has the correlations of R
+    up to lag p, and beyond them those that follow if each output depends only on the p before it, as the
+    steps of a path do; these few numbers can be estimated from few rows. a and p have the highest held-out
     Gaussian likelihood.
 
     Args:
         z: (n, d) latents.
-        x: not needed.
+        x: not used.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     calm, dim = winsorize(z), z.shape[1]
     orders = [p for p in _ORDERS if p < max(1, dim - 1) and (p == 0 or dim <= _LONGEST)]

@@ -1,4 +1,4 @@
-"""Calibration of every row by others: folds, the mixture of their flows, and a rolling origin."""
+"""Cross-fitted calibration: folds, the mixture of their flows, and a rolling origin."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _REDUCED, _WORTH = 0.8, 0.01  # relative error that a rotation must leave at mos
 class FlowEnsemble(nn.Module):
     r"""The mixture :math:`f(y|x) = \frac1k \sum_i f_i(y|x)` of k flows.
 
-    It has a density and samples, but no latent of its own: of the calibration statistics use ``hdr_pit`` and
-    ``marginal_pit``, of the recalibrations ``recalibrate_prerank``.
+    It has a density and samples, but no latent: use ``hdr_pit`` and ``marginal_pit`` to check its
+    calibration, and ``recalibrate_prerank`` to recalibrate it.
 
     Args:
-        flows: at least one, all of the same dimension.
+        flows: one or more flows of the same dimension.
     """
 
     flows: Sequence[ConditionalFlow]
@@ -49,7 +49,9 @@ class FlowEnsemble(nn.Module):
         super().__init__()
         dims = {flow.base.dim for flow in flows}
         if len(dims) != 1:
-            raise ValueError(f"An ensemble needs flows of one dimension, got {sorted(dims) or 'no flow'}.")
+            raise ValueError(
+                f"An ensemble needs flows of the same dimension, got {sorted(dims) or 'no flow'}."
+            )
         self.flows = nn.ModuleList(flows)  # type: ignore[assignment]
 
     def forward(self, x: Tensor | None = None) -> EnsembleDistribution:
@@ -58,7 +60,7 @@ class FlowEnsemble(nn.Module):
 
 
 class EnsembleDistribution(Distribution):
-    """What an ensemble predicts: batch shape x.shape[:-1], event shape (d,).
+    """Prediction of an ensemble: batch shape x.shape[:-1], event shape (d,).
 
     Args:
         parts: predictions of the flows.
@@ -82,7 +84,7 @@ class EnsembleDistribution(Distribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Draws of y, (*sample_shape, ..., d), each from a flow drawn at random."""
+        """Draws of y, (*sample_shape, ..., d), each from a random flow."""
         shape = self._extended_shape(torch.Size(sample_shape))
         member = torch.randint(len(self.parts), shape[:-1], generator=generator)
         draws = torch.stack([part.sample(sample_shape, generator) for part in self.parts])
@@ -105,37 +107,39 @@ def cross_calibrate(
     seed: int = 0,
     progress: bool = False,
 ) -> Any:
-    """A flow trained on all rows and calibrated by the latents of flows that did not see them.
+    """A flow trained on all rows and recalibrated with out-of-fold latents.
 
-    Each fold is encoded by a flow that was trained on the others; together these latents choose and fit the
-    recalibration (see :func:`autocalibrate`) of one more flow, trained on everything. A small data set thus
-    loses no row to calibration, for the price of ``folds`` more trainings.
+    Each fold is encoded by a flow that was trained on the other folds. These latents are used to choose and
+    fit the recalibration (see :func:`autocalibrate`) of one more flow, trained on all rows. A small data set
+    thus loses no rows to calibration, at the cost of ``folds`` further trainings.
 
-    Two trainings may end with latents that are turned against each other: a base that is radial in the
-    Euclidean norm does not notice, but maps of directions do. Before the latents are put together, each fold
-    flow's is therefore turned by the orthogonal matrix that brings it closest to the latent of the last flow
-    (of the first fold flow for an ensemble) on the rows it was trained on, where that clearly reduces the
-    distance. ``model.recalibration.turned`` is the number of flows for which it did. Other norms change under
-    rotations, so their latents are put together as they are.
+    Latents of two trainings may differ by a rotation. A base that is radial in the Euclidean norm is not
+    affected, but maps of directions are. Before the latents are pooled, those of each fold flow are therefore
+    rotated by the orthogonal matrix that brings them closest to the latents of the last flow (of the first
+    fold flow for an ensemble) on its training rows, if that clearly reduces the distance.
+    ``model.recalibration.turned`` is the number of flows that were rotated. Other norms change under
+    rotations, so their latents are pooled as they are.
 
-    What is guaranteed: nothing for finite samples, unlike with rows kept for calibration alone. The law is
-    that of norms under flows trained on a share of (folds - 1) / folds of the rows. It is right for the last
-    flow as far as one fold more or less changes little (stability); since more rows make better flows,
-    coverage tends to be a little above its level, the more so the fewer folds. The ensemble of the fold flows
-    needs no such step, but averaging densities spreads them out, which makes coverage higher, too.
+    There is no finite-sample guarantee, unlike with rows set aside for calibration. The law is that of norms
+    under flows trained on a share of (folds - 1) / folds of the rows. It is correct for the last flow if
+    leaving out one fold changes little (stability). More rows make better flows, so coverage tends to be
+    slightly above its level, especially with few folds. The ensemble of the fold flows avoids this step, but
+    averaging densities spreads them out, which also increases coverage.
 
     Args:
-        make_flow: ``make_flow(x, y)`` trains a flow on (m, p), (m, d) rows and returns it; called once a fold
-            and, unless ``ensemble``, once more. If it stops early it must split its rows itself.
+        make_flow: function ``make_flow(x, y)`` that returns a flow trained on (m, p), (m, d) rows; called
+            once for each fold and, unless ``ensemble``, once more. For early stopping it must split its rows
+            itself.
         x: (n, p) features, or None for unconditional flows.
         y: (n, d) outputs.
-        folds: number of flows that are trained on a part.
-        fit: law of the radius to fit, such as ``StackedRadius.fit``; None climbs the ladder.
+        folds: number of folds.
+        fit: law of the radius to fit, such as ``StackedRadius.fit``; if None, the ladder of
+            ``autocalibrate``.
         groups: see :func:`autocalibrate`; only for the ladder.
         ensemble: recalibrate the equal mixture of the fold flows instead of a flow trained on all rows.
-        weights: (n,) of the rows in the calibration; equal if None.
-        order: ``"time"`` for rows that follow each other: folds are then blocks.
-        seed: of the folds.
+        weights: (n,) weights of the rows for calibration; equal if None.
+        order: ``"time"`` for rows in time order; folds are then blocks.
+        seed: seed of the folds.
         progress: show a progress bar.
 
     Returns:
@@ -190,17 +194,18 @@ def calibrate_out_of_fold(
     weights: Tensor | None = None,
     order: Literal["time"] | None = None,
 ) -> ConditionalFlow:
-    """A flow trained on all rows, calibrated by flows that are there already: see :func:`cross_calibrate`.
+    """A flow trained on all rows, recalibrated with given fold flows; see :func:`cross_calibrate`.
 
     Args:
-        flow: trained on all rows.
-        fold_flows: one for each fold, trained without it.
+        flow: flow trained on all rows.
+        fold_flows: for each fold, the flow trained without it.
         fold: (n,) fold of each row, from 0.
         x: (n, p) features, or None for unconditional flows.
         y: (n, d) outputs.
-        fit: law of the radius to fit, such as ``StackedRadius.fit``; None climbs the ladder.
-        weights: (n,) of the rows; equal if None.
-        order: ``"time"`` for rows that follow each other.
+        fit: law of the radius to fit, such as ``StackedRadius.fit``; if None, the ladder of
+            ``autocalibrate``.
+        weights: (n,) weights of the rows; equal if None.
+        order: ``"time"`` for rows in time order.
     """
     check_order(order)
     features, outputs = as_rows(x, y, outputs=flow.base.dim)
@@ -294,13 +299,13 @@ def match_rotation(z: Tensor, target: Tensor) -> Tensor | None:
     .. math:: \min_{Q^\top Q = I} \sum_i \lVert Q z_i - t_i \rVert^2
               \qquad\text{(Procrustes), over } \sum_i \lVert t_i \rVert^2
 
-    Points beyond four median norms are drawn in to that distance. Each half of the rows judges the rotation
-    of the other one: it must leave at most 0.8 of the relative error that there is without it, and take away
-    at least 0.01.
+    Points beyond four median norms are moved in to that distance. The rotation fitted to one half of the rows
+    is tested on the other half: it must reduce the relative error to at most 0.8 of its value, and by at
+    least 0.01.
 
     Args:
         z: (n, d) latents.
-        target: (n, d) those that they are turned to.
+        target: (n, d) latents to rotate to.
 
     Returns:
         Q, or None where it does not clearly reduce the error.
@@ -335,7 +340,7 @@ def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) 
     with torch.enable_grad():  # also where the caller has switched gradients off: this is training
         flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
-        raise TypeError(f"make_flow must return a ConditionalFlow, it returned {type(flow).__name__}.")
+        raise TypeError(f"make_flow must return a ConditionalFlow, got {type(flow).__name__}.")
     return flow
 
 
@@ -355,25 +360,25 @@ def rolling_pit(
     .. math:: u_t = \hat F_{s}(l_t), \qquad \hat F_s \text{ fitted to } l_{s - w}, \dots, l_{s - 1},
               \qquad s \le t < s + \text{step}
 
-    A forecaster who recalibrates every ``step`` rows would have seen these values, so they are an honest
-    judgement also where the rows drift. The flow itself must be older than the first row. Followed by
+    These are the values of a forecaster who recalibrates every ``step`` rows, so they are honest even if the
+    rows drift. The flow itself must be trained on rows before the first one. Test them with
     :func:`uniformity_test` and :func:`autocorrelation_test`.
 
     Args:
         flow: the flow, trained on other, earlier rows.
         x: (n, p) features in time order, or None for an unconditional flow.
         y: (n, d) outputs.
-        first: rows that only calibrate; the values start at this row.
-        step: rows between two fits of the law.
-        window: number of latest rows that calibrate; all earlier ones if None.
-        fit: called with a :class:`CalibrationSample` of the past norms.
-        batch_size: points that the flow encodes at a time; all at once if None.
+        first: number of rows for calibration only; the values start at this row.
+        step: number of rows between two fits of the law.
+        window: number of latest rows to calibrate with; all earlier ones if None.
+        fit: function from a :class:`CalibrationSample` of the past norms to a law.
+        batch_size: number of points to encode at a time; all at once if None.
 
     Returns:
         (n - first,) float64.
     """
     if y is None:
-        raise ValueError("rolling_pit takes rows in time order, (flow, x, y), not batches.")
+        raise ValueError("rolling_pit needs all rows in time order, (flow, x, y), not batches.")
     first, step = as_whole(first, "first"), as_whole(step, "step")
     window = None if window is None else as_whole(window, "window")
     x, y = as_rows(flow.read_features(x), y, outputs=flow.base.dim)

@@ -1,4 +1,4 @@
-"""Outputs that repeat: which values carry mass, noise that turns steps into densities, warnings."""
+"""Outputs with repeated values: finding atoms, dequantizing noise, warnings."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from 
 
 @dataclass(frozen=True)
 class OutputAtoms:
-    """Values that one output takes again and again.
+    """Repeated values of one output.
 
     Args:
-        values: those with more than the asked share of the rows, most frequent first.
-        shares: their shares of the rows.
-        step: distance of the lattice on which all values lie; None for a continuous output.
+        values: values with more than the given share of the rows, most frequent first.
+        shares: shares of the rows at these values.
+        step: step of the lattice of all values; None for a continuous output.
         distinct: number of different values.
     """
 
@@ -40,11 +40,11 @@ class OutputAtoms:
 
 @dataclass(frozen=True)
 class Atoms:
-    """The atoms of each output; printing it shows a line an output.
+    """The atoms of each output; prints as one line for each output.
 
     Args:
-        outputs: one entry an output.
-        n: rows.
+        outputs: one entry for each output.
+        n: number of rows.
     """
 
     outputs: tuple[OutputAtoms, ...]
@@ -52,12 +52,12 @@ class Atoms:
 
     @property
     def share(self) -> float:
-        """Share of the rows at the heaviest atom of any output; 0 where there is none."""
+        """Share of the rows at the heaviest atom of any output; 0 if there is none."""
         return max((shares[0] for shares in self._shares() if shares), default=0.0)
 
     @property
     def output(self) -> int | None:
-        """Index of the output with the heaviest atom; None where there is none."""
+        """Index of the output with the heaviest atom; None if there is none."""
         heaviest = [shares[0] if shares else 0.0 for shares in self._shares()]
         return heaviest.index(max(heaviest)) if self.share > 0 else None
 
@@ -76,14 +76,14 @@ class Atoms:
 
 
 def atoms(y: Any, share: float = 0.05) -> Atoms:
-    """Values that carry more than a share of the rows, and outputs that lie on a lattice.
+    """Values with more than a given share of the rows, and outputs that lie on a lattice.
 
     An output is a lattice if its rows repeat (on average each value at least twice) and all gaps between its
     values are whole multiples of the smallest one, up to rounding.
 
     Args:
         y: (n, d) outputs.
-        share: of the rows, beyond which a value that occurs at least twice is an atom.
+        share: share of the rows above which a value that occurs at least twice is an atom.
 
     Examples:
         >>> counts = torch.tensor([0.0, 0, 0, 0, 0, 0, 1, 2, 2, 4])
@@ -132,12 +132,12 @@ class Dequantizer:
     .. math:: y_j \mapsto y_j + w_j(y_j) \, (v - \tfrac12), \qquad v \sim U(0, 1),
 
     with :math:`w_j` the step of a lattice; at an atom of an otherwise continuous output the distance to the
-    nearer of its two neighbours among the values that it was fitted to; and 0 elsewhere. The noise of a value
-    does not reach that of another, so nothing is lost: y is the nearest value. Probabilities of whole cells
-    are meant where a density is asked for; the latent and its PIT become randomised ones.
+    nearer of its two neighbours among the values that it was fitted to; and 0 elsewhere. The noise of
+    different values does not overlap, so nothing is lost: y is the nearest value. The density then describes
+    probabilities of whole cells, and the latent and its PIT are randomised.
 
-    The same noise belongs to all that is compared: to calibration (``recalibrate`` does it) and to the rows
-    that the model is judged on. A flow that was itself trained on jittered rows has no spikes to begin with:
+    Apply the same noise to calibration rows (``recalibrate`` does it) and to the rows that the model is
+    evaluated on. A flow that was trained on jittered rows has no spikes in the first place:
 
     >>> y = torch.poisson(torch.full((500, 2), 2.0), generator=torch.Generator().manual_seed(0))
     >>> dequantizer = Dequantizer.fit(y)
@@ -145,14 +145,14 @@ class Dequantizer:
     >>> bool((jittered.round() == y).all()), torch.unique(jittered).numel() > 990
     (True, True)
 
-    after which ``latent_pit(model(x), dequantizer.jitter(y_test, generator))`` is uniform for a calibrated
-    model, which that of the counts themselves is not.
+    Then ``latent_pit(model(x), dequantizer.jitter(y_test, generator))`` is uniform for a calibrated model,
+    unlike the PIT of the counts themselves.
 
     Args:
         steps: (d,) steps of the lattices, 0 for other outputs.
-        columns: (m,) outputs of the lone atoms.
-        values: (m,) their values.
-        widths: (m,) and the widths of their noise.
+        columns: (m,) outputs of the isolated atoms.
+        values: (m,) values of these atoms.
+        widths: (m,) widths of their noise.
     """
 
     steps: Tensor
@@ -162,9 +162,9 @@ class Dequantizer:
 
     @classmethod
     def fit(cls, y: Any, share: float = 0.05) -> Dequantizer:
-        """The noise that outputs (n, d) need; ``share`` as in :func:`atoms`.
+        """The noise for outputs (n, d); ``share`` as in :func:`atoms`.
 
-        An output with one value alone has no scale and is left as it is.
+        An output with a single value has no scale and is left unchanged.
         """
         y = _outputs(y)
         found = atoms(y, share).outputs
@@ -186,12 +186,12 @@ class Dequantizer:
         )
 
     def jitter(self, y: Any, generator: torch.Generator | None = None) -> Tensor:
-        """Outputs with noise, (..., d) -> (..., d); whole numbers become floats."""
+        """Outputs with noise, (..., d) -> (..., d); integers become floats."""
         y = as_floating(as_tensor(y, "y"))
         if y.dim() == 0 or y.shape[-1] != len(self.steps):
             raise ValueError(
-                f"y has shape {tuple(y.shape)}, but this noise was fitted to {len(self.steps)} outputs; "
-                "they come last."
+                f"y has shape {tuple(y.shape)}, but this noise was fitted to {len(self.steps)} outputs, the "
+                "last dimension."
             )
         check_finite(y, "y")
         width = self.steps.to(y.device).expand(y.shape).clone()
@@ -210,12 +210,12 @@ def _outputs(y: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class AtomCare:
-    """The noise for the outputs, if any, and their atoms, if they can be seen.
+    """The noise for the outputs, if any, and their atoms, if known.
 
     Args:
         mode: ``"warn"``, ``"dequantize"`` or ``"ignore"``.
         dequantizer: the noise.
-        found: the atoms; None where the rows come in batches.
+        found: the atoms; None if the rows come in batches.
     """
 
     mode: Discrete
@@ -224,7 +224,7 @@ class AtomCare:
 
     @classmethod
     def of(cls, y: Any, discrete: Discrete | Dequantizer) -> AtomCare:
-        """What the user asked for, for outputs (n, d), or for batches where y is None."""
+        """The requested treatment, for outputs (n, d), or for batches if y is None."""
         given = discrete if isinstance(discrete, Dequantizer) else None
         mode: Discrete = "dequantize" if isinstance(discrete, Dequantizer) else discrete
         if mode not in ("warn", "dequantize", "ignore"):
@@ -233,8 +233,8 @@ class AtomCare:
             )
         if mode == "dequantize" and given is None and y is None:
             raise ValueError(
-                "Batches are seen once, too late to fit the noise to all outputs. "
-                "Pass it: discrete=Dequantizer.fit(y_train)."
+                "Batches are read once, so the noise cannot be fitted to all outputs. Pass it: "
+                "discrete=Dequantizer.fit(y_train)."
             )
         values = None if y is None else as_tensor(y, "y")
         if values is None or values.dim() != 2 or len(values) == 0 or not bool(torch.isfinite(values).all()):
@@ -243,7 +243,7 @@ class AtomCare:
         return cls(mode, fitted, atoms(values))
 
     def jitter(self, generator: torch.Generator | None) -> Callable[[Tensor], Tensor] | None:
-        """Function that adds the noise, seeded with 0 unless a generator is given; None for no noise."""
+        """The function that adds the noise, seeded with 0 unless a generator is given; None for no noise."""
         if self.dequantizer is None:
             return None
         dequantizer, source = self.dequantizer, generator or torch.Generator().manual_seed(0)
@@ -251,16 +251,16 @@ class AtomCare:
 
     @contextmanager
     def one_warning(self) -> Iterator[None]:
-        """Warn of a heavy atom, and inside the block not again of the ties that it makes."""
+        """Warn of a heavy atom, and suppress warnings of its ties inside the block."""
         found = self.found
         heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
         if heavy and found is not None and self.mode == "warn":
             warnings.warn(
-                f"{found.share:.0%} of the rows have one and the same value of output {found.output}. A "
-                "density can peak there without bound, so likelihoods depend on how sharp the flow's spike "
-                "is. FlowRegressor(outputs=...) and latentcal.outputs model counts, rounding and single "
-                "values with mass; recalibrate(..., discrete='dequantize') adds noise to the outputs (then "
-                "jitter those that are scored as well), and 'ignore' is silent.",
+                f"{found.share:.0%} of the rows have the same value of output {found.output}. A density can "
+                "peak there without bound, so likelihoods depend on how sharp the flow's spike is. "
+                "FlowRegressor(outputs=...) and latentcal.outputs model counts, rounding and atoms; "
+                "recalibrate(..., discrete='dequantize') adds noise to the outputs (then jitter the test "
+                "outputs too), and 'ignore' silences this warning.",
                 DiscreteOutputWarning,
                 stacklevel=5,
             )
@@ -271,7 +271,7 @@ class AtomCare:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the record of a recalibration says about atoms."""
+        """Fields of a recalibration's record about atoms."""
         return {
             "atom_share": None if self.found is None else self.found.share,
             "atom_output": None if self.found is None else self.found.output,

@@ -1,4 +1,4 @@
-"""Whether the draws of a model are worse than those of another on the same rows: energy score and range."""
+"""Comparison of draws of two models on the same rows: energy score and range."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Fitted(Protocol):
 
 
 class DrawComparison:
-    """Compares draws of rungs with those of the unchanged model, at rows that the rungs were not fitted to.
+    """Compares draws of rungs with those of the unchanged model, at held-out rows.
 
-    Likelihood looks at densities where outputs were observed. A map that is steep somewhere between them can
-    send draws far away at no cost in likelihood, so the draws themselves are compared. All models have the
-    same directions and the same ranks of the radius, which makes differences between them precise.
+    Likelihood depends on densities at observed outputs only. A map that is steep between them can send draws
+    far away at no cost in likelihood, so the draws themselves are compared. All models use the same
+    directions and ranks of the radius, which makes the differences precise.
 
     Args:
         rows: the calibration rows, with their outputs.
-        base: law of the latent of the unchanged model.
-        fold: (n,) fold of each row; -1 for rows that no fit left out, which are not looked at.
+        base: base law of the unchanged model.
+        fold: (n,) fold of each row; rows with -1 were never held out and are ignored.
         contiguous: whether rows are in time order.
     """
 
@@ -53,11 +53,11 @@ class DrawComparison:
         self.base, self.contiguous = base, contiguous
         self.folds = int(fold.max()) + 1
         self.obstacle = ""
-        """Why draws cannot be compared; empty where they can."""
+        """Why draws cannot be compared; empty if they can."""
         if base.dim > MOST_OUTPUTS:
             self.obstacle = f"{base.dim:,} outputs are too many to sample here (at most {MOST_OUTPUTS:,})"
         elif rows.outputs is None:
-            self.obstacle = "the outputs of the calibration rows are not known"
+            self.obstacle = "the outputs of the calibration rows are unknown"
         if self.obstacle or rows.outputs is None:
             return
         rows, fold = rows.take(fold >= 0), fold[fold >= 0]
@@ -74,15 +74,15 @@ class DrawComparison:
             self.obstacle = "every output has the same value in all calibration rows"
 
     def refusal(self, fitted: Sequence[Fitted], *, plain: bool = False) -> str:
-        """Why a rung, fitted without each of the folds, is not admissible; empty where it is.
+        """Why a rung, fitted without each of the folds, is refused; empty if it is not.
 
-        Where the draws of the unchanged model fail, nothing is refused and ``obstacle`` says so.
+        If the draws of the unchanged model fail, nothing is refused and ``obstacle`` says so.
 
         Args:
             fitted: the rung, fitted without each of the folds.
-            plain: whether it is the plain law. That is what recalibration does at the least, so it is refused
-                only for clear harm: more than 1 % of far draws instead of 0.1 %, or an energy score that
-                rises by two standard errors instead of one.
+            plain: whether it is the plain law, the simplest recalibration, which is refused only for clear
+                harm: more than 1 % of far draws instead of 0.1 %, or an energy score that rises by two
+                standard errors instead of one.
         """
         if not self.obstacle and not hasattr(self, "unchanged"):
             try:
@@ -92,7 +92,7 @@ class DrawComparison:
         if self.obstacle:
             return ""
         if len(fitted) != self.folds:  # else rows of the others would keep draws of the unchanged model
-            raise ValueError(f"{self.folds} folds need as many fits of a rung, got {len(fitted)}.")
+            raise ValueError(f"{self.folds} folds need {self.folds} fits of a rung, got {len(fitted)}.")
         try:
             score, far = self._judge(self._map_draws(fitted))
         except Exception as problem:

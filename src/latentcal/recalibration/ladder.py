@@ -1,4 +1,4 @@
-"""Which rung held-out likelihood asks for: the comparison, the rule of choice, and the account of both."""
+"""The choice of a rung by held-out likelihood: the comparison, the rule, and the record of both."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _FEW = (
 
 @dataclass(frozen=True)
 class Ladder:
-    """What was tried, what it gained on held-out rows, and what was chosen; printing it gives the table.
+    """The rungs that were tried, their gains on held-out rows, and the choice; print it for a table.
 
     Args:
         names: the rungs, from the simplest up.
-        gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point, each
-            point's gain or loss counting for at most 3.
+        gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point; the
+            gain or loss of each point is cut off at 3.
         errors: standard errors of the gains, corrected for training sets that overlap.
-        behind: how far each is behind the best one, in the mean of paired differences. These are cut off at 3
-            nats as well, each for itself, so they need not be differences of the gains.
-        behind_errors: standard errors of these.
+        behind: how far each is behind the best one, as the mean of paired differences. These are cut off at 3
+            nats too, so they need not equal the differences of the gains.
+        behind_errors: standard errors of ``behind``.
         chosen: number of the rung that was chosen.
-        n: rows that the choice was made on.
+        n: number of rows used for the choice.
         folds: number of folds.
-        p_value: of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged model is
-            no choice if the plain law gains at all on held-out rows; None where rows are weighted or in time
-            order, for which the test does not hold.
-        refusals: why each was refused, empty where it was not. Draws are examined only of rungs that would be
+        p_value: p-value of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged
+            model is not chosen if the plain law has any gain on held-out rows. None for rows with weights or
+            in time order, for which the test is not valid.
+        refusals: why each was refused; empty if it was not. Draws are examined only for rungs that would be
             chosen.
-        unexamined: why the draws of rungs could not be compared, empty where they could.
-        in_time: whether rows were held out in time order, each block judged by what earlier ones taught.
-        judged: held-out rows that each was judged on. A rung that can no longer win is dropped after a fold,
-            and its numbers are those of the folds before.
+        unexamined: why the draws of rungs could not be compared; empty if they could.
+        in_time: whether rows were held out in time order, each block being predicted from earlier ones.
+        judged: number of held-out rows that each was evaluated on. A rung that can no longer win is dropped
+            after a fold, and its numbers are those of the folds so far.
     """
 
     names: list[str]
@@ -64,7 +64,9 @@ class Ladder:
     def __post_init__(self) -> None:
         columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
         if len({len(column) for column in columns}) != 1 or not 0 <= self.chosen < len(self.names):
-            raise ValueError("A ladder has a name and four numbers for each rung, and one of them is chosen.")
+            raise ValueError(
+                "A ladder needs a name and four numbers for each rung, and the number of the chosen one."
+            )
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
@@ -100,7 +102,7 @@ class Ladder:
 
     @property
     def best(self) -> int:
-        """Number of the rung that is ahead of all others that were neither refused nor dropped."""
+        """Number of the best rung among those that were neither refused nor dropped."""
         return min(self.possible, key=self.behind.__getitem__)
 
     @property
@@ -110,16 +112,16 @@ class Ladder:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the norms contradict the unchanged model, and the plain law does better."""
+        """Whether the norms contradict the unchanged model and the plain law is better."""
         contradicted = self.p_value is not None and self.p_value < _REFUTED
         return contradicted and self.gains[1] > 0 and not self._is_refused(1)
 
     @property
     def may_stay(self) -> bool:
-        """Whether the unchanged model is a choice.
+        """Whether the unchanged model may be chosen.
 
-        Where the plain law gains no more than 0.01 nats; in time order, where the rows to come may differ
-        from all that were held out, only where it is clearly behind.
+        It may if the plain law gains no more than 0.01 nats; in time order, where future rows may differ from
+        all held-out ones, only if the plain law is clearly worse.
         """
         if self._is_refused(1):
             return True
@@ -129,16 +131,16 @@ class Ladder:
 
     @property
     def standard_errors(self) -> float:
-        """Standard errors that a rung may be behind the best one and still be taken for its simplicity.
+        """Number of standard errors that a rung may be behind the best one and still be chosen.
 
-        One; one more in time order, where the next block may differ from the last; and one more for up to
-        40 rows, from which a standard error itself is hardly known, less for up to 80.
+        One; one more in time order, where the next block may differ from the last; and one more for up to 40
+        rows, from which a standard error is poorly estimated, less for up to 80.
         """
         few, enough = _FEW
         return 1.0 + self.in_time + min(1.0, max(0.0, (enough - self.n) / (enough - few)))
 
     def margin(self, number: int) -> float:
-        """Nats that a rung may be behind the best one and still be taken for its simplicity."""
+        """Nats that a rung may be behind the best one and still be chosen."""
         return max(_WORTH, self.standard_errors * self.behind_errors[number])
 
     def _is_dropped(self, number: int) -> bool:
@@ -153,12 +155,12 @@ class Comparison:
     """Held-out log-likelihoods of rungs, and the rule by which one of them is chosen.
 
     Args:
-        names: of the rungs, from the simplest up.
-        log_likelihood: (k, n) of the rungs at held-out rows.
-        weights: (n,) of these rows.
-        folds: number of parts of the validation.
+        names: names of the rungs, from the simplest up.
+        log_likelihood: (k, n) log-likelihoods of the rungs at held-out rows.
+        weights: (n,) weights of these rows.
+        folds: number of folds.
         in_time: whether rows are in time order.
-        p_value: of the base's law of the norm, or None.
+        p_value: p-value of the base's law of the norm, or None.
     """
 
     names: list[str]
@@ -169,12 +171,12 @@ class Comparison:
     p_value: float | None
 
     def choose(self, refusals: Sequence[str]) -> Ladder:
-        """The simplest rung that is not clearly behind the best, of those that were not refused.
+        """The simplest rung that was not refused and is not clearly behind the best.
 
-        Behind by 0.01 nats, or by one or two standard errors (:attr:`Ladder.standard_errors`), is not clearly
-        behind. The unchanged model has a rule of its own: the plain law contains the model's own law and
-        costs next to nothing where that is right, so the model is left alone only where the plain law gains
-        no more than 0.01 nats, whatever its error (:attr:`Ladder.may_stay`).
+        A rung is not clearly behind if the gap is at most 0.01 nats, or one or two standard errors
+        (:attr:`Ladder.standard_errors`). The unchanged model has its own rule: the plain law contains the
+        model's law and loses next to nothing if that is correct, so the model is left unchanged only if the
+        plain law gains no more than 0.01 nats, whatever its error (:attr:`Ladder.may_stay`).
         """
         gains, errors = zip(*(self._lead(i, 0) for i in range(len(self.names))), strict=True)
         nothing, n = [0.0] * len(self.names), self.log_likelihood.shape[1]
@@ -199,11 +201,11 @@ class Comparison:
         return replace(ladder, chosen=next(i for i in possible if behind[i] <= ladder.margin(i)))
 
     def drop_hopeless(self, racing: Sequence[int]) -> list[int]:
-        """The rungs that can still win, by what the folds so far say.
+        """The rungs that can still win after the folds so far.
 
-        One is out of reach where it is behind another by more than 0.01 nats and three standard errors, or
-        ahead of none of the simpler ones by 0.01 nats even with three standard errors added. The unchanged
-        model and the plain law stay, and so do all until 80 rows have judged.
+        A rung is dropped if it is behind another by more than 0.01 nats and three standard errors, or if it
+        is not ahead of every simpler one by 0.01 nats even with three standard errors added. The unchanged
+        model and the plain law are never dropped, and no rung is dropped before 80 rows were evaluated.
         """
         if int(torch.isfinite(self.log_likelihood[0]).sum()) < _FEWEST_JUDGED:
             return [*racing]
@@ -218,9 +220,9 @@ class Comparison:
         return kept
 
     def refuse_by_last_block(self, last: Tensor) -> list[str]:
-        """Why rungs beyond the plain law are no choice for rows in time order; empty where they are.
+        """Why each rung beyond the plain law is refused for rows in time order; empty if it is not.
 
-        ``last`` (n,) tells which rows are in the last block.
+        ``last`` (n,) is the mask of the last block.
         """
         refusals = [""] * len(self.names)
         for i in range(2, len(self.names)):

@@ -1,4 +1,4 @@
-"""Latent recalibration: replace the law of a flow's latent norm by the one that the data follow."""
+"""Latent recalibration: replaces the law of a flow's latent norm by one fitted to data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .rows import check_order, gather, visit_norms
 
 
 class DependenceWarning(UserWarning):
-    """A law of the radius alone is asked for where the dependence between outputs is only assumed."""
+    """Only the law of the radius is recalibrated, but the dependence between outputs is merely assumed."""
 
 
 def check_base(flow: ConditionalFlow, x: Tensor | None) -> None:
-    """A clear error where the law of the radius depends on x already: another one would lose that."""
+    """Raise if the law of the radius depends on x already, which a new law would discard."""
     if flow.base.radius.given(x) is not flow.base.radius:
         raise ValueError(
-            f"The law of the flow's radius, {type(flow.base.radius).__name__}, depends on x already: another "
-            "law in its place would lose that. Recalibrate the flow that it was made from, by all rows."
+            f"The law of the flow's radius, {type(flow.base.radius).__name__}, depends on x already, which "
+            "a new law would discard. Recalibrate the original flow, on all rows."
         )
 
 
@@ -64,7 +64,7 @@ def recalibrate_norms(
     law = fit(CalibrationSample(radii, flow.base.radius, x, weights))
     fit_seconds = time.perf_counter() - started
     if not isinstance(law, RadiusLaw):
-        raise TypeError(f"fit must return a RadiusLaw, it returned {type(law).__name__}.")
+        raise TypeError(f"fit must return a RadiusLaw, got {type(law).__name__}.")
     at_x = law.given(x)
     # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
     with torch.no_grad():
@@ -115,7 +115,7 @@ def latent_norms(
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable such as a
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
-        batch_size: points that the flow encodes at a time; all at once (or as the batches come) if None.
+        batch_size: number of points to encode at a time; all at once (or batch by batch) if None.
         progress: show a progress bar.
 
     Returns:
@@ -140,66 +140,64 @@ def recalibrate(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> ConditionalFlow:
-    r"""A flow with the same maps whose latent norm has the law that the calibration data follow.
+    r"""A flow with the same maps, whose latent norm follows the law of the calibration data.
 
     .. math:: \log f'(y|x) = \log f(y|x) + \log f_L(l) - \log f_\rho(l),
               \qquad l = \rho(\mathrm{encode}(y; x)),
 
     with :math:`f_\rho` the law of the norm under the flow's base and :math:`f_L` the one fitted to the norms
-    of the calibration data. These must be rows that training did not see. The flow itself is not changed; how
-    the new one was made is in its ``recalibration``. Of an iterable's batches only x, the norms and a few
-    coordinates of the first 50,000 latents are kept.
+    of the calibration data. The calibration rows must not have been used for training. The flow itself is not
+    changed; ``recalibration`` of the new flow records how it was made. If the data come as an iterable, only
+    x, the norms and a few coordinates of the first 50,000 latents are kept.
 
-    *Weights* make up for covariate shift: with :math:`w(x)` the density ratio of the features that are to
-    come and those of the calibration rows (known, or :func:`density_ratio`), the law is that of the norms to
-    come. With known weights, calibration rows and a new one are exchangeable up to these weights, and the
-    weighted distribution function that the law follows is right in the mean, up to the normalised weight of
-    one point. Nothing is promised where the weights are estimated, where y given x shifts too, or where
-    features come that no calibration row is like; and the weight of the new row, which an exact statement
-    puts at infinity, is taken as that of an average one. lambda and epsilon speak of the weighted
-    distribution function and of the effective n.
+    *Weights* correct for covariate shift: with :math:`w(x)` the density ratio of future features and those of
+    the calibration rows (known, or from :func:`density_ratio`), the law is that of future norms. With known
+    weights, the calibration rows and a new one are weighted exchangeable, and the weighted distribution
+    function that the law follows is correct on average, up to the normalised weight of one point. There is no
+    guarantee if the weights are estimated, if y given x shifts too, or if future features are unlike those of
+    all calibration rows. The new row is given the average weight, where an exact statement would put it at
+    infinity. lambda and epsilon refer to the weighted distribution function and the effective n.
 
-    *Time order*: ``order="time"`` changes what is said about the law, not the law. ``fit`` is not told the
-    order: laws that are cross-validated draw their folds at random, except
-    ``GammaKDE.fit(rates="paper")``, whose folds are always blocks of rows. The latent PIT is tested for
-    dependence, which reduces the effective n, and for drift. Where the rows drift, or drift cannot be told
-    from dependence, nothing is said about coverage. :func:`rolling_pit` judges each row by earlier rows only.
-    Rows whose order was not declared are tested by :func:`neighbour_test`, with a warning where they look
-    ordered.
+    *Time order*: ``order="time"`` affects the diagnostics only, not the law. ``fit`` does not know the order:
+    cross-validated laws draw their folds at random, except ``GammaKDE.fit(rates="paper")``, whose folds are
+    always blocks of rows. The latent PIT is tested for dependence, which reduces the effective n, and for
+    drift. If the rows drift, or drift cannot be distinguished from dependence, no statement about coverage is
+    made. :func:`rolling_pit` evaluates each row with a law fitted to earlier rows only. Rows without a
+    declared order are tested by :func:`neighbour_test`, and a warning is raised if they look ordered.
 
-    *Atoms* in y make the density of a flow arbitrary: it may rise without bound at a value that carries
-    mass, and the norms of rows there say how sharp the flow's spike is. As they are, such rows get a law that
-    suits rows as they are; with noise on them, one for rows with noise. Do not mix: of a flow that learnt
-    spikes, a law fitted with noise and scored without is worse than none. See :class:`Dequantizer`.
+    *Atoms* in y make the density of a flow arbitrary: it may rise without bound at a value that carries mass,
+    and the norms of rows there only show how sharp the flow's spike is. A law fitted to raw rows suits raw
+    rows, and a law fitted to dequantized rows suits dequantized rows. Do not mix them: for a flow that has
+    learned spikes, a law that is fitted with noise and evaluated without is worse than none. See
+    :class:`Dequantizer`.
 
     Args:
         flow: the flow, with :class:`RadialBase` as its base.
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable such as a
             DataLoader of batches (x, y), or of y alone.
         y: (n, d) outputs.
-        fit: called with a :class:`CalibrationSample` of the norms; ``SplineRadius.fit`` and its like.
-        weights: (n,) of the calibration points; equal if None.
-        order: ``"time"`` where the rows follow each other in time: the latent PIT is then tested for
-            autocorrelation, in the level and in the spread, and effective n divided by its time; and for
-            drift.
-        discrete: what to do about atoms in y. ``"warn"`` where one has more than a fifth of the rows, and at
-            least 20 of them; ``"dequantize"`` to add noise to y, or a :class:`Dequantizer` that does (which
-            batches need: they are seen once); ``"ignore"`` to be silent.
-        generator: of that noise; seeded with 0 if None.
-        batch_size: points that the flow encodes at a time; all at once (or as the batches come) if None.
+        fit: function from a :class:`CalibrationSample` of the norms to a law, such as ``SplineRadius.fit``.
+        weights: (n,) weights of the calibration points; equal if None.
+        order: ``"time"`` if the rows are in time order: the latent PIT is then tested for drift, and for
+            autocorrelation of level and spread; the effective n is divided by the autocorrelation time.
+        discrete: what to do about atoms in y. ``"warn"`` warns if one has more than a fifth of the rows, and
+            at least 20 of them; ``"dequantize"`` adds noise to y, as does a :class:`Dequantizer` (required
+            for batches, which are read once); ``"ignore"`` does nothing.
+        generator: generator of that noise; seeded with 0 if None.
+        batch_size: number of points to encode at a time; all at once (or batch by batch) if None.
         progress: show a progress bar.
 
     Returns:
         The recalibrated flow.
 
     Warns:
-        CalibrationReuseWarning: where a flow is recalibrated a second time on the same rows.
-        EffectiveSizeWarning: where the weights leave fewer than 20 points, or less than 5 % of them.
-        AutocorrelationWarning: where rows in time order depend on each other, p < 0.001; or where at least
-            20 rows in no declared order depend on their neighbours, p < 0.0001.
-        DiscreteOutputWarning: where norms are tied, or an output has a heavy atom.
-        DependenceWarning: where the flow's dependence between outputs is only assumed, which no law of the
-            radius repairs; :func:`autocalibrate` does.
+        CalibrationReuseWarning: if a flow is recalibrated a second time on the same rows.
+        EffectiveSizeWarning: if the effective number of points is below 20, or below 5 % of n.
+        AutocorrelationWarning: if rows in time order depend on each other (p < 0.001), or at least 20 rows
+            without a declared order depend on their neighbours (p < 0.0001).
+        DiscreteOutputWarning: if norms are tied, or an output has a heavy atom.
+        DependenceWarning: if the flow merely assumes the dependence between outputs; no law of the radius can
+            repair it, but :func:`autocalibrate` can.
     """
     if isinstance(fit, type):
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
@@ -240,8 +238,8 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
               \qquad z' = \mathrm{encode}(y; x),\; z = R^{-1}(z'),
 
     with :math:`f_Z` the base that the flow was trained with and R the radial map from it to the recalibrated
-    one. The flow's term is that of the uncalibrated model, with the log-det of its map added for an
-    aligned one; for a model without recalibration the radial term is 0.
+    one. The flow term is that of the model before recalibration, plus the log-det of the map for an aligned
+    model. Without recalibration the radial term is 0.
 
     Args:
         model: a recalibrated (or any) flow.

@@ -1,4 +1,4 @@
-"""Invertible maps of the latent space that put directions and x-dependence right, with exact log-dets."""
+"""Invertible maps of the latent space that correct directions and dependence on x, with exact log-dets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LatentMap(Float64Module):
         return None
 
     def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        """The latent point that is mapped to z, (..., d), (..., p) -> (..., d)."""
+        """The latent point that maps to z, (..., d), (..., p) -> (..., d)."""
         raise NotImplementedError
 
 
@@ -95,17 +95,17 @@ class FeatureAffineMap(LatentMap):
     r""":math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`: shift and scale of each coordinate are functions of x.
 
     Args:
-        shift: m, a smoother with d answers.
-        log_scale: s, a smoother with d answers; they are held within [-limit, limit].
+        shift: m, a smoother with d outputs.
+        log_scale: s, a smoother with d outputs, clipped to [-limit, limit].
         limit: largest change of a log scale.
     """
 
     def __init__(self, shift: Smoother, log_scale: Smoother, limit: float = LARGEST) -> None:
         super().__init__()
         if shift.answers != log_scale.answers:
-            raise ValueError(f"shift has {shift.answers} answers, log_scale has {log_scale.answers}.")
+            raise ValueError(f"shift has {shift.answers} outputs, but log_scale has {log_scale.answers}.")
         if not 0 <= limit < math.inf:
-            raise ValueError(f"limit must be finite and not negative, got {limit}.")
+            raise ValueError(f"limit must be finite and at least 0, got {limit}.")
         self.shift, self.log_scale, self.limit = shift, log_scale, limit
 
     @property
@@ -128,12 +128,12 @@ class FeatureAffineMap(LatentMap):
 
 
 class CoordinateMap(LatentMap):
-    r""":math:`z'_j = T_j(z_j)`: an increasing spline for each coordinate, straight beyond its ends.
+    r""":math:`z'_j = T_j(z_j)`: an increasing spline for each coordinate, linear beyond its ends.
 
     Args:
         knots: (d, k) ascending in each row.
-        values: (d, k) what the knots are mapped to, ascending in each row.
-        slopes: (d, k) positive slopes there; the first and last hold beyond the ends.
+        values: (d, k) images of the knots, ascending in each row.
+        slopes: (d, k) positive slopes at the knots; the first and last hold beyond the ends.
     """
 
     knots: Tensor
@@ -170,7 +170,7 @@ class Chain(LatentMap):
     """Maps one after the other.
 
     Args:
-        maps: the first one is applied first; none at all is the identity.
+        maps: the maps in the order of application; none is the identity.
     """
 
     maps: Sequence[LatentMap]
@@ -178,7 +178,7 @@ class Chain(LatentMap):
     def __init__(self, maps: Sequence[LatentMap]) -> None:
         super().__init__()
         if len(dims := {step.dim for step in maps} - {None}) > 1:
-            raise ValueError(f"Maps one after the other must have the same coordinates, got {dims}.")
+            raise ValueError(f"Chained maps must have the same number of coordinates, got {dims}.")
         self.maps = nn.ModuleList(maps)  # type: ignore[assignment]
 
     @property
@@ -200,13 +200,13 @@ class Chain(LatentMap):
 
 
 class CrossFitted(NamedTuple):
-    """A map learned from all rows, and the rows mapped by versions of it that did not see them."""
+    """A map fitted to all rows, and out-of-fold latents of the rows."""
 
     map: LatentMap
     z: Tensor
     """(n, d) out-of-fold latents."""
     log_abs_det: Tensor
-    """(n,) log-dets of the same."""
+    """(n,) log-dets of the out-of-fold maps."""
 
 
 CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
@@ -214,7 +214,7 @@ CrossFit = Callable[[Tensor, "Tensor | None", Tensor, Tensor], CrossFitted]
 
 
 def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) -> tuple[Tensor, Tensor]:
-    """Latents (n, d), each mapped by the map of its fold, and the log-dets (n,)."""
+    """Latents (n, d) mapped by the maps of their folds, and the log-dets (n,)."""
     mapped, log_abs_det = torch.empty_like(z), torch.empty_like(z[:, 0])
     for number, step in enumerate(maps):
         rows = fold == number
@@ -223,7 +223,7 @@ def by_fold(z: Tensor, x: Tensor | None, fold: Tensor, maps: list[LatentMap]) ->
 
 
 def winsorize(z: Tensor) -> Tensor:
-    """Latents (n, d) held within four standard deviations, of the model or, if larger, of the data."""
+    """Latents (n, d) clipped to four standard deviations of the model or, if larger, of the data."""
     middle = z.median(0).values
     spread = 1.4826 * (z - middle).abs().median(0).values
     reach = WINSOR * spread.clamp(min=1.0)
@@ -239,22 +239,22 @@ class _Cloud(NamedTuple):
 
 
 def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    r"""The map :math:`z' = A (z - m)` that makes the latent cloud round, shrunk towards the identity.
+    r"""The map :math:`z' = A (z - m)` that whitens the latents, shrunk towards the identity.
 
     .. math:: m = (1 - \beta)\, \bar z, \qquad A = s\, \Sigma^{-1/2}, \qquad
               \Sigma = (1 - \alpha)\, S + \alpha s^2 I, \quad s^2 = \operatorname{tr} S / d,
 
-    with mean and covariance of latents that are winsorised at four standard deviations, and
-    :math:`\alpha, \beta` of the highest held-out Gaussian likelihood. The overall scale is left to the law of
-    the radius: full shrinkage is the identity. (Any other root of :math:`\Sigma`, such as Cholesky's, is a
-    rotation away: the same distribution under a law of the Euclidean norm, and another one under other norms
-    or where maps of single coordinates follow.)
+    with mean and covariance of latents that are winsorised at four standard deviations, and :math:`\alpha,
+    \beta` chosen by held-out Gaussian likelihood. The overall scale is left to the law of the radius, so full
+    shrinkage is the identity. (Another root of :math:`\Sigma`, such as Cholesky's, differs by a rotation: the
+    distribution is the same under a law of the Euclidean norm, but not under other norms or if maps of single
+    coordinates follow.)
 
     Args:
         z: (n, d) latents.
-        x: not needed.
+        x: not used.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     calm = winsorize(z)
     numbers = range(int(fold.max()) + 1)
@@ -308,14 +308,14 @@ def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
 def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
     r"""The map :math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`, with additive ridge models of both.
 
-    Shifts have mean 0 over the rows, and scales leave the size of each coordinate as it is: infinite
-    penalties, chosen where x tells nothing about held-out rows, are the identity.
+    Shifts have mean 0 over the rows, and scales preserve the size of each coordinate, so infinite penalties
+    give the identity. They are chosen if x does not help to predict held-out rows.
 
     Args:
         z: (n, d) latents.
         x: (n, p) features.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     if x is None:
         raise ValueError("A map that depends on x needs features.")
@@ -327,12 +327,12 @@ def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
 def fit_log_scale(
     x: Tensor, before: Tensor, after: Tensor, fold: Tensor, weights: Tensor
 ) -> tuple[Tensor, RidgeSmoother, Tensor]:
-    """Scales by x of coordinates (n, d) that were shifted or sheared before.
+    """Scales, as functions of x, of coordinates (n, d) that were shifted or sheared before.
 
     Returns:
-        The coordinates over their out-of-fold scales, (n, d); the smoother of log scales; its out-of-fold
-        answers (n, d). Each coordinate has the size again that it had before: how large the latent is belongs
-        to the maps and laws around it.
+        The coordinates divided by their out-of-fold scales, (n, d); the smoother of log scales; its
+        out-of-fold values (n, d). The overall size of each coordinate is preserved; it is left to other maps
+        and laws.
     """
     log_scale, held_out = log_dispersion(RidgeSmoother, x, winsorize(after), fold, weights)
     held_out = held_out.clamp(-LARGEST, LARGEST)

@@ -1,4 +1,4 @@
-"""Shapes of the latent coordinates: each is mapped to normal scores by a stack of one-dimensional laws."""
+"""Maps of single latent coordinates to normal scores, by stacks of one-dimensional laws."""
 
 from __future__ import annotations
 
@@ -64,19 +64,20 @@ def cross_fit_marginals(
     .. math:: F_j = w_0 \Phi + w_1 \Phi(\sinh(\delta \operatorname{asinh}(\tfrac{z - \xi}{\eta}) - \epsilon))
               + w_2 F_\text{kernels},
 
-    with weights of the highest held-out likelihood: where the coordinate is normal already, :math:`w_0` is
-    near 1 and the map near the identity.
+    with weights chosen by held-out likelihood: if the coordinate is normal already, :math:`w_0` is near 1 and
+    the map is near the identity.
 
     Args:
         z: (n, d) latents.
-        x: not needed.
+        x: not used.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
-        turns: for each fold an orthogonal matrix (d, d), by which latents are turned before its map is
-            learned and used; None for the identity.
-        nested: whether a fold has no say in the weights and bandwidths of its own map; what the others say
-            rests on laws that did see it. Else all folds choose them together. The stack contains the normal
-            law, so such a map hardly ever loses on these rows: they cannot tell whether it gains on others.
+        weights: (n,) weights of the rows.
+        turns: for each fold an orthogonal matrix (d, d) that is applied to latents before its map is fitted
+            and used; None for the identity.
+        nested: whether the weights and bandwidths of a fold's map are chosen without that fold, though with
+            laws that were fitted to it. If not, all folds choose them together. The stack contains the normal
+            law, so such a map hardly ever loses on these rows, which therefore cannot show whether it gains
+            on others.
     """
     # Coordinates are fitted by themselves: some at a time, so that memory does not grow with their number.
     blocks = []

@@ -23,13 +23,12 @@ class CorrelationMap(LatentMap):
 
     .. math:: z'_j = e^{-s_j(x)} \Big(z_j - \sum_{k < j} c_{jk}(x)\, z_k\Big)
 
-    The regression coefficients c may have any values: the covariance they stand for is always positive
-    definite.
+    The regression coefficients c may have any values: the implied covariance is always positive definite.
 
     Args:
-        slopes: c, a smoother with d (d - 1) / 2 answers, row by row below the diagonal; they are held within
-            [-limit, limit].
-        log_scale: s, a smoother with d answers, held within the same limits.
+        slopes: c, a smoother with d (d - 1) / 2 outputs, row by row below the diagonal, clipped to [-limit,
+            limit].
+        log_scale: s, a smoother with d outputs, clipped to the same limits.
         limit: largest absolute value of both.
     """
 
@@ -39,7 +38,7 @@ class CorrelationMap(LatentMap):
         if slopes.answers != dim * (dim - 1) // 2:
             raise ValueError(f"{dim} coordinates have {dim * (dim - 1) // 2} slopes, got {slopes.answers}.")
         if not 0 <= limit < math.inf:
-            raise ValueError(f"limit must be finite and not negative, got {limit}.")
+            raise ValueError(f"limit must be finite and at least 0, got {limit}.")
         self.slopes, self.log_scale, self.limit = slopes, log_scale, limit
 
     @property
@@ -75,16 +74,16 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
 
     .. math:: z_j \approx \sum_{k < j} c_{jk}(x)\, z_k, \qquad c_{jk}(x) = a_{jk} + b_{jk}^\top \phi(x)
 
-    is linear in a and b: a ridge regression for each coordinate, whose penalty held-out errors choose. The
-    features have products of two columns of x for coordinates whose held-out error these lower by more than
-    its standard error; rows are mapped by products that the other folds chose. What the regression leaves has
-    the scale :math:`e^{s_j(x)}`.
+    is linear in a and b: a ridge regression for each coordinate, with the penalty chosen by held-out errors.
+    Products of two columns of x are included for coordinates whose held-out error they reduce by more than
+    its standard error; the products for a row are chosen by the other folds. The residuals have the scale
+    :math:`e^{s_j(x)}`.
 
     Args:
         z: (n, d) latents.
         x: (n, p) features.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     if x is None:
         raise ValueError("A map that depends on x needs features.")
@@ -173,18 +172,18 @@ def _choose_products(
 
 
 def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    r"""The rotation :math:`z' = W z` whose coordinates are least normal: maps of each can repair them.
+    r"""The rotation :math:`z' = W z` to the least normal coordinates, for maps of single coordinates.
 
     W is found by independent component analysis (the fixed-point iteration with the contrast log cosh, from
-    several starts) and has the order and signs that bring it nearest to the identity. A law of the Euclidean
-    norm does not notice it, so all rows have a hand in it, and those returned are not out of fold. Maps of
-    marginals do notice: see :func:`cross_fit_rotated_marginals`.
+    several starts) with the order and signs that bring it closest to the identity. It does not affect a law
+    of the Euclidean norm, so it is fitted to all rows, and the returned latents are not out of fold. It does
+    affect maps of marginals: see :func:`cross_fit_rotated_marginals`.
 
     Args:
         z: (n, d) latents.
-        x: not needed.
-        fold: not needed.
-        weights: (n,) of the rows.
+        x: not used.
+        fold: not used.
+        weights: (n,) weights of the rows.
     """
     step = AffineMap(torch.zeros_like(z[0]), find_rotation(z, weights))
     return CrossFitted(step, *step(z))
@@ -193,17 +192,17 @@ def cross_fit_rotation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
 def cross_fit_rotated_marginals(
     z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor, *, nested: bool = False
 ) -> CrossFitted:
-    """A rotation and a map of each coordinate behind it: those of a fold are both learned without it.
+    """A rotation followed by a map of each coordinate, both fitted without the fold they are applied to.
 
-    In the directions that were found to be least normal the rows that found them look less normal than
-    others. So each fold has a rotation of the other rows. Its axes have the order and signs of those of the
-    rotation of all rows to which they are nearest, as the weights of laws are chosen axis by axis.
+    Rows look less normal than others in directions that were fitted to them. So each fold has a rotation
+    fitted to the other rows. Its axes are matched in order and sign to the nearest axes of the rotation of
+    all rows, because the weights of laws are chosen axis by axis.
 
     Args:
         z: (n, d) latents.
-        x: not needed.
+        x: not used.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
         nested: see :func:`cross_fit_marginals`.
     """
     rotation = find_rotation(z, weights)
@@ -217,19 +216,19 @@ def cross_fit_rotated_marginals(
 
 
 def cross_fit_layers(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    """Rotations and maps of marginals in turn, as long as held-out likelihood rises: a small flow.
+    """Alternating rotations and maps of marginals, as long as held-out likelihood rises: a small flow.
 
-    Each layer turns the latent to the directions in which it is least normal, and maps these to normal
-    scores. Enough of them make any cloud round, also one of several modes. A layer is added where rows gain
-    that had no say in its rotation, its laws and their weights. It is learned from rows that the layers
-    before it mapped with the others: mapped out of fold, each fold would lie in directions of its own, and
-    the next rotation would find less. So the latents returned are out of fold for the last layer alone.
+    Each layer rotates the latent to the directions in which it is least normal, and maps these to normal
+    scores. Enough layers make any distribution normal, even one with several modes. A layer is added if rows
+    gain that were not used to fit its rotation, its laws and their weights. It is fitted to in-sample latents
+    of the layers before it: out of fold, each fold would have its own directions, and the next rotation would
+    find less. So the returned latents are out of fold for the last layer only.
 
     Args:
         z: (n, d) latents.
-        x: not needed.
+        x: not used.
         fold: (n,) fold of each row.
-        weights: (n,) of the rows.
+        weights: (n,) weights of the rows.
     """
     steps: list[LatentMap] = []
     answer = CrossFitted(Chain([]), z, torch.zeros_like(weights))

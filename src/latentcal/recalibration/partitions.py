@@ -1,4 +1,4 @@
-"""Calibration rows that lie on several machines: workers encode them, only norms come back."""
+"""Calibration rows on several machines: workers encode them and return only the norms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALONE = threading.Lock()  # filters of warnings belong to all threads of a work
 
 
 class DelayedRows(NamedTuple):
-    """Delayed pairs (x, y), with x (n, p) or None and y (n, d), or delayed frames with the names of both."""
+    """Delayed pairs (x, y), with x (n, p) or None and y (n, d), or delayed frames with column names."""
 
     parts: list[Any]
     feature_names: list[str] | None = None
@@ -39,7 +39,7 @@ class DelayedRows(NamedTuple):
     def of(
         cls, partitions: Any, targets: Sequence[str] | str | None, features: Sequence[str] | str | None
     ) -> DelayedRows:
-        """From a dask DataFrame with the names of its outputs and features, or from delayed pairs."""
+        """Delayed rows from a dask DataFrame with names of outputs and features, or from delayed pairs."""
         if hasattr(partitions, "to_delayed") and hasattr(partitions, "columns"):
             if not targets:
                 raise ValueError("A DataFrame needs the names of its outputs: targets=['a', 'b'].")
@@ -48,19 +48,19 @@ class DelayedRows(NamedTuple):
             others = [name for name in columns if name not in outputs]
             x_names = others if features is None else _list_columns(features)
             if both := [str(name) for name in x_names if name in outputs]:
-                raise ValueError(f"The columns {list_names(both)} are among targets and features.")
+                raise ValueError(f"The columns {list_names(both)} are in both targets and features.")
             if missing := [str(name) for name in (*y_names, *x_names) if name not in known]:
                 there = list_names([*map(str, columns)])
-                raise ValueError(f"The DataFrame has no columns {list_names(missing)}; it has {there}.")
+                raise ValueError(f"No columns {list_names(missing)} in the DataFrame; it has {there}.")
             return cls(list(partitions.to_delayed()), x_names, y_names)
         if isinstance(partitions, Iterable) and not isinstance(partitions, Tensor | str):
             if hasattr(partitions, "columns"):
                 raise TypeError(
-                    "partitions is a DataFrame of this machine. Give its rows to the function without "
-                    "partitions, or dask.dataframe.from_pandas(frame, npartitions=...) to this one."
+                    "partitions is a pandas DataFrame. Pass its rows to the function without partitions, "
+                    "or pass dask.dataframe.from_pandas(frame, npartitions=...)."
                 )
             if not (parts := list(partitions)):
-                raise ValueError("There are no partitions.")
+                raise ValueError("partitions is empty.")
             if any(isinstance(pair, Tensor) or hasattr(pair, "__array__") for pair in parts):
                 raise TypeError("partitions must be a list of pairs: [(x, y)], delayed or not.")
             return cls(parts)
@@ -77,9 +77,9 @@ class DelayedRows(NamedTuple):
         retries: int,
         progress: bool,
     ) -> list[Any]:
-        """``function(model, x, y, *arguments[i])`` of all parts, where dask computes, in their order.
+        """``function(model, x, y, *arguments[i])`` for all parts in their order, computed by dask.
 
-        What a worker warned of is warned of here; a ValueError about its rows names the partition.
+        Warnings of workers are repeated here; a ValueError about rows names the partition.
         """
         dask = require("dask", "dask", "Partitions need")
         client = _active_client()
@@ -151,8 +151,8 @@ def _numbers(frame: Any) -> Tensor:
         texts = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "biuf"]
         if texts:
             raise ValueError(
-                f"the columns {list_names(texts)} hold no numbers. Encode them, or name the "
-                "numeric ones: features=[...]."
+                f"the columns {list_names(texts)} are not numeric. Encode them, or name the numeric ones: "
+                "features=[...]."
             )
         values = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     return as_tensor(values)
@@ -179,21 +179,21 @@ def recalibrate_partitions(
     retries: int = 3,
     progress: bool = False,
 ) -> ConditionalFlow:
-    """:func:`recalibrate` on rows that no single machine holds, by dask.
+    """:func:`recalibrate` for rows on several machines, by dask.
 
-    The flow goes to the workers once, each encodes its partitions, and eight bytes a row come back, in the
-    order of the partitions: the fit is that of one machine. Tasks run where dask runs them, on the cluster of
-    the active ``distributed.Client`` if there is one, else one after the other. Partitions may be empty.
+    The flow is sent to the workers once, each encodes its partitions, and eight bytes a row are returned, in
+    the order of the partitions, so the fit is the same as on one machine. Tasks run on the cluster of the
+    active ``distributed.Client`` if there is one, else one after the other. Partitions may be empty.
 
     Args:
         flow: the flow; it is pickled by cloudpickle.
         partitions: a dask DataFrame, or delayed pairs (x, y), with x (n, p) or None and y (n, d).
-        targets: columns of a DataFrame that are y, in the flow's order.
-        features: its columns that are x, in the flow's order; all others if None.
+        targets: columns of a DataFrame to use as y, in the flow's order.
+        features: columns to use as x, in the flow's order; all others if None.
         fit: as for :func:`recalibrate`.
-        with_x: send x back as well, for laws that depend on it, such as :class:`ConditionalRadius`.
-        batch_size: points that the flow encodes at a time; a partition at once if None.
-        retries: times that a task is repeated where its worker is lost.
+        with_x: return x as well, for laws that depend on it, such as :class:`ConditionalRadius`.
+        batch_size: number of points to encode at a time; a whole partition if None.
+        retries: how often a task is repeated if its worker is lost.
         progress: show a progress bar over partitions.
     """
     rows = DelayedRows.of(partitions, targets, features)
@@ -216,17 +216,17 @@ def evaluate_partitions(
     retries: int = 3,
     progress: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Latent PIT values and log densities, (n,) each, of rows that no single machine holds.
+    """Latent PIT values and log densities, (n,) each, of rows on several machines.
 
-    They are what calibration error, reliability diagrams, tests of uniformity and the NLL are made of.
+    Calibration error, reliability diagrams, tests of uniformity and the NLL can be computed from them.
 
     Args:
         model: a flow, recalibrated or not.
-        partitions: as for :func:`recalibrate_partitions`, and so are all others.
-        targets: columns that are y.
-        features: columns that are x.
-        batch_size: points that the flow encodes at a time.
-        retries: times that a task is repeated where its worker is lost.
+        partitions: as for :func:`recalibrate_partitions`, like all other arguments.
+        targets: columns to use as y.
+        features: columns to use as x.
+        batch_size: number of points to encode at a time.
+        retries: how often a task is repeated if its worker is lost.
         progress: show a progress bar over partitions.
     """
     rows = DelayedRows.of(partitions, targets, features)

@@ -1,4 +1,4 @@
-"""Pre-rank recalibration of any predictor: its density is tilted by the law of its PIT."""
+"""Pre-rank recalibration of any predictor: tilts its density by the law of its PIT."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _FIT_DRAWS = 400  # weighted draws for each calibration point, at most
 
 @dataclass(frozen=True, eq=False)
 class PrerankRecalibration:
-    """What pre-rank recalibration learned from its calibration data.
+    """The result of fitting pre-rank recalibration to calibration data.
 
     Args:
-        counts: (K + 1,) calibration points of which k = 0, ..., K of K draws have at most their pre-rank.
-        law: the smooth law of their PIT values: of normal scores, or, for resampling, of ranks.
-        fit_seconds: time that drawing, ranking and fitting took.
+        counts: (K + 1,) numbers of calibration points for which k = 0, ..., K of K draws have at most their
+            pre-rank.
+        law: the smooth law of their PIT values, for normal scores or, for resampling, for ranks.
+        fit_seconds: seconds for drawing, ranking and fitting.
         fingerprint: sketch of the calibration rows.
-        spread: (2, k + 1) logs of how far the points lie from the centres of their predictions, and of the
-            nearest of their draws, in k steps of equal probability; None for resampling.
+        spread: (2, k + 1) quantiles at k steps of equal probability of the log distances of the points, from
+            the centres of their predictions and from their nearest draws; None for resampling.
     """
 
     counts: Tensor = field(repr=False)
@@ -49,13 +50,14 @@ class PrerankRecalibration:
     def __post_init__(self) -> None:
         if isinstance(self.law, ProbitMixture) == (self.spread is None):
             raise ValueError(
-                "A law of normal scores (ProbitMixture) goes with a spread, a law of ranks (BetaMixture) "
-                f"without; got {type(self.law).__name__} {'without' if self.spread is None else 'with'} one."
+                "A law of normal scores (ProbitMixture) needs a spread, a law of ranks (BetaMixture) must "
+                f"have none; got {type(self.law).__name__} {'without' if self.spread is None else 'with'} "
+                "one."
             )
         counts = self.counts
         whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
         if not (whole and len(counts) > 1 and bool((counts >= 0).all()) and 0 < int(counts.sum()) < 1 << 53):
-            raise ValueError("counts must be (K + 1,) whole numbers, not negative and not all zero.")
+            raise ValueError("counts must be (K + 1,) whole numbers, at least 0 and not all zero.")
         borders = self.spread
         if borders is not None and not (
             borders.dtype == torch.float64
@@ -75,14 +77,14 @@ class PrerankRecalibration:
 
     @property
     def calibration_map(self) -> tuple[Tensor, Tensor]:
-        """The levels u = k/K and the share of calibration points with U <= u, (K + 1,) each."""
+        """Levels u = k/K and shares of calibration points with U <= u, (K + 1,) each."""
         levels = torch.arange(self.counts.numel(), dtype=torch.float64) / (self.counts.numel() - 1)
         return levels, self.counts.cumsum(0) / self.n
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrerankRecalibrated:
-    r"""A predictor whose draws and density follow the law of the PIT on calibration data.
+    r"""A predictor whose draws and density are corrected by the law of the PIT on calibration data.
 
     With :math:`U(x, y) = P(g(x, Y') \le g(x, y))`, :math:`Y'` from the base model, and :math:`f_U` the
     density of U on calibration data, calling it gives a distribution with the density
@@ -94,21 +96,23 @@ class PrerankRecalibrated:
       of Dheur and Ben Taieb, 2025; with the negative log density as pre-rank it is the HDR recalibration of
       Chung et al., 2024).
 
-    The tilted density need not have the base density's order: where :math:`f_U` rises steeply, a point of
-    lower f has the higher f'. The published HDR-ECE of HDR recalibration ranks by the *base* density; that is
-    ``prerank_pit(pred, y, recalibrated.base_prerank)``, while ``hdr_pit(pred, y)`` ranks by the tilted one.
+    The tilted density may rank points differently from the base density: where :math:`f_U` rises steeply, a
+    point of lower f has the higher f'. The published HDR-ECE of HDR recalibration ranks by the *base*
+    density; that is ``prerank_pit(pred, y, recalibrated.base_prerank)``, while ``hdr_pit(pred, y)`` ranks by
+    the tilted one.
 
-    Made by :func:`recalibrate_prerank`; ``dataclasses.replace`` gives one with other settings.
+    :func:`recalibrate_prerank` makes it; use ``dataclasses.replace`` to change settings.
 
     Args:
         model: the base predictor.
         prerank: the pre-rank g.
         recalibration: the fitted laws of U, empirical and smooth.
         bins: number B of bins of the resampling.
-        first_bin_from_zero: whether the first bin of the resampling takes the points with U = 0.
-        density_samples: draws by which ``log_prob`` estimates U, and as many the integral.
-        seed: of those draws, which are the same for all x and in every call.
-        batch_size: points whose pre-rank is computed at a time; as many as give 2^18 numbers if None.
+        first_bin_from_zero: whether the first bin of the resampling includes the points with U = 0.
+        density_samples: number of draws for ``log_prob`` to estimate U, and as many for the integral.
+        seed: seed of those draws, which are the same for all x and in every call.
+        batch_size: number of points whose pre-rank is computed at a time; as many as make 2^18 numbers if
+            None.
     """
 
     model: Callable[..., Distribution]
@@ -146,16 +150,16 @@ class PrerankRecalibrated:
 
     @property
     def pools(self) -> list[int]:
-        """Ends, B + 1 of them, of the bins' pools among the K candidates in ascending order of pre-rank."""
+        """The B + 1 ends of the bins' pools among the K candidates, sorted by pre-rank."""
         return [self.samples * b // self.bins for b in range(self.bins + 1)]
 
     @property
     def quotas(self) -> list[int]:
-        r"""How many samples are drawn from each of the B pools.
+        r"""Number of samples to draw from each of the B pools.
 
         .. math:: n_b = \lfloor K \hat F_U(b/B) \rfloor - \lfloor K \hat F_U((b-1)/B) \rfloor,
 
-        in whole numbers throughout, with 0 in place of :math:`\hat F_U(0)` if the first bin counts from zero.
+        in integer arithmetic, with 0 in place of :math:`\hat F_U(0)` if the first bin counts from zero.
         """
         at_most = self.recalibration.counts.cumsum(0).tolist()
         floors = [self.samples * at_most[end] // at_most[-1] for end in self.pools]
@@ -165,7 +169,7 @@ class PrerankRecalibrated:
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """Log of what the density is multiplied by, for each rank of y among the s draws, (s + 1,).
+        """Log of the factor of the density, for each rank of y among the s draws, (s + 1,).
 
         For ``method="resampling"``.
         """
@@ -173,7 +177,7 @@ class PrerankRecalibrated:
         return self.recalibration.law.log_rank_ratio(self.density_samples)
 
     def base_prerank(self, pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
-        """The pre-rank by the base model, (..., d) -> (...), of points under a recalibrated prediction."""
+        """The base model's pre-rank of points under a recalibrated prediction, (..., d) -> (...)."""
         if not isinstance(pred, PrerankDistribution):
             raise TypeError(f"pred must be the recalibrated prediction, got {type(pred).__name__}.")
         return self.prerank(pred.base, y, pred.x if x is None else x)
@@ -220,18 +224,18 @@ def recalibrate_prerank(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> PrerankRecalibrated:
-    r"""A predictor whose pre-rank PIT has the law that the calibration data show.
+    r"""A predictor whose pre-rank PIT is calibrated on the calibration data.
 
     .. math:: \hat U_i = \tfrac1K \#\{k : g(x_i, \hat Y^{(k)}_i) \le g(x_i, y_i)\}, \qquad
               \hat Y^{(k)}_i \sim f(\cdot | x_i),
 
-    with the pre-rank g = -log f for HDR recalibration. Any model that gives torch distributions will do; it
+    with the pre-rank g = -log f for HDR recalibration. Any model that returns torch distributions works; it
     needs no latent. The density is tilted by a smooth law of U and normalised at each x, and draws are made
-    from it, see :class:`PrerankRecalibrated`. The rows must be ones that training did not see.
+    from it, see :class:`PrerankRecalibrated`. The rows must not have been used for training.
 
-    A model that is too narrow has observations beyond all of its draws, where ranks tell nothing. Therefore U
-    is estimated from weighted draws that reach as far as the observations: of a flow with latents of a wider
-    radius, of other models from ellipsoids about their draws.
+    If a model is too narrow, observations lie beyond all of its draws, where ranks carry no information.
+    Therefore U is estimated from weighted draws that reach as far as the observations: for a flow, latents
+    with a larger radius; for other models, points from ellipsoids around their draws.
 
     Args:
         model: x (n, p) -> torch Distribution with batch shape (n,) and event shape (d,).
@@ -240,30 +244,30 @@ def recalibrate_prerank(
         y: (n, d) outputs.
         prerank: ``prerank(pred, y, x)``, y (s, n, d) or (n, d) -> (s, n) or (n,); or ``"mean"``,
             ``"variance"`` or ``"dependence"``.
-        samples: draws K by which every calibration point is ranked; for resampling also the candidates of
-            every prediction.
+        samples: number K of draws to rank every calibration point among; for resampling also the number of
+            candidates of every prediction.
         method: "importance" for a normalised density and draws from it; "resampling" for the published
             algorithm, which resamples draws of the model by their ranks and cannot go beyond them.
         bins: number B of bins of the resampling.
-        first_bin_from_zero: count the first bin of the resampling from 0, so that all K samples are drawn;
-            False keeps to the published formula, which loses those that stand for points with U = 0.
-        density_samples: weighted draws by which U is estimated, at every calibration point and in
-            ``log_prob``, and as many for the integral; the errors of both fall with their root. For
-            resampling, draws by which ``log_prob`` estimates U.
-        generator: source of randomness. Draws are made in blocks of rows that depend on the shapes alone.
-        batch_size: points, draws included, whose pre-rank is computed at a time; a matter of memory, not of
-            the result. As many as give 2^18 numbers if None.
+        first_bin_from_zero: include U = 0 in the first bin of the resampling, so that all K samples are
+            drawn; False follows the published formula, which loses the samples for points with U = 0.
+        density_samples: number of weighted draws to estimate U, at every calibration point and in
+            ``log_prob``, and as many for the integral; both errors fall with its square root. For resampling,
+            number of draws for ``log_prob`` to estimate U.
+        generator: source of randomness. Draws are made in blocks of rows that depend only on the shapes.
+        batch_size: number of points, draws included, whose pre-rank is computed at a time; it affects memory,
+            not the result. As many as make 2^18 numbers if None.
         progress: show a progress bar.
 
     Returns:
         The recalibrated predictor.
 
     Raises:
-        TypeError: where the model's predictions have no density.
-        ValueError: where calibration points have density 0 under the model, so that no tilt can reach them.
+        TypeError: if the model's predictions have no density.
+        ValueError: if calibration points have density 0 under the model, which no tilt can change.
 
     Warns:
-        CalibrationReuseWarning: where a model that was recalibrated before is recalibrated on the same rows.
+        CalibrationReuseWarning: if a model is recalibrated a second time on the same rows.
 
     Examples:
         >>> from torch.distributions import Independent, Normal
@@ -278,8 +282,8 @@ def recalibrate_prerank(
     prerank = find_prerank(prerank)
     if is_pooled(prerank):
         raise ValueError(
-            f"{getattr(prerank, '__name__', 'This pre-rank')} ranks a point among draws and is no function "
-            "of y, by which a density could be tilted. Use preranks.mean, variance, dependence, or your own."
+            f"{getattr(prerank, '__name__', 'This pre-rank')} ranks a point among draws, so it is not a "
+            "function of y and cannot tilt a density. Use preranks.mean, variance, dependence, or your own."
         )
     if not callable(model):
         raise TypeError(f"model must be a function from x to a distribution, got {type(model).__name__}.")
@@ -294,7 +298,7 @@ def recalibrate_prerank(
     if previous is not None:
         warn_of_reuse(
             previous.fingerprint.share_of(x, y),
-            "A second recalibration on them only fits their noise more closely.",
+            "A second recalibration on the same rows only fits their noise more closely.",
         )
         fingerprint = fingerprint.merge(previous.fingerprint)
     n, dim = y.shape
@@ -350,6 +354,5 @@ def _check_whole(**numbers: int | None) -> None:
     samples, bins = numbers["samples"], numbers["bins"]
     if samples is not None and bins is not None and bins > samples:
         raise ValueError(
-            f"{bins} bins of {samples} candidates: some bins would have none to draw from. "
-            "Use more samples or fewer bins."
+            f"{bins} bins for {samples} candidates leave some bins empty. Use more samples or fewer bins."
         )

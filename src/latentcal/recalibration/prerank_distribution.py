@@ -1,4 +1,4 @@
-"""The distribution that published pre-rank recalibration predicts: resampled draws, a density by ranks."""
+"""The distribution of the published pre-rank recalibration: resampled draws, a density by ranks."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class PrerankDistribution(Distribution):
-    r"""What a pre-rank recalibrated predictor gives at x: batch shape x.shape[:-1], event shape (d,).
+    r"""Prediction of a pre-rank recalibrated model at x: batch shape x.shape[:-1], event shape (d,).
 
     ``resample`` is the published algorithm, ``sample`` draws from its sets, ``log_prob`` is the tilted
-    density :math:`f'(y|x) = f(y|x)\, f_U(U(x, y))`. Both estimate one law: resampling by a step function of
-    B bins on K candidates, the density by a smooth law on ``density_samples`` draws. Neither reaches beyond
-    the draws of the base model: where it is too narrow, the two disagree and the density does not integrate
-    to 1. :class:`TiltedDistribution`, the default, has no such limit.
+    density :math:`f'(y|x) = f(y|x)\, f_U(U(x, y))`. Both estimate the same law: resampling by a step function
+    of B bins on K candidates, the density by a smooth law on ``density_samples`` draws. Neither reaches
+    beyond the draws of the base model: if that is too narrow, the two disagree and the density does not
+    integrate to 1. :class:`TiltedDistribution`, the default, does not have this limitation.
 
     Args:
         recalibrated: the predictor.
         x: (..., p) features, or None for an unconditional model.
-        batch_shape: leading shape where x is None.
+        batch_shape: leading shape if x is None.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -61,7 +61,7 @@ class PrerankDistribution(Distribution):
 
     @property
     def support(self) -> Any:
-        """That of the base model."""
+        """Support of the base model."""
         return self.base.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PrerankDistribution:
@@ -71,21 +71,21 @@ class PrerankDistribution(Distribution):
         return type(self)(self.recalibrated, self.x.expand(*batch_shape, self.x.shape[-1]))
 
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Draws of y, (*sample_shape, ..., d), from as many sets of ``resample`` as are needed.
+        """Draws of y, (*sample_shape, ..., d), from as many sets of ``resample`` as needed.
 
-        The sets are shuffled: K draws are exactly one set, fewer a random part of one. Draws from one set
-        depend on each other as far as they share its K candidates (one of these may come several times).
+        The sets are shuffled: K draws are exactly one set, fewer a random part of one. Draws from one set are
+        dependent, because they share its K candidates (a candidate may occur several times).
         """
         shape = torch.Size(sample_shape)
         draws = self._resample(shape.numel(), generator, shuffled=True)
         return draws.reshape(shape + self.batch_shape + self.event_shape)
 
     def resample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The algorithm's set of samples, (k, ..., d), ordered by bins.
+        """The set of samples of the algorithm, (k, ..., d), ordered by bins.
 
-        K candidates of the base model are sorted by pre-rank; of each bin's pool of candidates as many as
-        ``recalibrated.quotas`` says are drawn with replacement. k is the sum of the quotas, which is K unless
-        the first bin leaves out the points with U = 0.
+        K candidates of the base model are sorted by pre-rank; from each bin's pool of candidates,
+        ``recalibrated.quotas`` samples are drawn with replacement. k is the sum of the quotas, which is K
+        unless the first bin leaves out the points with U = 0.
         """
         size = sum(self.recalibrated.quotas)
         return self._resample(size, generator, shuffled=False).reshape(
@@ -97,8 +97,8 @@ class PrerankDistribution(Distribution):
 
         The same (x, y) gives the same number in every call: U is estimated with the predictor's own seed,
         from draws that are common to all x. The integral over y is 1 on average over seeds, and for one seed
-        up to ``normalization_error``, unless the base model is too narrow. Draws are made for each x, not for
-        each y.
+        up to ``normalization_error``, unless the base model is too narrow. Draws are made once for each x,
+        not for each y.
         """
         log_base, below, at_most = self._evaluate(value, self._ranks)
         log_ratio = self.recalibrated.log_ratio.to(below.device)
@@ -127,7 +127,7 @@ class PrerankDistribution(Distribution):
 
     @property
     def normalization_error(self) -> Tensor:
-        """Standard deviation, over its random numbers, of the integral of the density around 1, (...)."""
+        """Standard deviation of the integral of the density around 1, over random numbers, (...)."""
         model = self.recalibrated
         variance = (torch.exp(2 * model.log_ratio).mean() - 1).clamp(min=0) / (model.density_samples + 2)
         return variance.sqrt().expand(self.batch_shape)
@@ -143,8 +143,8 @@ class PrerankDistribution(Distribution):
         size = int(quotas.sum())
         if size == 0:
             raise ValueError(
-                "All calibration points have U = 0, which the published formula for the first bin leaves "
-                "out: no samples are left. Recalibrate with first_bin_from_zero=True."
+                "All calibration points have U = 0, which the published formula for the first bin "
+                "excludes, so there are no samples. Recalibrate with first_bin_from_zero=True."
             )
         if wanted * self._rows == 0:
             return torch.empty(wanted, self._rows, dim)
@@ -216,14 +216,14 @@ def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
     """y expanded to the batch shape, or a clear error."""
     value = to_tensor(value, "y")
     if value.dim() == 0 or value.shape[-1] != dim:
-        raise ValueError(f"y has shape {tuple(value.shape)}; the outputs come last, {dim} of them.")
+        raise ValueError(f"y has shape {tuple(value.shape)}; the last dimension must be the {dim} outputs.")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"y has {int((~torch.isfinite(value)).sum())} NaN or infinite values.")
     try:
         leading = np.broadcast_shapes(value.shape[:-1], batch_shape)
     except ValueError:
         raise ValueError(
-            f"y {tuple(value.shape)} does not go with predictions of batch shape {tuple(batch_shape)}; "
-            "leading dims must broadcast, samples in front: (s, n, d)."
+            f"y {tuple(value.shape)} does not match predictions of batch shape {tuple(batch_shape)}; "
+            "leading dims must broadcast, samples first: (s, n, d)."
         ) from None
     return value.expand(*leading, dim)

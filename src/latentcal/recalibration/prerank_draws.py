@@ -1,4 +1,4 @@
-"""Predictions and draws that pre-ranks are computed for, some of them as far out as the observations."""
+"""Predictions and draws for pre-ranks; some draws reach as far as the observations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..norms import Euclidean
 from ..pit import Prerank, draw, negative_log_density, prerank_values
 
 NUMBERS = 1 << 18
-"""Numbers drawn or handed to the model at a time."""
+"""Numbers to draw or to pass to the model at a time."""
 _ROWS = 64
 _SHARES = (0.4, 0.4, 0.2)  # of candidates: the model, one wide ellipsoid, its neighbourhoods
 _NEIGHBOURHOODS = 8
@@ -32,8 +32,8 @@ class Candidates:
     """Weighted draws.
 
     Args:
-        y: (s, n, d) points; where the density of the model is 0 they are other draws of the model.
-        log_weights: (s, n) log of the model's density over that of the draws.
+        y: (s, n, d) points; those with density 0 are replaced by other draws of the model.
+        log_weights: (s, n) log ratio of the model's density and that of the draws.
         log_model: (s, n) log density of the model at y.
     """
 
@@ -44,7 +44,7 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Ellipsoids about draws of a model: one about all of them, then neighbourhoods of some.
+    """Ellipsoids around draws of a model: one around all of them, then neighbourhoods of some.
 
     A single ellipsoid wastes its points between the modes of a distribution; neighbourhoods lie in one mode.
     A *reach* is the distance from the centre in units of the ellipsoid, about 1 for the draws of the model.
@@ -80,15 +80,15 @@ class Frame:
         return torch.einsum("nkij,snkj->snki", inverse, centred).norm(dim=-1)
 
     def log_volume(self) -> Tensor:
-        """Log of how much the ellipsoid is larger than the ball of radius root d, (n, k)."""
+        """Log ratio of the volumes of each ellipsoid and the ball of radius root d, (n, k)."""
         return torch.log(torch.diagonal(self.root, dim1=-2, dim2=-1)).sum(-1)
 
 
 def spread_of(reach: Tensor) -> Tensor:
-    """Logs of the borders (2, k + 1) of k steps of equal probability, for reaches (n, 2) of observations.
+    """Logs of the (2, k + 1) borders of k steps of equal probability, for reaches (n, 2) of observations.
 
-    The first row is for the ellipsoid about all draws, the second for neighbourhoods. The first and the last
-    two steps go beyond the observations.
+    The first row is for the ellipsoid about all draws, the second for neighbourhoods. The first step and the
+    last two extend beyond the observations.
     """
     logs = torch.log(reach.to(torch.float64).clamp(min=1e-30))
     steps = min(_STEPS, max(1, len(logs) // 10))
@@ -102,7 +102,7 @@ def spread_of(reach: Tensor) -> Tensor:
 
 
 def reach_of(y: Tensor, draws: Tensor) -> Tensor:
-    """Reaches (n, 2) of observations (n, d): by all draws (s, n, d), and by the nearest neighbourhood."""
+    """Reaches (n, 2) of observations (n, d): for all draws (s, n, d), and for the nearest neighbourhood."""
     reaches = Frame.fit(draws).reaches(y[None])[0]
     return torch.stack([reaches[:, 0], reaches[:, 1:].amin(1)], 1)
 
@@ -118,17 +118,17 @@ def propose(
     common: bool = False,
     batch_size: int | None = None,
 ) -> Candidates:
-    """Candidates (size, n, d), some of them as far out as ``spread`` says.
+    """Candidates (size, n, d), some of them as far out as ``spread``.
 
     Args:
         pred: prediction with batch shape (n,).
-        spread: steps of the reach of observations, see :func:`spread_of`.
-        pilots: (k, n, d) draws of the model that ellipsoids are laid about.
+        spread: quantiles of the reach of observations, see :func:`spread_of`.
+        pilots: (k, n, d) draws of the model to put ellipsoids around.
         inner: (:func:`inner_draws`, n, d) other draws of the model, which become candidates.
         size: number of candidates.
-        source: of all random numbers.
+        source: generator of all random numbers.
         common: whether all rows have the same random numbers.
-        batch_size: points whose density is computed at a time.
+        batch_size: number of points whose density is computed at a time.
     """
     frame = Frame.fit(pilots)
     counts = (len(inner), round(_SHARES[1] * size), size - len(inner) - round(_SHARES[1] * size))
@@ -164,33 +164,33 @@ def propose(
 
 
 def inner_draws(size: int) -> int:
-    """How many of ``size`` candidates are draws of the model."""
+    """Number of the ``size`` candidates that are draws of the model."""
     return math.ceil(_SHARES[0] * size)
 
 
 @contextmanager
 def explain_missing_density(pred: Distribution) -> Iterator[None]:
-    """Turn the empty error of a distribution without a density into one that says what to do."""
+    """Replace the empty error of a distribution without a density by one that says what to do."""
     try:
         yield
     except NotImplementedError as error:
         raise TypeError(
             f"Expected predictions with a density (log_prob) and draws; {type(pred).__name__} has draws but "
-            f"no density{f' ({error})' if str(error) else ''}. Make a flow of the draws, which has one: "
-            "from_sampler, then autocalibrate. To correct draws alone, recalibrate with method='resampling' "
-            "and a pre-rank that needs no density, such as preranks.mean; the result can be sampled, not "
-            "beyond the model's own draws, and has no log_prob."
+            f"no density{f' ({error})' if str(error) else ''}. To get a density, make a flow from the "
+            "draws: from_sampler, then autocalibrate. To correct only the draws, recalibrate with "
+            "method='resampling' and a pre-rank that needs no density, such as preranks.mean; the result "
+            "has no log_prob, and its samples do not reach beyond the model's draws."
         ) from error
 
 
 def log_density(pred: Distribution, y: Tensor, batch_size: int | None = None) -> Tensor:
-    """Log density of points (s, n, d) -> (s, n), or an error that says what to do where there is none."""
+    """Log density of points (s, n, d) -> (s, n), or an error that says what to do if there is none."""
     with explain_missing_density(pred):
         return torch.cat([pred.log_prob(part) for part in pieces_of(y, batch_size)])
 
 
 def pieces_of(y: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
-    """Points (s, n, d) in parts along their first dim, of ``batch_size`` points each or a little less."""
+    """Parts of points (s, n, d) along the first dim, of at most ``batch_size`` points each."""
     points = rows_at_a_time(y.shape[-1], NUMBERS) if batch_size is None else batch_size
     return y.split(max(1, points // max(1, y.shape[1])))
 
@@ -238,7 +238,7 @@ def _in_support(pred: Distribution, y: Tensor) -> Tensor:
 
 
 def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int) -> tuple[Any, Any]:
-    """Prediction for a block of rows, and their x (rows, p), or None."""
+    """Prediction for a block of rows, and x (rows, p) of the rows, or None."""
     shape = (block.stop - block.start,)
     if x is None:
         return _check_prediction(model(None).expand(shape), shape, dim), None
@@ -248,7 +248,7 @@ def predict(model: Callable[..., Distribution], x: Tensor | None, block: slice, 
 def draws_common_to_rows(
     model: Callable[..., Distribution], x: Tensor | None, block: slice, dim: int, count: int, seed: int
 ) -> Tensor:
-    """Draws (count, rows, d) of the model of which a row's depend on its x and the seed alone."""
+    """Draws (count, rows, d) of the model; those of a row depend only on its x and the seed."""
     pred, own_x = predict(model, x, block, dim)
     if isinstance(pred, FlowDistribution) and pred.base is pred.flow.base:  # the same latents for every x
         floating = own_x is not None and own_x.is_floating_point()
@@ -274,26 +274,26 @@ def preranks_of(
 
 
 def blocks_of(n: int, numbers: int) -> list[slice]:
-    """Blocks of n rows that draw at most 2^18 numbers each, where a row draws ``numbers``."""
+    """Blocks of n rows that draw at most 2^18 numbers each, if a row draws ``numbers``."""
     rows = min(_ROWS, rows_at_a_time(numbers, NUMBERS))
     return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
 def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
-    """Seeds drawn from the generator, or from torch's own: every block of rows has a source for itself."""
+    """Seeds from the generator, or from torch's global one; one for every block of rows."""
     device = "cpu" if generator is None else generator.device
     return torch.randint(2**62, (count,), generator=generator, device=device).tolist()
 
 
 def evaluate_model(model: Any) -> AbstractContextManager[None]:
-    """Evaluation mode for a model that is a module."""
+    """Put a model that is a module in evaluation mode inside the block."""
     return evaluation_mode(model) if isinstance(model, nn.Module) else nullcontext()
 
 
 def predict_batch(
     model: Callable[..., Distribution], x: Tensor | None, batch_shape: torch.Size
 ) -> Distribution:
-    """Prediction at features (..., p), or, without any, of a batch shape."""
+    """Prediction at features (..., p) or, without features, of a batch shape."""
     if x is None:
         return _check_prediction(model(None).expand(batch_shape), batch_shape)
     if x.dim() == 0 or not bool(torch.isfinite(x).all()):
@@ -304,15 +304,15 @@ def predict_batch(
 def _check_prediction(pred: Any, batch_shape: tuple[int, ...], dim: int | None = None) -> Distribution:
     if not isinstance(pred, Distribution):
         raise TypeError(
-            f"The model must give a torch Distribution, it gave {type(pred).__name__}. A function that gives "
-            "draws becomes a flow by from_sampler(draw, x)."
+            f"The model must return a torch Distribution, got {type(pred).__name__}. Turn a function that "
+            "returns draws into a flow with from_sampler(draw, x)."
         )
     wrong = pred.batch_shape != torch.Size(batch_shape) or len(pred.event_shape) != 1
     if wrong or dim not in (None, pred.event_shape[0]):
         raise ValueError(
-            f"The model gave predictions of batch shape {tuple(pred.batch_shape)} and event shape "
+            f"The model returned predictions of batch shape {tuple(pred.batch_shape)} and event shape "
             f"{tuple(pred.event_shape)}; x and y need {tuple(batch_shape)} and "
-            f"({'d' if dim is None else dim},). Independent outputs become one event by "
+            f"({'d' if dim is None else dim},). Combine independent outputs into one event with "
             "torch.distributions.Independent(pred, 1)."
         )
     return pred
@@ -328,10 +328,10 @@ def rank_candidates(
 
 
 def choose_by_weight(log_weights: Tensor, wanted: int, source: torch.Generator) -> Tensor:
-    """Indices (n, wanted) drawn by weights (n, s), as evenly as the weights allow, in a random order.
+    """Indices (n, wanted) drawn with weights (n, s), as evenly as possible, in random order.
 
-    Systematic resampling of candidates in a random order: a candidate comes twice only where its share is
-    more than one of the wanted draws.
+    Systematic resampling of candidates in random order: a candidate occurs twice only if its share is more
+    than one of the wanted draws.
     """
     rows, size = log_weights.shape
     order = torch.rand(rows, size, generator=source).argsort(1).to(log_weights.device)

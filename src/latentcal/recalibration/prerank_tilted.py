@@ -1,4 +1,4 @@
-"""The distribution that pre-rank recalibration predicts: a normalised density, and draws from it."""
+"""The distribution of pre-rank recalibration: a normalised density, and draws from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .prerank_draws import (
 LARGEST_ERROR = 0.25
 """Standard error of the integral above which densities and draws are refused."""
 FEWEST_EFFECTIVE = 10
-"""Effective draws below which they are refused."""
+"""Effective number of draws below which they are refused."""
 _WANTED_ERROR = 0.03
 _ROUNDS = 4
 _FEWEST_CANDIDATES = 400
@@ -47,14 +47,14 @@ class ScoreTable:
     r"""Normal scores :math:`t = \Phi^{-1}(P(g(Y') \le g))` of pre-ranks, from weighted draws Y'.
 
     Weights resolve probabilities far below one over the number of draws. Between two draws the log odds of
-    the probability are linear in g, and beyond the last one they go on with the mean slope of the last root
-    of s draws: an exponential tail, which for g = -log f is that of most densities.
+    the probability are linear in g. Beyond the last draw they continue with the mean slope over the last
+    sqrt(s) draws: an exponential tail, as most densities have for g = -log f.
 
     Args:
-        preranks: (n, s) of the draws, ascending.
-        log_weights: (n, s) of the draws.
+        preranks: (n, s) pre-ranks of the draws, ascending.
+        log_weights: (n, s) log weights of the draws.
         below, above: (n, s + 1) log weights of the first k draws together, and of the others.
-        log_odds: (n, s) of the probability at each draw, half of its own weight included.
+        log_odds: (n, s) log odds of the probability at each draw, including half of its own weight.
     """
 
     preranks: Tensor
@@ -73,7 +73,7 @@ class ScoreTable:
         return cls(preranks, log_weights, below, above, log_odds)
 
     def score(self, values: Tensor, v: Tensor | None = None) -> Tensor:
-        """Scores of pre-ranks (n, l) -> (n, l); where tied with draws, at a share v of the tie, or 1/2."""
+        """Scores of pre-ranks (n, l) -> (n, l); ties with draws go to a share v of the tie, or 1/2."""
         first, last = self._positions(values)
         log_odds = self._interpolate(values, last)
         tied = last - first > 1
@@ -87,9 +87,9 @@ class ScoreTable:
         return normal_score(log_odds)
 
     def log_tilt(self, law: ProbitMixture, values: Tensor) -> Tensor:
-        """Log of what the density is multiplied by at pre-ranks (n, l) -> (n, l), before it is normalised.
+        """Log of the factor of the density at pre-ranks (n, l) -> (n, l), before normalisation.
 
-        Tied pre-ranks share the mean over their probability.
+        Tied pre-ranks get the mean over their probability.
         """
         first, last = self._positions(values)
         tied = last - first > 1
@@ -151,15 +151,15 @@ class TiltedDistribution(PrerankDistribution):
     .. math:: f'(y|x) = f(y|x)\, f_U(U(x, y)) / Z(x), \qquad
               Z(x) = \int f(y|x)\, f_U(U(x, y))\, \mathrm{d}y.
 
-    U and Z are estimated from ``density_samples`` draws each, of a proposal that reaches as far as the
-    calibration points did, weighted by their density under the model. Where these leave the integral with a
-    standard error above 0.03, there are up to four times as many draws for Z. ``sample`` draws from the same
-    density by importance resampling. The seed makes the density the same in every call.
+    U and Z are estimated from ``density_samples`` draws each, from a proposal that reaches as far as the
+    calibration points, weighted by their density under the model. If the standard error of the integral is
+    above 0.03, up to four times as many draws are used for Z. ``sample`` draws from the same density by
+    importance resampling. The seed makes the density the same in every call.
 
     Args:
         recalibrated: the predictor.
         x: (..., p) features, or None for an unconditional model.
-        batch_shape: leading shape where x is None.
+        batch_shape: leading shape if x is None.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -173,8 +173,8 @@ class TiltedDistribution(PrerankDistribution):
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
         """Draws of y, (*sample_shape, ..., d), by importance resampling from candidates of a wide proposal.
 
-        There are at least 400 candidates and twice as many effective ones as draws, so that hardly any
-        candidate comes twice.
+        There are at least 400 candidates and twice as many effective ones as draws, so that candidates rarely
+        occur twice.
 
         Raises:
             ValueError: as ``log_prob`` does.
@@ -194,7 +194,7 @@ class TiltedDistribution(PrerankDistribution):
         The integral over y is 1 up to ``normalization_error``.
 
         Raises:
-            ValueError: where that error is above 0.25, or fewer than ten draws are effective.
+            ValueError: if that error is above 0.25, or the effective number of draws is below ten.
         """
         log_base, tilt, *_ = self._evaluate(value, self._tilt_at)
         total = log_base.to(torch.float64) + tilt
@@ -206,12 +206,12 @@ class TiltedDistribution(PrerankDistribution):
 
     @property
     def normalization_error(self) -> Tensor:
-        """Standard error of the integral of the density, which is 1 otherwise, (...)."""
+        """Standard error of the integral of the density, which should be 1, (...)."""
         return self._of_rows(lambda tilt: tilt.error)
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """How many independent draws the ``density_samples`` weighted ones are worth, (...)."""
+        """Effective number of independent draws among the ``density_samples`` weighted ones, (...)."""
         return self._of_rows(lambda tilt: tilt.efficiency) * self.recalibrated.density_samples
 
     def _of_rows(self, read: Callable[[_Tilt], Tensor]) -> Tensor:
@@ -309,13 +309,13 @@ class TiltedDistribution(PrerankDistribution):
         wrong = ~(tilt.error <= LARGEST_ERROR) | (effective < FEWEST_EFFECTIVE)
         if bool(wrong.any()):
             raise ValueError(
-                f"The density cannot be normalised at {int(wrong.sum())} of {wrong.numel()} x: its integral "
-                f"is known up to a standard error of {float(tilt.error.nan_to_num(math.inf).max()):.2g} and "
-                f"{float(effective.min()):.1f} of {draws} weighted draws are effective, where at most "
-                f"{LARGEST_ERROR} and at least {FEWEST_EFFECTIVE} are accepted. Raise density_samples, e.g. "
-                f"dataclasses.replace(model, density_samples={10 * draws}). If that does not help, the model "
-                "is too far from the data for its tails to be known: train it longer or wider, or, for a "
-                "flow, use recalibrate, which needs no draws."
+                f"The density cannot be normalised at {int(wrong.sum())} of {wrong.numel()} x: the standard "
+                f"error of its integral is {float(tilt.error.nan_to_num(math.inf).max()):.2g} (at most "
+                f"{LARGEST_ERROR} is accepted), and {float(effective.min()):.1f} of {draws} weighted draws "
+                f"are effective (at least {FEWEST_EFFECTIVE} are needed). Increase density_samples, e.g. "
+                f"dataclasses.replace(model, density_samples={10 * draws}). If that does not help, the "
+                "model is too far from the data: train it longer, or make it wider. For a flow, use "
+                "recalibrate, which needs no draws."
             )
 
 
@@ -334,7 +334,7 @@ def _integral(terms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normal_score(log_odds: Tensor) -> Tensor:
-    """Normal score of a probability given by its log odds, (...) -> (...)."""
+    """Normal score of a probability from its log odds, (...) -> (...)."""
     from scipy.special import ndtri_exp
 
     size = log_odds.abs().clamp(max=_LARGEST_LOG_ODDS)
@@ -360,9 +360,9 @@ def score_observations(
     generator: torch.Generator | None,
     batch_size: int | None,
 ) -> Tensor:
-    """Normal scores (n,) of the PIT values of calibration points, N(0, 1) where the model is true.
+    """Normal scores (n,) of the PIT values of calibration points; N(0, 1) if the model is true.
 
-    ``counts`` are the draws that ellipsoids are laid about, and the weighted draws.
+    ``counts`` are the numbers of draws for the ellipsoids and of weighted draws.
     """
     (n, dim), (pilots, size) = y.shape, counts
     scores = torch.empty(n, dtype=torch.float64)
@@ -374,9 +374,10 @@ def score_observations(
         impossible = torch.isneginf(log_density_of_y)
         if bool(impossible.any()):
             raise ValueError(
-                f"{int(impossible.sum())} of the calibration points y {block.start} to {block.stop - 1} have "
-                "density 0 under the model, and no factor makes a density of 0 positive. Give the model a "
-                "wider support, drop the points, or use method='resampling', which ignores where they lie."
+                f"{int(impossible.sum())} of the calibration points y {block.start} to {block.stop - 1} "
+                "have density 0 under the model, which recalibration cannot make positive. Give the model "
+                "a wider support, drop the points, or use method='resampling', which ignores their "
+                "position."
             )
         draws = draw(pred, (pilots + inner_draws(size),), source)
         found = propose(pred, spread, draws[:pilots], draws[pilots:], size, source, batch_size=batch_size)
@@ -389,9 +390,9 @@ def score_observations(
 
 
 def refuse_lost(lost: Tensor) -> None:
-    """Raise where calibration points (n,) are so far away that nothing is known of their ranks."""
+    """Raise if calibration points (n,) are so far away that their ranks are unknown."""
     if bool(lost.any()):
         raise ValueError(
             f"{int(lost.sum())} of {len(lost)} calibration points y are so far from the predictions at x "
-            "that their ranks are not known. Drop them, or rescale x and y."
+            "that their ranks are unknown. Drop them, or rescale x and y."
         )

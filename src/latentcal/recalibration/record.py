@@ -1,4 +1,4 @@
-"""The record of a recalibration: what was fitted to what, and what that says about coverage."""
+"""The record of a recalibration: the fitted law, its data, and a statement about coverage."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ _Model = TypeVar("_Model", bound=ConditionalFlow)
 
 
 class EffectiveSizeWarning(UserWarning):
-    """A few calibration points carry nearly all the weight."""
+    """A few calibration points carry most of the weight."""
 
 
 @dataclass(frozen=True, repr=False)
 class Recalibration:
-    r"""How a flow was recalibrated; printing it says so in words.
+    r"""How a flow was recalibrated; print it for a description.
 
     Args:
         law: the fitted law of the latent norm.
         reference: base law of the flow as it was trained.
-        n: calibration points.
+        n: number of calibration points.
         lambda_: (n + 1) times the largest distance of the fitted distribution function from i/(n + 1) at the
-            i-th norm (with weights, from their distribution function, and n the effective one); a diagnostic,
-            since it was read off the data.
-        epsilon: (1 + lambda) / (n + 1); it bounds the mean error of coverage only where lambda was bounded
+            i-th norm (with weights, from their distribution function and with the effective n). It is
+            computed from the data, so it is a diagnostic.
+        epsilon: (1 + lambda) / (n + 1); it bounds the mean error of coverage only if lambda was bounded
             before the data were seen.
-        fit_seconds: time that fitting the law took.
+        fit_seconds: seconds to fit the law.
         tied: share of the norms that equal another one.
         fingerprint: sketch of the calibration rows.
-        effective_n: number of equally weighted, independent points that say as much: with weights
-            :math:`(\sum w)^2 / \sum w^2`; of rows in time order, divided by their autocorrelation time. None
-            (in records made before it was kept) means n.
+        effective_n: equivalent number of independent points with equal weights: with weights :math:`(\sum
+            w)^2 / \sum w^2`; in time order, divided by the autocorrelation time. None (in records made before
+            it was kept) means n.
         autocorrelation: p-value of :func:`autocorrelation_test` for rows in time order; None for others.
-        atom_share: share of the rows at the heaviest atom of any output, 0 where none has 5 %; None where the
-            rows came in batches and were not looked at.
+        atom_share: share of the rows at the heaviest atom of any output, 0 if none has 5 %; None if the rows
+            came in batches and were not checked.
         atom_output: index of that output.
-        dequantized: whether the norms are those of outputs with noise on their atoms.
-        drift: p-value of :func:`drift_test` for rows in time order; None for others. Below 0.01 the rows to
-            come are not like those that calibrated, and there is no statement about their coverage.
-        drift_undecided: whether drift of rows in time order cannot be told from dependence, or not be tested
-            because the rows are fewer than 10 or have equal PIT values; there is no such statement then.
+        dequantized: whether noise was added to atoms of the outputs.
+        drift: p-value of :func:`drift_test` for rows in time order; None for others. Below 0.01 future rows
+            will differ from the calibration rows, and no statement about coverage is made.
+        drift_undecided: whether drift cannot be distinguished from dependence, or cannot be tested because
+            there are fewer than 10 rows or equal PIT values; no statement about coverage is made then.
 
     Attributes:
-        norms: (n,) latent norms of the rows before recalibration, as they came; None in a record from a file.
+        norms: (n,) latent norms of the rows before recalibration, in their order; None in a loaded record.
     """
 
     law: RadiusLaw
@@ -80,19 +80,19 @@ class Recalibration:
     norms: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_norms(self, norms: Tensor) -> Recalibration:
-        """The same record with the norms of the rows, which files do not keep."""
+        """The same record with the norms of the rows, which are not saved to files."""
         record = copy.copy(self)
         object.__setattr__(record, "norms", norms)
         return record
 
     @property
     def drifts(self) -> bool:
-        """Whether the latent PIT of rows in time order changes its law."""
+        """Whether the latent PIT of rows in time order changes its distribution."""
         return self.drift is not None and self.drift < DRIFT_LEVEL
 
     @property
     def withheld(self) -> str:
-        """Why nothing is said about coverage; empty where something is, or where no law was fitted."""
+        """Why no statement about coverage is made; empty if one is, or if no law was fitted."""
         if self.drift is None:
             untested = "these rows in time order cannot be tested for drift: too few, or equal PIT values"
             return untested if self.drift_undecided else ""
@@ -100,9 +100,9 @@ class Recalibration:
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the calibration points say about coverage.
+        """Statement about coverage from the calibration points.
 
-        None where no law was fitted, or where rows in time order drift or may do so (``withheld`` says why).
+        None if no law was fitted, or if rows in time order drift or may drift (``withheld`` says why).
         """
         if math.isnan(self.lambda_) or self.withheld:
             return None
@@ -112,8 +112,8 @@ class Recalibration:
 
     def _about_epsilon(self) -> str:
         return (
-            f"lambda = {self.lambda_:.2f}; read off the data, so a diagnostic of the coverage error and "
-            "not a bound"
+            f"lambda = {self.lambda_:.2f}, computed from the data: a diagnostic of the coverage error, not "
+            "a bound"
         )
 
     def __repr__(self) -> str:
@@ -135,13 +135,11 @@ class Recalibration:
                 f"  effective n {self.effective_n:,.1f} ({self.effective_n / self.n:.1%} of the points)"
             )
         if self.autocorrelation is not None:
-            lines.append(
-                f"  time order  p = {self.autocorrelation:.2g} for rows that do not depend on each other"
-            )
+            lines.append(f"  time order  p = {self.autocorrelation:.2g} for independent rows")
         if self.drift is not None:
             lines.append(
                 f"  drift       p = {self.drift:.2g}: {describe_drift(self.drift, self.drift_undecided)}"
-                + (", so nothing is said about coverage" if self.withheld else "")
+                + (", so no statement about coverage is made" if self.withheld else "")
             )
         if self.atom_share:
             noise = "with noise on them" if self.dequantized else "without noise on them"
@@ -152,18 +150,18 @@ class Recalibration:
 
 
 def effective_n_of(weights: Tensor | None, n: int, in_time: TimeOrder | None) -> float:
-    """Number of n points that count, with warnings where it is far from n.
+    """Effective number of n points, with a warning if it is far below n.
 
-    Weights, and PIT values in time order, may be those of some of the points: their share is that of all.
+    Weights, and PIT values in time order, may be those of a part of the points.
     """
     effective = float(n)
     if weights is not None:
         effective *= effective_size(as_float64(weights, "weights")) / len(weights)
     if effective < max(_FEW_POINTS, _SMALL_SHARE * n) and effective < 0.9 * n:
         warnings.warn(
-            f"The weights leave an effective number of {effective:.1f} of {n} calibration points: a few rows "
-            "carry the law, and it is as uncertain as if there were no others. Clip the weights, or collect "
-            "rows that are like those to come.",
+            f"The weights leave an effective number of {effective:.1f} of {n} calibration points: a few "
+            "rows determine the law, which makes it uncertain. Clip the weights, or collect rows like the "
+            "future ones.",
             EffectiveSizeWarning,
             stacklevel=5,
         )
@@ -186,10 +184,10 @@ def record_recalibration(
     n: int | None = None,
     **about: Any,
 ) -> _Model:
-    """The model with a record of how it was made from a flow, or from one that was recalibrated before.
+    """The model with a record of how it was made from a flow, recalibrated before or not.
 
-    ``norms`` (n,) are those of all calibration rows under the flow, n is the number of rows behind the law,
-    where they are fewer, ``bound`` is None where no law was fitted, and ``about`` are further fields.
+    ``norms`` (n,) are those of all calibration rows under the flow; n is the number of rows the law was
+    fitted to, if fewer; ``bound`` is None if no law was fitted; ``about`` are further fields.
     """
     previous: Recalibration | None = flow.recalibration
     model.recalibration = kind(

@@ -1,4 +1,4 @@
-"""What the order of calibration rows says: are they dependent, do they drift, and were they declared so?"""
+"""Order of calibration rows: are they dependent, do they drift, and was an order declared?"""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _ORDERED = 0.0001  # p-value below which rows in no declared order are said to h
 
 
 class AutocorrelationWarning(UserWarning):
-    """Calibration rows that follow each other in time are not independent of each other."""
+    """Calibration rows in time order depend on each other."""
 
 
 class TimeOrder(NamedTuple):
-    """What the latent PIT of rows in time order says about them."""
+    """Tests of the latent PIT of rows in time order."""
 
     autocorrelation: float | None = None
-    """p-value of :func:`autocorrelation_test`; None where it was not tested."""
+    """p-value of :func:`autocorrelation_test`; None if it was not tested."""
     drift: float | None = None
-    """p-value of :func:`drift_test`; None where it was not tested."""
+    """p-value of :func:`drift_test`; None if it was not tested."""
     drift_undecided: bool = False
-    """Whether drift cannot be told from dependence, or not be tested."""
+    """Whether drift cannot be distinguished from dependence, or cannot be tested."""
     share: float = 1.0
-    """Independent rows that say as much, as a share of all."""
+    """Effective number of independent rows, as a share of all."""
 
     @classmethod
     def of(cls, u: Tensor) -> TimeOrder:
-        """Tests of PIT values (n,) in time order; of few or equal ones nothing can be told."""
+        """Tests of PIT values (n,) in time order; undecided for few or equal values."""
         u = u.to(torch.float32)  # vectorised functions give equal norms values that differ in the last digits
         if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
             return cls(drift_undecided=True)
@@ -50,31 +50,31 @@ class TimeOrder(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the record of a recalibration says about time order."""
+        """Fields of a recalibration's record about time order."""
         return {name: value for name, value in self._asdict().items() if name != "share"}
 
     def warn_if_dependent(self, n: int, effective_n: float, *, stacklevel: int) -> None:
-        """Warn where n rows in time order say as much as ``effective_n`` independent ones."""
+        """Warn if n rows in time order are worth only ``effective_n`` independent ones."""
         if self.autocorrelation is not None and self.autocorrelation < _DEPENDENT:
             warnings.warn(
                 f"The latent PIT of rows in time order is autocorrelated (p = {self.autocorrelation:.1g} < "
-                f"{_DEPENDENT}): {n} rows say as much as about {effective_n:.0f} independent ones, and "
-                "misses of a region come in runs. The flow leaves out something that lasts; give it lagged "
-                "outputs, or judge it by rolling_pit.",
+                f"{_DEPENDENT}): {n} rows carry as much information as about {effective_n:.0f} independent "
+                "ones, and misses of a region come in runs. The flow lacks a feature that persists over "
+                "time; give it lagged outputs, or evaluate it with rolling_pit.",
                 AutocorrelationWarning,
                 stacklevel=stacklevel + 1,
             )
 
 
 class FirstLatents:
-    """Norms of batches of rows; of the first rows the latents are kept, for :func:`warn_if_ordered`."""
+    """Norms of batches of rows; keeps latents of the first rows for :func:`warn_if_ordered`."""
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
         self._rows = 0
 
     def norms(self, pred: FlowDistribution, y: Tensor) -> Tensor:
-        """Norm of the latent of the next rows y, (n, d) -> (n,)."""
+        """Latent norms of the next rows y, (n, d) -> (n,)."""
         z, norms = pred.latent_and_norm(y)
         if self._rows < MOST_NEIGHBOURS:
             self._parts.append(take_tested_part(z).cpu())
@@ -83,19 +83,19 @@ class FirstLatents:
 
     @property
     def z(self) -> Tensor:
-        """(m, k) some coordinates of the first rows."""
+        """(m, k) some latent coordinates of the first rows."""
         return torch.cat(self._parts)
 
 
 def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
-    """Warn where rows that were declared to be in no order look as if they followed each other in time.
+    """Warn if rows without a declared order look as if they were in time order.
 
-    Neighbouring rows are tested by :func:`neighbour_test`; fewer than 20 rows are not. Of sets of
-    independent rows at most two in 10,000 are warned of.
+    Neighbouring rows are tested by :func:`neighbour_test`, with at least 20 rows. At most two in 10,000 sets
+    of independent rows cause a warning.
 
     Args:
         u: (n,) latent PIT values of the rows, or norms.
-        z: (m, k) their latents, of all rows or of the first m.
+        z: (m, k) latents of all rows or of the first m.
         stacklevel: as for ``warnings.warn``, counted from the caller.
     """
     n = len(u)
@@ -106,10 +106,10 @@ def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
         what = "the latent PIT" if test.coordinate is None else "a coordinate of the latent"
         warnings.warn(
             f"Rows look ordered in time: {what} of a row depends on that of the rows before it (p = "
-            f"{test.p_value:.1g} < {_ORDERED:g}), so that {n} rows say less than as many independent "
-            'ones; if they are, pass order="time" to recalibrate or autocalibrate. Rows that are sorted or '
-            "grouped by something else look so too where the error of the model depends on it; shuffle them "
-            "if they are independent otherwise.",
+            f"{test.p_value:.1g} < {_ORDERED:g}), so that {n} rows carry less information than as many "
+            'independent ones. If they are, pass order="time" to recalibrate or autocalibrate. Rows that are '
+            "sorted or grouped by something else look the same if the error of the model depends on it; "
+            "shuffle them if they are otherwise independent.",
             AutocorrelationWarning,
             stacklevel=stacklevel + 1,
         )

@@ -1,4 +1,4 @@
-"""Calibration rows: as they come, whole or in batches, and as maps and laws see them."""
+"""Calibration rows: reading them, whole or in batches, and the form that maps and laws use."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def visit_norms(
     jitter: Callable[[Tensor], Tensor] | None = None,
     statistic: Callable[[FlowDistribution, Tensor], Tensor] = FlowDistribution.latent_norm,
 ) -> None:
-    """Call ``visit(x, y, norms)`` with one batch after the other; norms are on the CPU, and of jittered y.
+    """Call ``visit(x, y, norms)`` for each batch; norms are on the CPU, and of jittered y.
 
-    With another ``statistic`` of prediction and y, such as ``FlowDistribution.latent``, it is that one.
+    ``statistic`` replaces the norm by another function of prediction and y, such as
+    ``FlowDistribution.latent``.
     """
     if not isinstance(flow, ConditionalFlow):
         raise TypeError(
-            f"flow must be a ConditionalFlow, got {type(flow).__name__}. "
-            "The arguments are (flow, x, y); a model of another library is wrapped first, by an adapter."
+            f"flow must be a ConditionalFlow, got {type(flow).__name__}. The arguments are (flow, x, y); "
+            "wrap a model of another library with an adapter first."
         )
     batch_size = None if batch_size is None else as_whole(batch_size, "batch_size")
     batches, total = row_batches(x if y is None else flow.read_features(x), y)
@@ -58,19 +59,19 @@ def visit_norms(
                 row += len(norms)
                 bar.update(len(norms))
     if row == 0:
-        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+        raise ValueError("There are no calibration points: x and y, or the iterable, are empty.")
 
 
 class Gathered(NamedTuple):
-    """A statistic of all calibration rows, what it belongs to, and a sketch of the rows."""
+    """A statistic of all calibration rows, with their features, outputs and a sketch of the rows."""
 
     values: Tensor
     """(n,) or (n, k), on the CPU."""
     x: Tensor | None
-    """(n, q) what laws and maps see of the features."""
+    """(n, q) features as laws and maps see them."""
     fingerprint: Fingerprint
     outputs: Outputs | None = None
-    """None where they were not asked for."""
+    """None if they were not requested."""
 
 
 def gather(
@@ -84,7 +85,7 @@ def gather(
     progress: bool,
     keep_y: bool = False,
 ) -> Gathered:
-    """Visit all rows, and warn the caller's caller where the flow was recalibrated on them before."""
+    """The statistic of all rows; warns the caller's caller if the flow was recalibrated on them before."""
     values: list[Tensor] = []
     outputs: list[Tensor] = []
     features: list[Tensor] = []
@@ -111,7 +112,7 @@ def gather(
     if previous is not None:
         warn_of_reuse(
             len(seen) / max(len(previous.fingerprint.hashes), 1),
-            "A second recalibration on them only fits their noise more closely.",
+            "A second recalibration on the same rows only fits their noise more closely.",
             stacklevel=5,
         )
     return Gathered(
@@ -124,12 +125,12 @@ def gather(
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of calibration rows, and the flows that turn latents of these rows into outputs.
+    """Outputs of calibration rows, and the flows that decode latents of these rows.
 
     Args:
-        y: (n, d).
-        x: (n, p) features as the flows take them, or None.
-        flows: those that encoded the rows.
+        y: (n, d) outputs.
+        x: (n, p) features of the flows, or None.
+        flows: flows that encoded the rows.
         encoder: (n,) number of the flow that encoded each row.
     """
 
@@ -140,7 +141,7 @@ class Outputs:
 
     @classmethod
     def of(cls, y: Tensor, x: Tensor | None, flow: ConditionalFlow) -> Outputs:
-        """Outputs that one flow encoded."""
+        """Outputs encoded by one flow."""
         return cls(y, x, (flow,), torch.zeros(len(y), dtype=torch.long))
 
     def take(self, rows: Tensor) -> Outputs:
@@ -149,7 +150,7 @@ class Outputs:
         return Outputs(self.y[rows], x, self.flows, self.encoder[rows])
 
     def decode(self, z: Tensor) -> Tensor:
-        """The y of latents (s, n, d) at the features of the rows, (s, n, d) float64."""
+        """Decoded latents (s, n, d) at the features of the rows, (s, n, d) float64."""
         y = torch.empty_like(z)
         for number, flow in enumerate(self.flows):
             rows = self.encoder == number
@@ -162,21 +163,21 @@ class Outputs:
 
 @dataclass(frozen=True)
 class LatentRows:
-    """Calibration rows as the maps and laws see them."""
+    """Calibration rows in the form that maps and laws use."""
 
     z: Tensor
     """(n, d) float64 latents."""
     x: Tensor | None
-    """(n, q) what laws and maps see of the features."""
+    """(n, q) features as laws and maps see them."""
     weights: Tensor
-    """(n,) of mean 1."""
+    """(n,) weights with mean 1."""
     fingerprint: Fingerprint
     outputs: Outputs | None = None
-    """What the latents were encoded from; None where nobody asks for it."""
+    """The outputs that the latents were encoded from; None if they are not needed."""
 
     @classmethod
     def of(cls, gathered: Gathered, weights: Tensor | None, outputs: Outputs | None = None) -> LatentRows:
-        """Rows with their weights; those whose weight is 0, or lost in the rounding, are left out."""
+        """Rows with their weights; rows whose weight is 0, or rounds to 0, are left out."""
         z, x, fingerprint, _ = gathered
         weight = as_weights(weights, len(z))
         if weight is None:
@@ -196,7 +197,7 @@ class LatentRows:
         return fold_numbers(self._keys(), count, contiguous=contiguous, seed=seed)
 
     def spread_out(self, most: int, *, contiguous: bool) -> Tensor:
-        """Numbers of at most so many rows, equally spaced when sorted (or, contiguous, in their order)."""
+        """Numbers of at most so many rows, equally spaced when sorted (or in their order if contiguous)."""
         n = len(self)
         count = min(n, most)
         places = torch.arange(count) * n // count
@@ -212,31 +213,31 @@ class LatentRows:
 
 
 def check_order(order: str | None) -> None:
-    """Raise where the order of rows is neither "time" nor None."""
+    """Raise if the order of rows is neither "time" nor None."""
     if order not in (None, "time"):
         raise ValueError(f"order must be 'time' or None, got {order!r}.")
 
 
 def join_rows(x: Any, y: Any) -> tuple[Tensor | None, Tensor]:
-    """All rows of the data, x (n, p) or None and y (n, d), or a clear error."""
+    """All rows of the data, x (n, p) or None and y (n, d); raises if there are none."""
     pairs = [as_rows(x, y, fewest=0) for x, y in row_batches(x, y)[0]]
     if not any(len(y) for _, y in pairs):
-        raise ValueError("There are no calibration points: x and y are empty, or the iterable gave nothing.")
+        raise ValueError("There are no calibration points: x and y, or the iterable, are empty.")
     if len({(None if x is None else x.shape[1], y.shape[1]) for x, y in pairs}) > 1:
-        raise ValueError("The batches of x and y must have the same features and the same outputs.")
+        raise ValueError("All batches must have the same number of features and outputs.")
     xs, ys = zip(*pairs, strict=True)
     return (None if xs[0] is None else torch.cat(xs)), as_floating(torch.cat(ys))
 
 
 def row_batches(x: Any, y: Any) -> tuple[Iterable[tuple[Tensor | None, Tensor]], int | None]:
-    """Pairs of tensors (x, y) from data or from an iterable of batches, and the number of points if known."""
+    """Pairs of tensors (x, y) from data or an iterable of batches, and the number of points if known."""
     if y is not None:
         pair = (None if x is None else as_tensor(x, "x"), as_tensor(y, "y"))
         return [pair], (len(pair[1]) if pair[1].dim() else None)
     if x is None or isinstance(x, Tensor) or hasattr(x, "__array__") or not isinstance(x, Iterable):
         raise ValueError(
             "y is missing. The arguments are (flow, x, y), or (flow, None, y) for an unconditional flow; "
-            "only an iterable of batches, such as a DataLoader, goes without y."
+            "only an iterable of batches, such as a DataLoader, is passed without y."
         )
     return map(_as_pair, x), None
 
@@ -256,6 +257,6 @@ def _check_norms(norms: Tensor, first_row: int) -> None:
     if bool(infinite.any()):
         rows = (first_row + infinite.nonzero().reshape(-1)[:5]).tolist()
         raise ValueError(
-            f"{int(infinite.sum())} of {len(norms)} latent norms are infinite (first rows: {rows}): "
-            "y lies outside of the flow's support there, or encode overflows. Drop those rows, or clip y."
+            f"{int(infinite.sum())} of {len(norms)} latent norms are infinite (first rows: {rows}): y lies "
+            "outside the flow's support, or encode overflows. Drop those rows, or clip y."
         )

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: ways to recalibrate, when each can be tried, and how it is fitted to rows."""
+"""The rungs of the ladder: ways to recalibrate, when each can be tried, and how it is fitted."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Rung:
     """One way to recalibrate, and when it is tried.
 
     Args:
-        name: what it is called in print.
+        name: name in print.
         maps: maps of the latent, by their names in ``MAPS``, one after the other.
         law: name of the law of the radius in ``LAWS``; None to keep the base law.
-        fewest: rows that it is tried for.
-        condition: of rows, base and groups, under which it is tried; its maps have conditions of their own.
-        extra: whether it is tried only where all rungs are asked for.
-        assumed: whether it is tried only for models whose dependence between outputs is assumed, unless it is
-            asked for by name.
+        fewest: smallest number of rows to try it with.
+        condition: function of rows, base and groups: whether to try it; its maps have further conditions.
+        extra: whether it is tried only with ``rungs="all"`` or by name.
+        assumed: whether it is tried only by name, or for models that merely assume the dependence between
+            outputs.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Rung:
 
     @property
     def depends_on_more_than_norms(self) -> bool:
-        """Whether latents or features have a hand in it, beside the norms."""
+        """Whether it uses latents or features in addition to the norms."""
         return bool(self.maps) or self.law not in (None, "stacked")
 
     def is_possible(self, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
-        """Whether it can be tried for such rows."""
+        """Whether it can be tried for these rows."""
         return (
             len(rows) >= self.fewest
             and not any(find_obstacle(name, rows, base) for name in self.maps)
@@ -133,7 +133,7 @@ LADDER = (
         extra=True,
     ),
 )
-"""All that is known about the rungs, from the simplest up; a new one is a line here."""
+"""All rungs, from the simplest up; a new one is a line here."""
 
 
 def find_rungs(
@@ -144,16 +144,15 @@ def find_rungs(
     *,
     from_affine: bool = False,
 ) -> list[Rung]:
-    """The rungs that are asked for and possible, from the simplest up.
+    """The requested rungs that are possible, from the simplest up.
 
     Args:
         wanted: ``"default"``, ``"all"``, or names of rungs; "unchanged" and "radial" are always among them.
         rows: the calibration rows.
-        base: law that the flow assumes.
+        base: base law of the flow.
         groups: labels of the rows, for laws by group.
-        from_affine: whether the first rung above "unchanged" is an affine map, where there are rows enough
-            for it: for models whose dependence between outputs is only assumed. Rungs that are asked for by
-            name are all tried.
+        from_affine: whether the first rung above "unchanged" is an affine map, given enough rows: for models
+            that merely assume the dependence between outputs. Rungs requested by name are all tried.
     """
     known = [rung.name for rung in LADDER]
     if isinstance(wanted, str):
@@ -175,7 +174,7 @@ def find_rungs(
 
 
 class WideTail(NamedTuple):
-    """The part of a law that is for points which a map stretches far away, and its weight."""
+    """The component of a law for points that a map stretches far away, and its weight."""
 
     law: RadiusLaw
     share: float
@@ -183,7 +182,7 @@ class WideTail(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedRung:
-    """A map of the latent and a law of the radius for it, and the wide tail that the law has, if any."""
+    """A map of the latent, a law of the radius for it, and the law's wide tail, if any."""
 
     map: Chain
     law: RadiusLaw
@@ -199,16 +198,16 @@ class FittedRung:
 
     @torch.no_grad()
     def pit(self, rows: LatentRows, base: RadialBase) -> Tensor:
-        """Latent PIT of rows, (n,); exact but in the core of the law, where a hundredth of the rows are."""
+        """Latent PIT of rows, (n,); exact except in the core of the law, with a hundredth of the rows."""
         norms = base.norm_of(self.map(rows.z, rows.x)[0])
         return self.law.given(rows.x).cdf_untabulated(norms).clamp(0, 1)
 
 
 class RungFitter:
-    """Fits rungs to rows; maps that several rungs begin with are fitted once.
+    """Fits rungs to rows; maps shared by several rungs are fitted once.
 
     Args:
-        rows: what to learn from.
+        rows: rows to fit to.
         base: law that the flow assumes.
         groups: labels of the rows, for laws by group.
         contiguous: whether folds are blocks.
@@ -224,7 +223,7 @@ class RungFitter:
         self._mapped: dict[tuple[CrossFit, ...], tuple[list[LatentMap], Tensor]] = {(): ([], rows.z)}
 
     def fit(self, rung: Rung) -> FittedRung:
-        """The rung, each of its steps learned from latents that the steps before it mapped out of fold."""
+        """The fitted rung; each step is fitted to out-of-fold latents of the steps before it."""
         maps, z = self._maps(find_cross_fits(rung.maps))
         law = self._law(rung.law, self.base.norm_of(z))
         tail = self._find_tail(Chain(maps)) if maps and rung.law is not None else None
@@ -284,4 +283,4 @@ LAWS: dict[str, Callable[[CalibrationSample, RungFitter], RadiusLaw]] = {
     "smooth": _fit_smooth,
     "groups": _fit_groups,
 }
-"""Laws of the radius by name; a rung names one of them."""
+"""Laws of the radius by name, as used by the rungs."""

@@ -1,4 +1,4 @@
-"""Covariate shift: how much more often the features to come are like those of a calibration row."""
+"""Covariate shift: density ratios of future features and those of calibration rows."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ def density_ratio(
     clip: float | None = 20.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Weights of calibration rows for features that follow another law, by telling the two sets apart.
+    r"""Weights of calibration rows for features with another distribution, by classification.
 
     .. math:: w(x) = \frac{n}{m} \cdot \frac{P(\text{target} \mid x)}{P(\text{calibration} \mid x)}
               \approx \frac{f_\text{target}(x)}{f_\text{calibration}(x)}
 
-    with P by logistic regression on additive features, its penalty chosen by held-out likelihood; the
-    largest, at which all weights are nearly 1, is kept unless another is better by one standard error, so no
-    weights are made up where nothing shifts. A second regression has products of features as well, for shifts
-    of how features go together; it is taken where it is better by one standard error again. The weight of a
-    row is from a model that did not see it, nor chose products by it. Weights have mean 1.
+    with P from logistic regression on additive features, the penalty chosen by held-out likelihood. The
+    largest penalty, at which all weights are nearly 1, is kept unless another is better by one standard
+    error, so that no weights appear without a shift. A second regression includes products of features, for
+    shifts in their dependence; it is used if it is better by one more standard error. The weight of a row
+    comes from a model, and products, chosen without that row. Weights have mean 1.
 
-    A weight beyond ``clip`` times the mean is put at that value: the row would carry more than its share of
-    the noise. It leaves some of the shift, where it is that large, as it is. How many equally weighted rows
-    the weights are worth, :math:`(\sum w)^2 / \sum w^2`, is ``model.recalibration.effective_n`` of the flow
-    that is recalibrated with them.
+    A weight above ``clip`` times the mean is clipped to that value, because single rows would add too much
+    noise; part of a large shift is then not corrected. The effective number of equally weighted rows,
+    :math:`(\sum w)^2 / \sum w^2`, is ``model.recalibration.effective_n`` of the flow recalibrated with them.
 
     Args:
         x_calibration: (n, p) features of the calibration rows.
-        x_target: (m, p) features that are to come.
-        folds: parts for cross-fitting.
+        x_target: (m, p) future features.
+        folds: number of folds for cross-fitting.
         clip: largest weight; None for no limit.
-        generator: shuffles the rows; seeded with 0 if None.
+        generator: generator to shuffle the rows; seeded with 0 if None.
 
     Returns:
         (n,) float64 weights of mean 1 for ``recalibrate(..., weights=...)``.
@@ -58,7 +57,7 @@ def density_ratio(
     n, m, folds = len(calibration), len(target), as_whole(folds, "folds", 2)
     if not 2 <= folds <= min(n, m):
         raise ValueError(
-            f"folds must lie between 2 and {min(n, m)}, the rows of the smaller set; got {folds}."
+            f"folds must lie between 2 and {min(n, m)}, the number of rows of the smaller set; got {folds}."
         )
     if clip is not None and not as_number(clip, "clip") >= 1:
         raise ValueError(f"clip must be at least 1, the mean weight; got {clip}.")
@@ -161,5 +160,5 @@ def _with_one(columns: Tensor) -> Tensor:
 def _features(name: str, x: Any) -> Tensor:
     x = as_tensor(x, name).cpu().to(torch.float64)
     if x.dim() != 2 or 0 in x.shape:
-        raise ValueError(f"{name} must be (n, p), one row a point; got shape {tuple(x.shape)}.")
+        raise ValueError(f"{name} must be (n, p), one row for each point; got shape {tuple(x.shape)}.")
     return check_size(check_finite(x, name), name)

@@ -1,4 +1,4 @@
-"""What a flow or an adapter promises, as functions that raise AssertionError, for any test runner."""
+"""Checks of flows and adapters, as functions that raise AssertionError, for any test runner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_flow_contract(flow: ConditionalFlow, x: Any, y: Any, **options: Any) -
         flow: the flow.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        options: of ``check_flow``. An adapter should give ``log_prob``, (n,) log densities of y by the model
-            that it wraps.
+        options: options of ``check_flow``. For an adapter, pass ``log_prob``, (n,) log densities of y under
+            the wrapped model.
 
     Raises:
         AssertionError: with every check that failed: what was expected, what came, what to do.

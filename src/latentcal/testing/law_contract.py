@@ -1,4 +1,4 @@
-"""What a law of a latent norm promises, as functions that raise AssertionError, for any test runner."""
+"""Checks of laws of a latent norm, as functions that raise AssertionError, for any test runner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EPS = torch.finfo(torch.float64).eps
 _FAILURE_RATE = 1e-6
 _DRAWS = 20_000
 _ONE_LAW = "Make log_prob, log_cdf and log_sf describe one law, and name jumps of the density by kinks=."
-_TAILS = "Compute log_cdf and log_sf each by its own formula in log space: 1 - cdf loses the upper tail."
+_TAILS = "Compute log_cdf and log_sf by separate formulas in log space: 1 - cdf loses the upper tail."
 _QUANTILES = (
     "Leave icdf, icdf_log_cdf and icdf_log_sf to RadiusLaw, or invert log_cdf and log_sf to rounding."
 )
@@ -253,7 +253,7 @@ def check_samples_follow_cdf(case: LawCase) -> None:
     found = uniformity_test(u)
     expected = f"cdf(sample) to be uniform (p-value of at least {_FAILURE_RATE:g})"
     came = f"the p-value is {found.p_value:.1e} at a distance of {found.statistic:.3f}"
-    case.require(found.p_value >= _FAILURE_RATE, expected, came, "Leave sample to RadiusLaw, or mend it.")
+    case.require(found.p_value >= _FAILURE_RATE, expected, came, "Leave sample to RadiusLaw, or correct it.")
 
 
 @law_check
