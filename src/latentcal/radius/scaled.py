@@ -106,6 +106,9 @@ class ScaledRadius(RadiusLaw):
         log_density = self.reference.log_radial_density(torch.exp(log_s), dim) + dim * (log_s - log_r)
         return (log_density - math.log(self.power)).masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
+    def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        return self.scale * self.reference.landmark_quantiles(log_cdf, log_sf) ** self.power
+
     def _landmarks(self) -> Tensor:
         return self.scale * self.reference._landmarks() ** self.power
 
