@@ -1,6 +1,7 @@
 """Reading tables: kinds of columns, missing values, and what is said of a damaged file."""
 
 import gzip
+import random
 from datetime import datetime, timezone
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import same
 from latentcal._internal import table_files
-from latentcal._internal.columns import infer_column, parse_column
+from latentcal._internal.columns import infer_arrow_column, infer_column, parse_column
 from latentcal._internal.table_files import column_names, estimate_rows
 from latentcal.tables import read_sample
 
@@ -230,3 +231,60 @@ def test_a_parquet_file_says_how_many_rows_it_has_and_keeps_zones(tmp_path):
     (column,) = read_table(tmp_path / "t.parquet")
     assert (column.kind, column.zones) == ("date", ("+02:00",))
     assert column.values[0] == np.datetime64("2024-07-01T08:00")
+
+
+@pytest.mark.parametrize("decimal", [None, ".", ","])
+def test_numbers_read_by_pyarrow_are_those_that_python_reads(decimal):
+    arrow = pytest.importorskip("pyarrow")
+    texts = [
+        "1",
+        "-2",
+        "+3",
+        "-0",
+        "-0.0",
+        ".5",
+        "5.",
+        "1e5",
+        "1E-3",
+        "1e400",
+        "1e-400",
+        "4.9e-324",
+        "",
+        "007",
+    ]
+    texts += ["123456789012345678901234567890", "9007199254740993", "0.1234567890123456789012345", "1e-05"]
+    others = [
+        "e",
+        ".",
+        "-",
+        "1e",
+        "1-2",
+        "2020-01-01",
+        "1.2.3",
+        "x",
+        " 1",
+        "NA",
+        "nan",
+        "inf",
+        "1_0",
+        "0x1",
+        "1,5",
+    ]
+    choice, read = random.Random(0), 0
+    for case in range(2000):
+        cells = choice.choices(texts, k=4) + choice.choices(others, k=case % 5 == 0)
+        # Of two parts, the first of which is not at the start of what holds it.
+        parts = [arrow.array(part, arrow.large_string()) for part in (["9", *cells[:2]], cells[2:])]
+        column = arrow.chunked_array([parts[0].slice(1), parts[1]])
+        quick = infer_arrow_column("a", column, decimal)
+        if quick is None:
+            continue
+        slow = infer_column("a", np.array(cells, dtype=object), decimal)
+        assert quick.kind == slow.kind
+        assert (
+            quick.values.view(np.int64)[~slow.missing].tolist()
+            == slow.values.view(np.int64)[~slow.missing].tolist()
+        )
+        assert quick.missing.tolist() == slow.missing.tolist()
+        read += 1
+    assert read == 0 if decimal == "," else read > 1000  # control: this way is taken where it can be

@@ -166,6 +166,21 @@ assert "torch" in sys.modules and "latentcal.conformal.region" not in sys.module
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_first_recalibration_needs_no_scipy():
+    """Its import would take as long as the recalibration."""
+    script = """
+import sys, torch, latentcal as lc
+flow = lc.flows.LinearGaussianFlow(torch.zeros(3, 2), torch.zeros(3), torch.eye(3))
+x, y = torch.randn(300, 2), 1.3 * torch.randn(300, 3)
+model = lc.recalibrate(flow, x, y)
+model(x).log_prob(y)
+assert "scipy" not in sys.modules
+flow(x).sample((2,))
+assert "scipy" in sys.modules  # the check can fail
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_importing_loads_nothing_optional_and_changes_no_global():
     script = f"""
 import sys, warnings, torch

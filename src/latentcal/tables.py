@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._internal.column_rules import encode_targets
-from ._internal.columns import DATES, Column, infer_column, is_number, row_weights
+from ._internal.columns import DATES, Column, infer_arrow_column, infer_column, is_number, row_weights
 from ._internal.gaps import Gaps, check_complete, complete_rows
 from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.leaks import LeakWarning, warn_of_leaks
@@ -348,7 +348,7 @@ def read_sample(
         table = table.take(arrow.array(keep))
     try:
         columns = [
-            infer_column(name, column_cells(column), decimal)
+            infer_arrow_column(name, column, decimal) or infer_column(name, column_cells(column), decimal)
             for name, column in zip(names, table.columns, strict=True)
         ]
     except ValueError as error:

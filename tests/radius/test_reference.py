@@ -236,3 +236,14 @@ def test_quantiles_are_those_of_a_search_in_the_tails(family, dim):
     for log_cdf, log_sf in ((near, other), (other, near)):
         searched = RadiusLaw._quantile(law, log_cdf, log_sf)
         torch.testing.assert_close(law._quantile(log_cdf, log_sf), searched, rtol=5e-14, atol=0)
+
+
+@pytest.mark.parametrize("law", [Chi(1), Chi(2), Chi(7), Chi(400), GammaRadius(3)], ids=repr)
+def test_quantiles_at_landmarks_are_those_of_the_law(law):
+    """They come from another search, and are remembered."""
+    log_cdf = torch.tensor([-500.0, -20.0, -0.7, -1e-9], dtype=torch.float64)
+    log_sf = torch.log(-torch.expm1(log_cdf))
+    for _ in range(2):
+        found = law.landmark_quantiles(log_cdf, log_sf)
+        torch.testing.assert_close(found, law.icdf_log_tails(log_cdf, log_sf), rtol=1e-13, atol=1e-300)
+    assert float(law.landmark_quantiles(log_cdf[2:3] - 1, log_sf[2:3])) < float(found[2])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from latentcal.radius import BallRadius, Chi, DiscreteOutputWarning, GammaRadius, ScaledRadius, StudentRadius
-from latentcal.radius.scaled import ascend
+from latentcal.radius.scaled import ascend, by_autograd, fit_scale_power
 
 
 def plain_maximum_likelihood_scale(radii: torch.Tensor, dim: int) -> float:
@@ -183,4 +183,27 @@ def test_maxima_are_found_from_where_the_functions_are_convex():
 
     start = torch.tensor([[-6.3, 5.4], [9.2, -8.6], [4.7, 30.1]], dtype=torch.float64)
     free, limit = torch.ones(2, dtype=torch.bool), torch.full((2,), 100.0, dtype=torch.float64)
-    torch.testing.assert_close(ascend(peaks, start, free=free, limit=limit), target, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        ascend(by_autograd(peaks), start, free=free, limit=limit), target, rtol=0, atol=1e-6
+    )
+
+
+def test_scale_and_power_are_those_of_the_highest_robust_likelihood(generator):
+    """The closed derivatives of the likelihood vanish where its slopes by autograd do."""
+    reference = Chi(3)
+    radii = 1.4 * reference.sample((500,), generator) ** 1.2
+    scale, power = fit_scale_power(
+        radii, torch.ones(2, 500, dtype=torch.float64), reference, torch.tensor([False, True])
+    )
+    y, *quartiles = torch.log(radii), *reference.log_anchors()[:3]
+    low, middle, high = torch.quantile(y, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    wide = 5 * max(float(high - low), quartiles[2] - quartiles[0])
+    location, log_power = (torch.log(value).requires_grad_() for value in (scale, power))
+    u = (y - location[:, None]) * torch.exp(-log_power[:, None])
+    inlier = reference.log_prob(torch.exp(u)) + u - log_power[:, None] + math.log(0.99)
+    outlier = math.log(0.01 / (math.pi * wide)) - torch.log1p(((y - middle) / wide) ** 2)
+    (torch.logaddexp(inlier, outlier).sum() - 0.5 * log_power[1] ** 2).backward()
+    # The quartiles differ by a rank, which moves the width of the outliers' law a little.
+    slopes = torch.cat([location.grad, log_power.grad[1:]])
+    torch.testing.assert_close(slopes, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0.05)
+    assert float(log_power.grad[0].abs()) > 10  # control: a power that was not fitted has a slope

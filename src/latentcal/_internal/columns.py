@@ -11,6 +11,7 @@ import numpy as np
 
 from .dates import TYPE, find_kind, read_date
 from .hints import Argument, ArgumentError
+from .optional import require
 from .wording import check_unique, quote
 
 Kind = Literal["text", "boolean", "integer", "real", "date", "month_first_date"]
@@ -22,6 +23,7 @@ MISSING = frozenset(
 CELL = 1 << 17  # most characters of a cell
 _BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 _TRUTH = {**_BOOLEAN, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, **dict.fromkeys(MISSING, math.nan)}
+_OF_NUMBERS = b"0123456789+-.eE"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 # A point between thousands is read beside a decimal comma, or where there are two: 1.234 may be either.
 _WITH_COMMA = re.compile(
@@ -113,6 +115,35 @@ def infer_column(name: str, cells: np.ndarray, decimal: str | None = None) -> Co
     # Whole numbers with gaps count as real: that is what pandas, with which the rules were made, reads.
     whole = len(present) == len(texts) and all(map(_INTEGER.fullmatch, present))
     return Column(name, "integer" if whole else "real", np.array(numbers, dtype=np.float64)[codes])
+
+
+def infer_arrow_column(name: str, column: Any, decimal: str | None = None) -> Column | None:
+    """The column that ``infer_column`` makes of texts of pyarrow that are numbers or empty; None for others.
+
+    Numbers here have no more than digits, signs, points and exponents: what pyarrow reads of these, Python
+    reads alike.
+    """
+    arrow = require("pyarrow", "cli", "Reading tables from files needs")
+    if column.type != arrow.large_string() or column.null_count or decimal == ",":
+        return None
+    whole, parts = True, []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        text = b"" if data is None else memoryview(data)[ends[0] : ends[-1]].tobytes()
+        lengths = np.diff(ends)
+        if text.translate(None, _OF_NUMBERS) or lengths.max(initial=0) > CELL:
+            return None
+        empty = lengths == 0
+        whole = whole and not empty.any() and not any(mark in text for mark in (b".", b"e", b"E"))
+        if empty.any():
+            chunk = arrow.compute.if_else(arrow.array(empty), None, chunk)
+        try:
+            parts.append(chunk.cast(arrow.float64()).to_numpy(zero_copy_only=False))
+        except arrow.ArrowInvalid:
+            return None
+    values = np.concatenate(parts) if parts else np.empty(0)
+    return Column(name, "integer" if whole and len(values) else "real", values)
 
 
 def parse_column(

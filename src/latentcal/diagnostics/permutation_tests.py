@@ -365,7 +365,7 @@ def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
 
 
 def _random_signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    return 2 * torch.randint(2, shape, generator=generator).to(torch.float64) - 1
+    return torch.randint(2, shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
 
 
 def _bingham(omega: Tensor) -> Tensor:

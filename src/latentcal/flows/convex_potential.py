@@ -19,7 +19,8 @@ _LONGER = 2.0  # how much longer than the last step the next one may begin
 _SHORTEST = 1e-30  # a step that moves nothing is taken, unless there is a NaN: then none ever is
 _PROBES = 64
 _CLOSE = 0.1  # times the root of the rounding, in units of the goal: residuals of which the last step is sure
-_HELD = 4 * CACHE  # numbers of a Jacobian at a time
+_HELD = 352 * CACHE  # bytes of all numbers of an evaluation at a time
+_FEW = 0.2  # share of points that are left for later
 
 
 class ConvexPotentialFlow(ConditionalFlow):
@@ -110,12 +111,15 @@ class ConvexPotentialFlow(ConditionalFlow):
             return v
         rows = _rows(context, leading, flat.device)
         table = Context(*(tuple(t.reshape(-1, t.shape[-1]) for t in group) for group in context))
-        size = rows_at_a_time(self.dim * self.hidden, _HELD)
-        parts = []
-        for goal, chosen in zip(flat.split(size), rows.split(size), strict=True):
-            own = table.at(chosen)
-            parts.append(_newton(self.potential, goal, own, start=_guess(self.potential, goal, own)))
-        u, residual, rounding = (torch.cat(part) for part in zip(*parts, strict=True))
+        u = _guess(self.potential, flat, table, rows)
+        residual, rounding = flat.new_full((2, len(flat)), math.inf)
+        # The few points that take many steps take them together, not with each part of the others.
+        size = rows_at_a_time((4 * self.dim + 14) * self.hidden, _HELD // flat.element_size())
+        for few in (_FEW, 0) if len(flat) > size else (0,):
+            for part in residual.isinf().nonzero()[:, 0].split(size):
+                u[part], residual[part], rounding[part] = _newton(
+                    self.potential, flat[part], table.at(rows[part]), u[part], few
+                )
         reached = residual <= 1e3 * rounding
         if not bool(reached.all()):
             raise RuntimeError(
@@ -134,7 +138,7 @@ class ConvexPotentialFlow(ConditionalFlow):
         return check_features(x, self.features).to(self.first_shift.dtype)
 
 
-def _guess(potential: InputConvexNetwork, goal: Tensor, context: Context) -> Tensor:
+def _guess(potential: InputConvexNetwork, goal: Tensor, table: Context, rows: Tensor) -> Tensor:
     """Where the search for the gradient ``goal`` starts, (n, d) -> (n, d): one step with a common Hessian.
 
     The Hessian is the average over points where most of the data are, at the average context. It decides how
@@ -142,20 +146,21 @@ def _guess(potential: InputConvexNetwork, goal: Tensor, context: Context) -> Ten
     """
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(_PROBES, goal.shape[1], generator=generator).to(goal)
-    hessian = potential.gradient_and_hessian(probes, context.mean())[1].mean(0)
-    residual = goal - potential.gradient(torch.zeros_like(goal), context)
-    return torch.linalg.solve(hessian, residual, left=False)
+    hessian = potential.gradient_and_hessian(probes, table.mean())[1].mean(0)
+    at_zero = potential.gradient(goal.new_zeros(len(table.stretches[0]), goal.shape[1]), table)
+    return torch.linalg.solve(hessian, goal - at_zero[rows], left=False)
 
 
 def _newton(
-    potential: InputConvexNetwork, goal: Tensor, context: Context, start: Tensor
+    potential: InputConvexNetwork, goal: Tensor, context: Context, start: Tensor, few: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points u where the gradient is ``goal``, (n, d) -> (n, d), how far it is from that, and what rounding
     alone makes of that distance, (n,) each.
 
     Each round evaluates the potential once, at u - t * step: with half the last t where that did not lower
     the convex objective enough, else with a longer one, at most t = 1. Points that arrived, or surely do with
-    the next step, take no further part.
+    the next step, take no further part. Where not more than a share of ``few`` is left, it is given back with
+    an infinite distance.
     """
     eps = torch.finfo(goal.dtype).eps
     u, missing = torch.zeros_like(goal), goal.new_full((len(goal),), math.inf)
@@ -199,6 +204,9 @@ def _newton(
                 return u, missing, rounding
             active, goal, context = active[left], goal[left], context.at(left)
             here, step, t, size, before, slope = (s[left] for s in (here, step, t, size, before, slope))
+            if len(left) <= few * len(u):
+                u[active] = here
+                return u, missing, rounding
         if bool((t < _SHORTEST).all()):
             break
     u[active], missing[active] = here, size

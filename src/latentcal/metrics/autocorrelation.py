@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._internal.numerics import to_tensor
+from .._internal.special import log_gamma_cdf_sf
 from .._internal.validate import as_whole, check_numbers
 
 DRIFT_LEVEL = 0.01
@@ -73,8 +74,6 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
         >>> autocorrelation_test(slow).p_value < 1e-9
         True
     """
-    from scipy.special import chdtrc
-
     u = _check_pit(u)
     n = len(u)
     lags = min(10, n // 10) if lags is None else as_whole(lags, "lags")
@@ -87,7 +86,8 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
         remaining = n - torch.arange(1, lags + 1, dtype=torch.float64, device=u.device)
         statistics.append(float(n * (n + 2) * (tested**2 / remaining).sum()))
         times.append(_autocorrelation_time(correlation))
-    level, spread = (float(chdtrc(lags / excess, statistic / excess)) for statistic in statistics)
+    halves = torch.tensor([lags, *statistics], dtype=torch.float64) / (2 * excess)
+    level, spread = log_gamma_cdf_sf(halves[0], halves[1:])[1].exp().tolist()  # of chi-squared laws
     return AutocorrelationTest(
         max(statistics), min(1.0, 2 * min(level, spread)), level, spread, n / max(times), lags
     )

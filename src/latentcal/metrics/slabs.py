@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,7 +179,7 @@ def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[in
             score = (sign * share - 1e-12 * count).masked_fill(count < fewest, math.inf)
             lowest = float(score.min())
             if lowest < best[side][0]:
-                row, a, b = (int(i) for i in torch.unravel_index(score.argmin(), score.shape))
+                row, a, b = (int(i) for i in np.unravel_index(int(score.argmin()), score.shape))
                 bounds = float(values[row, at[a]]), float(values[row, at[b]])
                 best[side] = lowest, (first + row, *bounds, float(share[row, a, b]))
     return [slab for _, slab in best]

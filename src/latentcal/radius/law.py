@@ -151,9 +151,10 @@ class RadiusLaw(Float64Module):
         """Logs of the quartiles and of the quantiles at log tails of -500, which span the law."""
         if self._anchors is None:
             levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=self.device)
-            far = levels.new_tensor(-500.0)
-            ends = (self.icdf_log_cdf(far), self.icdf_log_sf(far))
-            self._anchors = tuple(torch.cat([self.icdf(levels), torch.stack(ends)]).log().tolist())
+            far = levels.new_tensor([-500.0])
+            log_cdf = torch.cat([torch.log(levels), far, log1mexp(far)])
+            log_sf = torch.cat([torch.log1p(-levels), log1mexp(far), far])
+            self._anchors = tuple(self.landmark_quantiles(log_cdf, log_sf).log().tolist())
         return self._anchors
 
     _anchors: tuple[float, ...] | None = None
@@ -181,7 +182,13 @@ class RadiusLaw(Float64Module):
     def _landmarks(self) -> Tensor:
         """Radii (k,) that a table must not step over: kinks of the density, peaks, the ends of its bulk."""
         v = torch.tensor([-20.0, -7.0, LOG_HALF], dtype=torch.float64, device=self.device)
-        return torch.cat([self.icdf_log_cdf(v), self.icdf_log_sf(v[:2])])
+        rest = log1mexp(v)
+        return self.landmark_quantiles(torch.cat([v, rest[:2]]), torch.cat([rest, v[:2]]))
+
+    @torch.no_grad()
+    def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        """``icdf_log_tails`` (n,), (n,) -> (n,) at a few levels that are asked for again and again."""
+        return self.icdf_log_tails(log_cdf, log_sf)
 
     def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
         """Density over tail probability; infinite at r = 0 (d / r), 0 outside of the support."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._internal.chunks import rows_at_a_time
 from .._internal.numerics import with_own_slope
 from .law import RadiusLaw, as_float64, normalize
-from .scaled import LARGEST_LOG_POWER, ascend
+from .scaled import LARGEST_LOG_POWER, ascend, by_autograd
 from .stacked import mixture_weights
 
 _FOLDS = 10
@@ -178,7 +178,7 @@ def _beta_parts(training: Tensor, samples: int, n: int) -> list[tuple[Tensor, Te
         return (training * _log_ranks(samples, alpha, beta, one)).sum(1) - 0.5 * (theta**2).sum(1)
 
     theta = ascend(
-        posterior,
+        by_autograd(posterior),
         training.new_zeros(len(training), 2),
         free=torch.ones(2, dtype=torch.bool, device=training.device),
         limit=training.new_tensor([math.inf, LARGEST_LOG_POWER]),

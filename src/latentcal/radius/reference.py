@@ -19,6 +19,7 @@ from .law import LawByTails, as_float64
 
 # Squares of radii outside [1 / _FAR, _FAR] may overflow or vanish; there the leading power of r is exact.
 _FAR = 1e75
+_MOST_KNOWN = 64  # sets of quantiles that a law remembers
 _FAR_TAIL = -300.0  # log-probability below which quantiles of gamma variables are searched for
 
 
@@ -87,6 +88,10 @@ class _ReferenceLaw(LawByTails):
 class _GammaLaw(_ReferenceLaw):
     """A radius that is a power of a gamma variable with unit rate, of shape ``_shapes[0]``."""
 
+    def __init__(self, dim: int, *shapes: float) -> None:
+        super().__init__(dim, *shapes)
+        self._known: dict[tuple[float, ...], Tensor] = {}
+
     def _log_radius(self, log_x: Tensor) -> Tensor:
         """Log of the radius that belongs to the log of the gamma variable."""
         raise NotImplementedError
@@ -100,6 +105,16 @@ class _GammaLaw(_ReferenceLaw):
                 r[~far] = self._quantile(log_cdf[~far], log_sf[~far])
             return r
         return torch.exp(self._log_radius(torch.log(gamma_quantile(self._shape, log_cdf, log_sf))))
+
+    def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        # By the search, which needs no scipy: its import would take longer than the first recalibration.
+        levels = (*log_cdf.tolist(), *log_sf.tolist())
+        if levels not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            with torch.inference_mode(False):
+                self._known[levels] = super()._quantile(log_cdf.clone(), log_sf.clone())
+        return self._known[levels].to(log_cdf.device)
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
         return self._log_radius(_gamma_log_quantile(self._shape, target, lower_half))

@@ -15,6 +15,9 @@ _SMALLEST = {"scale": 1e-305, "power": 1e-100}  # beyond, quantiles leave the fl
 _OUTLIER_SHARE = 0.01
 LARGEST_LOG_POWER = math.log(20.0)
 
+Derivatives = tuple[Tensor, Tensor, Tensor]
+"""A function's value with its first and second derivatives."""
+
 
 class ScaledRadius(RadiusLaw):
     r"""Law of :math:`a R^b` for R from the reference law.
@@ -103,6 +106,9 @@ class ScaledRadius(RadiusLaw):
         log_density = self.reference.log_radial_density(torch.exp(log_s), dim) + dim * (log_s - log_r)
         return (log_density - math.log(self.power)).masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
+    def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
+        return self.scale * self.reference.landmark_quantiles(log_cdf, log_sf) ** self.power
+
     def _landmarks(self) -> Tensor:
         return self.scale * self.reference._landmarks() ** self.power
 
@@ -134,12 +140,28 @@ def fit_scale_power(
     wide = 5 * max(spread, quartiles[2] - quartiles[0])
     log_outlier = math.log(_OUTLIER_SHARE / (math.pi * wide)) - torch.log1p(((y - center) / wide) ** 2)
 
-    def likelihood(theta: Tensor) -> Tensor:
+    def derivatives(theta: Tensor) -> Derivatives:
         location, log_power = theta[:, :1], theta[:, 1:]
         # Beyond the ends the outlier law has taken over; the clamp keeps exp(u) and its slope finite.
-        u = ((y - location) * torch.exp(-log_power)).clamp(lowest, highest)
-        inlier = reference.log_prob(torch.exp(u)) + u - log_power + math.log1p(-_OUTLIER_SHARE)
-        return (weights * torch.logaddexp(inlier, log_outlier)).sum(1) - 0.5 * log_power[:, 0] ** 2
+        rate = torch.exp(-log_power)
+        free_u = (y - location) * rate
+        u = free_u.clamp(lowest, highest)
+        inside = free_u == u
+        log_density, slope, bend = _log_density_in_log_r(reference, u)
+        inlier = log_density - log_power + math.log1p(-_OUTLIER_SHARE)
+        share = torch.sigmoid(inlier - log_outlier)
+        slope, bend = torch.where(inside, slope, 0.0), torch.where(inside, bend, 0.0)
+        by_location, by_power = -slope * rate, -slope * u - 1
+        value = (weights * torch.logaddexp(inlier, log_outlier)).sum(1) - 0.5 * log_power[:, 0] ** 2
+        first = torch.stack([by_location, by_power], 1)
+        mixed = rate * (bend * u + slope)
+        second = torch.stack([bend * rate**2, mixed, mixed, (bend * u + slope) * u], 1)
+        drawn, spread = (weights * share)[:, None], (weights * share * (1 - share))[:, None]
+        gradient = (drawn * first).sum(2)
+        hessian = (drawn * second).sum(2).reshape(-1, 2, 2) + (spread * first) @ first.mT
+        gradient[:, 1] -= log_power[:, 0]
+        hessian[:, 1, 1] -= 1
+        return value, gradient, hessian
 
     start = torch.zeros(len(weights), 2, dtype=torch.float64, device=y.device)
     unbounded = torch.full_like(power, math.isinf(reference.upper))
@@ -147,7 +169,7 @@ def fit_scale_power(
     start[power, 1] = math.log(min(max(ratio, 0.1), 10.0))
     start[:, 0] = (center - torch.exp(start[:, 1]) * quartiles[1]) * unbounded
     theta = ascend(
-        likelihood,
+        derivatives,
         start,
         free=torch.stack([unbounded, power], 1),
         limit=start.new_tensor([math.inf, LARGEST_LOG_POWER]),
@@ -155,18 +177,37 @@ def fit_scale_power(
     return torch.exp(theta[:, 0]), torch.exp(theta[:, 1])
 
 
-def ascend(likelihood: Callable[[Tensor], Tensor], theta: Tensor, *, free: Tensor, limit: Tensor) -> Tensor:
+def _log_density_in_log_r(law: RadiusLaw, u: Tensor) -> Derivatives:
+    """Log density of log r under a law, at u, and its first and second derivative, of the shape of u."""
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        value = law.log_prob(torch.exp(u)) + u
+        (slope,) = torch.autograd.grad(value.sum(), u, create_graph=True)
+        bend = torch.autograd.grad(slope.sum(), u)[0] if slope.requires_grad else torch.zeros_like(u)
+    return value.detach(), slope.detach(), bend
+
+
+def ascend(
+    derivatives: Callable[[Tensor], Derivatives], theta: Tensor, *, free: Tensor, limit: Tensor
+) -> Tensor:
     """Maxima (f, k) of f functions (f, k) -> (f,) at once, by Newton steps damped until each goes uphill.
 
     Args:
-        likelihood: the functions.
+        derivatives: the functions (f,), their gradients (f, k) and Hessians (f, k, k).
         theta: (f, k) where to start.
         free: (f, k) or (k,) whether a parameter may move.
         limit: (k,) largest absolute values.
     """
     free = free.expand_as(theta)
     damping = torch.full_like(theta[:, 0], 1e-3)
-    value, gradient, hessian = _derivatives(likelihood, theta, free)
+    held = torch.diag_embed((~free).to(theta))
+    movable = free[:, :, None] & free[:, None, :]
+
+    def evaluate(theta: Tensor) -> Derivatives:
+        value, gradient, hessian = derivatives(theta)
+        return value, gradient * free, hessian * movable - held
+
+    value, gradient, hessian = evaluate(theta)
     for _ in range(60):
         scale = hessian.diagonal(dim1=1, dim2=2).abs().clamp(min=1e-8)
         # Levenberg's damping: with an indefinite Hessian it grows until the step is a short way uphill.
@@ -175,7 +216,7 @@ def ascend(likelihood: Callable[[Tensor], Tensor], theta: Tensor, *, free: Tenso
         eigenvalues = eigenvalues.clamp(min=1e-6 * scale.amax(1, keepdim=True))
         step = (vectors @ ((vectors.mT @ gradient[..., None]) / eigenvalues[..., None]))[..., 0] * free
         candidate = torch.minimum(torch.maximum(theta + step.clamp(-2, 2), -limit), limit)
-        new_value, new_gradient, new_hessian = _derivatives(likelihood, candidate, free)
+        new_value, new_gradient, new_hessian = evaluate(candidate)
         better = new_value >= value
         moved = (candidate - theta).abs().amax(1)
         theta = torch.where(better[:, None], candidate, theta)
@@ -188,20 +229,21 @@ def ascend(likelihood: Callable[[Tensor], Tensor], theta: Tensor, *, free: Tenso
     return theta
 
 
-def _derivatives(
-    likelihood: Callable[[Tensor], Tensor], theta: Tensor, free: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.enable_grad():
-        theta = theta.detach().requires_grad_()
-        value = likelihood(theta)
-        (gradient,) = torch.autograd.grad(value.sum(), theta, create_graph=True)
-        rows = [
-            torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0]
-            for i in range(theta.shape[1])
-        ]
-    hessian = torch.stack(rows, 1) * free[:, :, None] * free[:, None, :]
-    fixed = torch.diag_embed((~free).to(theta))
-    return value.detach(), gradient.detach() * free, hessian.detach() - fixed
+def by_autograd(likelihood: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Derivatives]:
+    """Value, gradient and Hessian of functions (f, k) -> (f,) without a closed form, for :func:`ascend`."""
+
+    def derivatives(theta: Tensor) -> Derivatives:
+        with torch.enable_grad():
+            theta = theta.detach().requires_grad_()
+            value = likelihood(theta)
+            (gradient,) = torch.autograd.grad(value.sum(), theta, create_graph=True)
+            rows = [
+                torch.autograd.grad(gradient[:, i].sum(), theta, retain_graph=True)[0]
+                for i in range(theta.shape[1])
+            ]
+        return value.detach(), gradient.detach(), torch.stack(rows, 1).detach()
+
+    return derivatives
 
 
 def _weighted_quartiles(y: Tensor, weights: Tensor) -> tuple[float, float]:

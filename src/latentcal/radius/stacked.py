@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._internal.numerics import solve_increasing
+from .._internal.numerics import log1mexp, solve_increasing
 from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .folds import FoldedRadii
 from .gamma_kde import (
@@ -176,7 +176,9 @@ class StackedRadius(TabulatedLaw):
     def _span(self) -> tuple[float, float]:
         far = self._scalar(-65.0)
         ends = [
-            part.table.high if isinstance(part, TabulatedLaw) else float(part.icdf_log_sf(far)) ** (1 / 3)
+            part.table.high
+            if isinstance(part, TabulatedLaw)
+            else float(part.landmark_quantiles(log1mexp(far), far)) ** (1 / 3)
             for part in self.parts
         ]
         return self._core_end()[0] ** (1 / 3), max(ends)
@@ -211,7 +213,7 @@ class StackedRadius(TabulatedLaw):
             value = self._mixture("log_cdf", torch.exp(log_r))
             return value, torch.exp(self._mixture("log_prob", torch.exp(log_r)) - value + log_r)
 
-        quantiles = [float(part.icdf_log_cdf(level)) for part in self.parts]
+        quantiles = [float(part.landmark_quantiles(level, log1mexp(level))) for part in self.parts]
         start = self._scalar(math.log(max(quantiles)))
         end = torch.exp(solve_increasing(mixture_in_log_r, level, start, step=0.1))
         end = self._retreat(end)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..radius.scaled import ascend
+from ..radius.scaled import Derivatives, ascend
 from ..radius.stacked import mixture_weights
 from .maps import AffineMap, Chain, CoordinateMap, CrossFitted, LatentMap, by_fold
 
@@ -21,6 +21,8 @@ _KNOTS = 33
 _BLOCK = 32  # coordinates at a time
 _LARGEST_SCORE = 4.0
 _STEEPEST = 20.0
+_TINY = 1e-300
+_FAR = 1e3  # score from which on the likelihood of a bent law falls no further
 
 
 class _Laws(NamedTuple):
@@ -33,21 +35,43 @@ class _Laws(NamedTuple):
     nodes: Tensor  # (m,)
     mass: Tensor  # (b, m), sums to 1
 
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Log densities, (b, k) -> (3, b, k)."""
+    def log_prob(self, u: Tensor | None = None) -> Tensor:
+        """Log densities, (b, k) -> (3, b, k); at the nodes if u is None."""
+        if u is None:
+            u = self.nodes.expand(len(self.mass), -1)
+            kernels = torch.log(self._mix_at_nodes(_log_normal, torch.exp).clamp(min=_TINY))
+        else:
+            standard = (u[..., None] - self.nodes) / self.bandwidth
+            kernels = torch.logsumexp(_log_normal(standard) + torch.log(self.mass)[:, None, :], -1)
         normal = _log_normal(self.middle + self.spread * u) + torch.log(self.spread)
-        standard = (u[..., None] - self.nodes) / self.bandwidth
-        log_kernels = _log_normal(standard) - torch.log(self.bandwidth)
-        kernels = torch.logsumexp(log_kernels + torch.log(self.mass)[:, None, :], -1)
         score, log_slope = _bend(u, self.bent)
-        return torch.stack([normal, _log_normal(score) + log_slope, kernels])
+        return torch.stack(
+            [normal, _log_normal(score) + log_slope, kernels - torch.log(self.bandwidth[..., 0])]
+        )
 
-    def cdf(self, u: Tensor) -> Tensor:
-        """Distribution functions, (b, k) -> (3, b, k)."""
+    def cdf(self, u: Tensor | None = None) -> Tensor:
+        """Distribution functions, (b, k) -> (3, b, k); at the nodes if u is None."""
+        if u is None:
+            u = self.nodes.expand(len(self.mass), -1)
+            kernels = self._mix_at_nodes(torch.special.ndtr)
+        else:
+            standard = (u[..., None] - self.nodes) / self.bandwidth
+            kernels = (torch.special.ndtr(standard) * self.mass[:, None, :]).sum(-1)
         normal = torch.special.ndtr(self.middle + self.spread * u)
-        standard = (u[..., None] - self.nodes) / self.bandwidth
-        kernels = (torch.special.ndtr(standard) * self.mass[:, None, :]).sum(-1)
         return torch.stack([normal, torch.special.ndtr(_bend(u, self.bent)[0]), kernels])
+
+    def _mix_at_nodes(self, *steps: Callable[[Tensor], Tensor]) -> Tensor:
+        """Sums over the kernels of a function of the distance in bandwidths, at the nodes, (b, m).
+
+        Coordinates of one bandwidth share a matrix, so the function is evaluated once for each bandwidth.
+        """
+        sums, widths = torch.empty_like(self.mass), self.bandwidth[:, 0, 0]
+        for width in widths.unique():
+            values = (self.nodes - self.nodes[:, None]) / width
+            for step in steps:
+                values = step(values)
+            sums[widths == width] = self.mass[widths == width] @ values
+        return sums
 
 
 def cross_fit_marginals(
@@ -131,7 +155,7 @@ def _splines(
         nodes,
         mass / mass.sum(1, keepdim=True),
     )
-    log_density = laws.log_prob(nodes.expand(len(mass), -1)).reshape(3, sets, dim, _NODES)[:, :-1]
+    log_density = laws.log_prob().reshape(3, sets, dim, _NODES)[:, :-1]
     shares = _shares(log_density, counts)[:, None].repeat(1, sets, 1)  # (3, f + 1, d)
     if nested:
         for number in range(sets - 1):
@@ -173,7 +197,7 @@ def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor, nested: bool) -
     for width in _BANDWIDTHS:
         kernels = torch.exp(_log_normal((nodes[:, None] - nodes) / width)) / width
         density = (training[:-1] @ kernels) / training[:-1].sum(-1, keepdim=True)
-        scores.append((counts * torch.log(density.clamp(min=1e-300))).sum(2))
+        scores.append((counts * torch.log(density.clamp(min=_TINY))).sum(2))
     of_folds = torch.stack(scores)  # (w, f, d)
     total = of_folds.sum(1, keepdim=True)
     judging = total - of_folds if nested else total.expand_as(of_folds)
@@ -183,14 +207,47 @@ def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor, nested: bool) -
 def _fit_bent(nodes: Tensor, mass: Tensor) -> Tensor:
     """Location, log scale, skew and log tail weight (b, 4) of bent normal laws, by penalised likelihood."""
 
-    def likelihood(theta: Tensor) -> Tensor:
+    def derivatives(theta: Tensor) -> Derivatives:
+        location, log_scale, skew, log_tail = theta[:, :, None].unbind(1)
+        rate, tail = torch.exp(-log_scale), torch.exp(log_tail)
+        t = (nodes - location) * rate
+        fall = 1 / torch.sqrt(1 + t**2)
+        reach, slope = tail * torch.asinh(t), tail * fall
+        angle = reach - skew
         score, log_slope = _bend(nodes.expand(len(mass), -1), theta)
-        fit = (mass * (_log_normal(score.clamp(-1e3, 1e3)) + log_slope)).sum(1)
-        return fit - 2 * (theta[:, 2:] ** 2).sum(1)
+        value = (mass * (_log_normal(score.clamp(-_FAR, _FAR)) + log_slope)).sum(1)
+        # By the angle: of -sinh^2 / 2 + log cosh, where the first is not held at its bound.
+        inside, tanh = score.abs() <= _FAR, torch.tanh(angle)
+        by_angle = tanh - torch.where(inside, score * torch.cosh(angle.clamp(-30, 30)), 0.0)
+        bend = 1 - tanh**2 - torch.where(inside, 1 + 2 * score**2, 0.0)
+        zero, one = torch.zeros_like(t), torch.ones_like(t)
+        first = torch.stack([-slope * rate, -slope * t, -one, reach], 1)
+        cubed = slope * fall**2
+        # Of the slope of asinh, -log(1 + t^2) / 2, by t, once and twice.
+        once, twice = -t * fall**2, (t**2 - 1) * fall**4
+        own = torch.stack([-once * rate, -once * t - 1, zero, one], 1)
+        drawn, pull = mass[:, None], (mass * by_angle)[:, None]
+        gradient = (pull * first + drawn * own).sum(2)
+        hessian = ((mass * bend)[:, None] * first) @ first.mT
+        for i, j, of_angle, of_slope in (
+            (0, 0, cubed * -t * rate**2, twice * rate**2),
+            (0, 1, cubed * rate, (twice * t + once) * rate),
+            (1, 1, cubed * t, (twice * t + once) * t),
+            (0, 3, -slope * rate, zero),
+            (1, 3, -slope * t, zero),
+            (3, 3, reach, zero),
+        ):
+            entry = (pull[:, 0] * of_angle + mass * of_slope).sum(1)
+            hessian[:, i, j] += entry
+            if i != j:
+                hessian[:, j, i] += entry
+        shape = torch.cat([torch.zeros_like(theta[:, :2]), theta[:, 2:]], 1)
+        penalty = torch.diag(theta.new_tensor([0.0, 0.0, 4.0, 4.0]))
+        return value - 2 * (shape**2).sum(1), gradient - 4 * shape, hessian - penalty
 
     start = torch.zeros(len(mass), 4, dtype=nodes.dtype, device=nodes.device)
     free = torch.ones(4, dtype=torch.bool, device=nodes.device)
-    return ascend(likelihood, start, free=free, limit=start.new_tensor([4.0, 3.0, 2.0, 1.0]))
+    return ascend(derivatives, start, free=free, limit=start.new_tensor([4.0, 3.0, 2.0, 1.0]))
 
 
 def _bend(u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +262,7 @@ def _bend(u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 
 def _spline(laws: _Laws, shares: Tensor, reach: float) -> tuple[Tensor, Tensor, Tensor]:
     """Knots in units of z, their normal scores and the slopes there, (b, k) each."""
-    at_nodes = (shares[..., None] * laws.cdf(laws.nodes.expand(len(laws.mass), -1))).sum(0)
+    at_nodes = (shares[..., None] * laws.cdf()).sum(0)
     wanted = torch.linspace(-reach, reach, _KNOTS, dtype=laws.nodes.dtype, device=laws.nodes.device)
     u = _interpolate(torch.special.ndtr(wanted), at_nodes, laws.nodes)
     cdf = (shares[..., None] * laws.cdf(u)).sum(0)
