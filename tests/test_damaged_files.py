@@ -101,7 +101,7 @@ class Chi(lc.ScaledRadius):
 
 def test_a_law_of_the_users_is_named_when_it_is_loaded(tmp_path):
     lc.save(OwnRadius(lc.radius.Chi(3), 2.0), tmp_path / "model")
-    with pytest.raises(ModelFileError, match=r"needs the class 'OwnRadius'.*classes="):
+    with pytest.raises(ModelFileError, match=r"needs the unknown class 'OwnRadius'.*classes="):
         lc.load(tmp_path / "model")
     assert type(lc.load(tmp_path / "model", classes=[OwnRadius])) is OwnRadius
     with pytest.raises(TypeError, match="latentcal uses this name"):

@@ -80,7 +80,7 @@ def test_a_table_that_is_none_is_refused():
         ({"a": [1, 2, 3], "price": [1, 2]}, ValueError, "'price' has shape"),
         ({"a": np.zeros((20, 2)), "price": range(20)}, ValueError, "of the same length"),
         ({"a": 1, "price": 2}, ValueError, "of the same length"),
-        ({"a": np.arange(20) * 1j, "price": range(20)}, TypeError, "'a' holds complex numbers"),
+        ({"a": np.arange(20) * 1j, "price": range(20)}, TypeError, "'a' has complex numbers"),
     ):
         with pytest.raises(error, match=says):
             Preprocessing.fit(table, "price")

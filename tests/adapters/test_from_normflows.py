@@ -251,7 +251,7 @@ def test_data_that_do_not_fit_are_refused():
             lambda: nf.flows.CircularAutoregressiveRationalQuadraticSpline(DIM, 1, 8, [0]),
             "is defined on a circle",
         ),
-        (lambda: nf.flows.HamiltonianMonteCarlo(None, 1, torch.zeros(DIM), torch.zeros(DIM)), "at random"),
+        (lambda: nf.flows.HamiltonianMonteCarlo(None, 1, torch.zeros(DIM), torch.zeros(DIM)), "is random"),
     ],
     ids=["circle", "random"],
 )

@@ -154,7 +154,7 @@ def test_equal_quantiles_have_a_density(same):
 
 def test_bad_levels_are_refused():
     for levels, message in [
-        ([5, 50, 95], "divided by 100"),
+        ([5, 50, 95], "Divide percentages by 100"),
         ([0.5, 0.1], "ascend"),
         ([0.5], "at least 2"),
         ([0.0, 0.5], "strictly between"),

@@ -109,7 +109,7 @@ def test_a_base_that_depends_on_x_is_read_at_each_call():
 
 def test_a_circle_has_no_centre_and_is_refused_unless_taken_as_a_box():
     network = zuko.flows.NCSF(2, 3)
-    with pytest.raises(ValueError, match=r"NCSF lives on a circle.*recalibrate_prerank"):
+    with pytest.raises(ValueError, match=r"NCSF is defined on a circle.*recalibrate_prerank"):
         from_zuko(network)
     x, y = torch.randn(20, 3), 2 * torch.rand(20, 2) - 1
     with torch.no_grad():

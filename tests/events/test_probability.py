@@ -208,7 +208,7 @@ def test_a_probability_says_what_is_wrong():
     flow = gaussian(torch.eye(2).double())
     for expected, error, arguments in (
         ("finite sides", ValueError, {"event": Box(0, math.inf), "method": "quadrature"}),
-        ("for a Box; for HalfSpace", ValueError, {"event": HalfSpace([1, 0], 0), "method": "quadrature"}),
+        ("needs a Box; for HalfSpace", ValueError, {"event": HalfSpace([1, 0], 0), "method": "quadrature"}),
         ("method must be", ValueError, {"event": Box(0, 1), "method": "magic"}),
         (
             "power of 2 for Sobol points, got 1000; try 512",

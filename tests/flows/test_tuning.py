@@ -192,7 +192,7 @@ def test_a_finished_search_is_read_and_not_done_again(finished, monkeypatch):
     ("change", "message"),
     [
         ({"grid": {"hidden": [2, 5], "learning_rate": [1e-2, 1e-4]}}, r"grid .*\[2, 4\].*now.*\[2, 5\]"),
-        ({"validation": data(100, seed=2)}, "begun with other data"),
+        ({"validation": data(100, seed=2)}, "other data"),
         ({"seed": 1}, "seed 0, now 1"),
         ({"max_epochs": 5}, "training .*4.*now.*5"),
         ({"make_flow": FlowMatching}, "flow ConvexPotentialFlow, now FlowMatching"),

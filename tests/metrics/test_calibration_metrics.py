@@ -66,7 +66,7 @@ def test_calibration_error_has_a_gradient(generator):
     [
         ([0.2, math.nan], "1 of 2 PIT values are NaN"),
         ([0.2, 1.2], "from 0.2 to 1.2"),
-        ([-0.1, 0.3], "probabilities in"),
+        ([-0.1, 0.3], "must be in"),
         ([], "u is empty"),
     ],
 )

@@ -231,7 +231,7 @@ def test_weights_decide_which_rows_are_believed(generator):
         (torch.tensor([math.nan, *[1.0] * 19]), "finite"),
         (torch.tensor([-1.0, *[1.0] * 19]), "not negative"),
         (torch.zeros(20), "not all zero"),
-        (torch.ones(7), "for 20 points"),
+        (torch.ones(7), r"must be \(20,\)"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(weights, message):

@@ -207,7 +207,7 @@ def test_the_record_says_what_was_done_and_warns_of_reuse():
     [
         ({"maps": "turn"}, r"maps must be among .* got \['turn'\]"),
         ({"order": "space"}, "order must be 'time' or None, got 'space'"),
-        ({"weights": torch.ones(7)}, "one each"),
+        ({"weights": torch.ones(7)}, "one for each point"),
         ({"weights": -torch.ones(100)}, "not negative"),
         ({"weights": torch.full((100,), math.nan)}, "finite"),
     ],

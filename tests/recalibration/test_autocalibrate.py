@@ -420,7 +420,7 @@ def test_lambda_of_a_map_is_read_off_rows_that_it_did_not_see():
     [
         ({"order": "space"}, "order must be 'time' or None"),
         ({"folds": 1}, "folds must be at least 2"),
-        ({"weights": torch.ones(3)}, "one each"),
+        ({"weights": torch.ones(3)}, "one for each point"),
         ({"groups": 5}, "column 5, x has 3"),
     ],
 )

@@ -44,7 +44,7 @@ def test_ties_are_warned_of_once_or_not_at_all(generator):
     y = torch.ones(100, 2)
     y[torch.randperm(100, generator=generator)[:50]] += torch.randn(50, 2, generator=generator)
     flow = scaled_gaussian(2, 1.0)
-    with pytest.warns(DiscreteOutputWarning, match="50% of the rows have one and the same value") as caught:
+    with pytest.warns(DiscreteOutputWarning, match="50% of the rows have the same value") as caught:
         recalibrate(flow, None, y, fit=GammaKDE.fit)
     assert len(caught) == 1
     with pytest.warns(DiscreteOutputWarning, match="50% of the 100 latent norms are tied"):

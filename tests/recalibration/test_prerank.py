@@ -523,7 +523,7 @@ def test_wrong_arguments_are_explained():
         recalibrate_prerank(model, x, y, prerank="hdr")
     with pytest.raises(TypeError, match="model must be a function from x to a distribution, got float"):
         recalibrate_prerank(1.0, x, y)
-    with pytest.raises(TypeError, match="must give a torch Distribution, it gave Tensor"):
+    with pytest.raises(TypeError, match="must return a torch Distribution, got Tensor"):
         recalibrate_prerank(lambda x: x, x, y)
     with pytest.raises(ValueError, match=r"event shape \(\); x and y need \(30,\) and \(2,\).*Independent"):
         recalibrate_prerank(lambda x: Normal(x.expand(-1, 2), 1.0), x, y)

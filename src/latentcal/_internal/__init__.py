@@ -1,1 +1,1 @@
-"""What the rest of the package is built on; nothing here is public."""
+"""Helpers for the rest of the package; nothing here is public."""

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and what a process that was killed has left of them."""
+"""Files that appear complete or not at all, and cleaning up after killed processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 def new_file(path: Path, content: bytes) -> Iterator[None]:
     """Write a file that appears complete or not at all, with the permissions of any new file.
 
-    It replaces one of that name. Inside the block nobody takes it for abandoned.
+    It replaces a file of that name. Inside the block other processes do not treat it as abandoned.
     """
     fresh, lock = _claim(path.parent)
     try:
@@ -49,14 +49,14 @@ def new_file(path: Path, content: bytes) -> Iterator[None]:
 
 
 def remove_abandoned(path: Path, is_needed: Callable[[], bool]) -> None:
-    """Remove a file that nobody is writing any more, unless it is needed, which is asked last."""
+    """Remove a file that no process is writing any more, unless it is needed, which is checked last."""
     with _lock_if_abandoned(path) as nobody:
         if nobody and not is_needed():
             path.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise OSError where a folder cannot be made, or no file in it; nothing stays."""
+    """Raise OSError if a folder, or a file in it, cannot be made; leaves nothing behind."""
     new = make_folder(folder)
     try:
         probe, lock = _claim(folder)
@@ -68,7 +68,7 @@ def check_writable(folder: Path) -> None:
 
 
 def make_folder(target: Path) -> list[Path]:
-    """Make a folder with its parents; those that are new, the innermost first."""
+    """Make a folder with its parents; returns the new ones, innermost first."""
     new = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
     return new
@@ -82,7 +82,7 @@ def remove_folders(folders: list[Path]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk, where the system can (Windows cannot open a folder)."""
+    """Force the names in a folder to disk, if the system can (Windows cannot open a folder)."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -96,7 +96,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def patiently(action: Callable[[], _Result]) -> _Result:
-    """Do what Windows forbids while another process has the file open, as soon as it allows it."""
+    """Retry an operation that Windows forbids while another process has the file open."""
     for _ in range(100 if os.name == "nt" else 0):
         try:
             return action()

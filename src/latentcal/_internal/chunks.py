@@ -1,4 +1,4 @@
-"""How much is held at a time: budgets of numbers, and the rows that fit into one."""
+"""Memory budgets: numbers to hold at a time, and the rows that fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 4096
 
 
 def rows_at_a_time(numbers: int, budget: int = MEMORY) -> int:
-    """Rows of so many numbers each that a budget holds; at least one.
+    """Number of rows, of the given size, that fit into a budget; at least one.
 
     Examples:
         >>> rows_at_a_time(1 << 20), rows_at_a_time(1 << 30)

@@ -1,4 +1,4 @@
-"""How one column of a table becomes features: which columns do, as what, and what stands in for a gap."""
+"""How one column of a table becomes features: whether, in which form, and how gaps are filled."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Feature(NamedTuple):
     """How one column of a table becomes features.
 
     Args:
-        name: of the column.
-        kind: of the column.
-        levels: of a text column, sorted: one feature each; of a date, its parts by ``dates.PARTS``; empty for
-            all others, which are one feature.
-        fill: what stands in for a missing value: a number, a text, a date as ISO text; None where rows that
-            miss the value are left out.
-        gaps: whether there is one more feature, ``name:missing``, that is 1 where the value is missing.
-        zones: of a date: the time zones it was learned with; "" for none.
+        name: name of the column.
+        kind: kind of the column.
+        levels: for a text column, the sorted levels, one feature each; for a date, its parts by
+            ``dates.PARTS``; empty for all others, which are one feature.
+        fill: value to replace missing ones: a number, a text, a date as ISO text; None to leave out rows that
+            miss the value.
+        gaps: whether there is a further feature, ``name:missing``, that is 1 if the value is missing.
+        zones: for a date, the time zones in the learning rows; "" for none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Feature(NamedTuple):
 
     @classmethod
     def fit(cls, column: Column, complete: np.ndarray, impute: bool) -> Feature:
-        """Learn from a column (n,), of whose rows those that are ``complete`` are used."""
+        """The feature learned from the ``complete`` rows of a column (n,)."""
         known = column.of(complete & ~column.missing)
         levels: tuple[str, ...] = ()
         if column.kind == "text":
@@ -65,7 +65,7 @@ class Feature(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of its features: ``a=b`` for the level b of a text column a, ``a:year`` and so on for a date."""
+        """Names of its features: ``a=b`` for level b of a text column a, ``a:year`` and so on for a date."""
         own = [self.name]
         if self.kind == "text":
             own = [f"{self.name}={level}" for level in self.levels]
@@ -74,7 +74,7 @@ class Feature(NamedTuple):
         return own + [f"{self.name}:missing"] * self.gaps
 
     def encode(self, column: Column, out: np.ndarray) -> None:
-        """Write the column (n,) into out (n, k); a text that is no level becomes zeros."""
+        """Write the column (n,) into out (n, k); a text that is not a level becomes zeros."""
         values, missing = column.values, column.missing
         if self.fill is not None and missing.any():
             fill = np.datetime64(str(self.fill)) if self.kind in DATES else self.fill
@@ -94,12 +94,12 @@ class Feature(NamedTuple):
                 out[:, 0] = values
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole state, of JSON's types only."""
+        """The whole state, in JSON types only."""
         return {**self._asdict(), "levels": [*self.levels], "zones": [*self.zones]}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Feature:
-        """The feature whose ``to_dict`` gave the state; that of format 1 lacks some entries."""
+        """The feature with that state, from ``to_dict``; in format 1 some entries are missing."""
         entries = {**cls._field_defaults, **state}
         feature = cls(**{**entries, "levels": tuple(entries["levels"]), "zones": tuple(entries["zones"])})
         texts = [feature.name, *feature.levels, *feature.zones]
@@ -136,7 +136,7 @@ def _is_fill(fill: Any, kind: Kind) -> bool:
 
 
 def reason_to_drop(column: Column, impute: bool = False) -> str:
-    """Why a column is no feature; "" where it is one."""
+    """Why a column is not a feature; "" if it is one."""
     missing, levels = float(column.missing.mean()), column.levels
     most = MOST_IMPUTED if impute else MOST_MISSING
     if len(levels) == 1:

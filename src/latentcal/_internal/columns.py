@@ -1,4 +1,4 @@
-"""Columns of a table with their kinds: told by their cells, or known and checked."""
+"""Columns of a table with their kinds: inferred from their cells, or known and checked."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Column(NamedTuple):
     """One column of a table.
 
     Args:
-        name: what it is called.
-        kind: what its values are.
+        name: name of the column.
+        kind: kind of its values.
         values: (n,) strings for text, "" where missing; datetime64 for dates, as the clock shows them, NaT
             where missing; else float64, NaN where missing.
-        zones: of a date: the time zones of its cells, such as ``+02:00``; "" for none.
+        zones: for a date, the time zones of its cells, such as ``+02:00``; "" for none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
     @property
     def missing(self) -> np.ndarray:
-        """(n,) where the value is missing."""
+        """(n,) mask of missing values."""
         if self.kind == "text":
             return self.values == ""
         return np.isnat(self.values) if self.kind in DATES else np.isnan(self.values)
@@ -88,13 +88,12 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
 
 
 def infer_column(name: str, cells: np.ndarray, decimal: str | None = None) -> Column:
-    """A column of cells, texts or values, whose kind they tell themselves.
+    """A column of cells, texts or values, with its kind inferred.
 
     Args:
-        name: of the column.
+        name: name of the column.
         cells: (n,) texts or values.
-        decimal: mark of decimals, ``"."`` or ``","``; None for a point, and an error that asks where commas
-            would make texts of numbers.
+        decimal: decimal mark, ``"."`` or ``","``; None for a point, with an error if numbers have commas.
     """
     if cells.dtype.kind == "c":
         raise TypeError(f"The column {quote(name)} has complex numbers; use real and imaginary parts.")
@@ -149,7 +148,7 @@ def infer_arrow_column(name: str, column: Any, decimal: str | None = None) -> Co
 def parse_column(
     name: str, kind: Kind, cells: np.ndarray, first_row: int = 0, decimal: str | None = None
 ) -> Column:
-    """A column of cells whose kind is known; what does not fit is an error that names it.
+    """A column of cells with a known kind; raises with the cell that does not fit.
 
     Args:
         name: of the column.
@@ -229,12 +228,12 @@ def _check_marks(name: str, texts: list[str], decimal: str | None) -> None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number as tables have them, with a decimal point or comma."""
+    """Whether a text is a number, with a decimal point or comma."""
     return any(_to_number(text, mark) is not None for mark in ".,")
 
 
 def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Weights (n,) of the rows (n,) with these numbers, or an error that names one that has none."""
+    """Weights (n,) of the rows (n,) with these numbers; raises with a row that has none."""
     values = column.values
     if column.kind in ("text", *DATES):  # where the error lies
         values = np.array([0.0 if is_number(str(cell)) else math.nan for cell in values.tolist()])
@@ -248,7 +247,7 @@ def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
 
 
 def find_stray(column: Column) -> tuple[str, str]:
-    """A text in a column of mostly numbers, or dates, and which of the two; "" and "" where there is none."""
+    """A text in a column of mostly numbers, or dates, and which of the two; "" and "" if there is none."""
     levels = column.levels.tolist() if column.kind == "text" else []
     for what, fits in (("numbers", is_number), ("dates", read_date)):
         strays = [text for text in levels if not fits(text)]

@@ -1,4 +1,4 @@
-"""Dates and times of a table: read from text, and taken apart into what a calendar and a clock say."""
+"""Dates and times of a table: read from text, and split into parts of calendar and clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
 
 
 def read_date(text: str, kind: str = DATE) -> Moment | None:
-    """The moment that a text names; None where it is no date.
+    """The moment of a text; None if it is not a date.
 
     Examples:
         >>> read_date("2024-07-01T18:30:00+02:00")
@@ -91,7 +91,7 @@ def _spell_zone(zone: str) -> str:
 
 
 def find_kind(texts: Sequence[str]) -> str:
-    """The kind of date that all texts are; "" where one is none, or day and month cannot be told apart."""
+    """The kind of date of all texts; "" if one is not a date, or day and month are ambiguous."""
     if not texts or not all(map(read_date, texts)):
         swapped = bool(texts) and all(read_date(text, MONTH_FIRST) for text in texts)
         return MONTH_FIRST if swapped else ""
@@ -99,7 +99,7 @@ def find_kind(texts: Sequence[str]) -> str:
 
 
 def is_ambiguous(texts: Sequence[str]) -> bool:
-    """Whether these are dates that may be read in two ways, such as 1/7/2024."""
+    """Whether dates are ambiguous, such as 1/7/2024."""
     differ = False
     for text in texts:
         one, other = read_date(text), read_date(text, MONTH_FIRST)
@@ -126,7 +126,7 @@ def calendar(values: np.ndarray, part: str) -> np.ndarray:
 
 
 def varying_parts(values: np.ndarray) -> tuple[str, ...]:
-    """The parts that are not the same for all moments (n,)."""
+    """The parts that differ between moments (n,)."""
     days = values.astype("datetime64[D]")
     told = {
         "year": calendar(values, "year").astype(np.float32),

@@ -1,4 +1,4 @@
-"""Columns that a linear model of features is made from: bent, labelled, multiplied."""
+"""Columns for linear models of features: hinges, indicators and products."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _AT_ONCE = 4  # of them: most searches without a find end with the first few
 
 
 class AdditiveFeatures(Float64Module):
-    r"""Columns for an additive model of features: each by itself, bent at its quantiles, or as a label.
+    r"""Columns for an additive model: each feature with hinges at its quantiles, or with indicators.
 
     .. math:: \phi(x) = \big(x_j,\; (x_j - q_{jk})_+,\; 1\{x_j = v_{jk}\}\big)_{j,k}, \quad
               \text{centred, of variance 1}
 
-    Hinges stand at the quartiles, from 1,000 rows on at the eighths. A column of 3 to 10 distinct values is
-    taken for a label and gets an indicator for each. Beyond the range that was seen a feature counts as at
-    its end, so nothing is extrapolated.
+    Hinges are at the quartiles, with 1,000 rows or more at the octiles. A column with 3 to 10 distinct values
+    is treated as a label and gets an indicator for each. Features are clipped to the training range, so
+    nothing is extrapolated.
 
     Args:
         low: (p,) smallest seen values.
         high: (p,) largest seen values.
-        column: (k,) column of x that each feature is made from.
+        column: (k,) column of x for each feature.
         kind: (k,) 0 for the column itself, 1 for a hinge, 2 for an indicator.
         place: (k,) knot of a hinge, value of an indicator.
         mean: (k,) subtracted from the features.
@@ -77,7 +77,7 @@ class AdditiveFeatures(Float64Module):
 
     @classmethod
     def fit(cls, x: Tensor, *, most_columns: int = _MOST_COLUMNS, fine: bool = True) -> AdditiveFeatures:
-        """Features for x (n, p); bent ones only where that makes at most ``most_columns`` and n / 10.
+        """Features for x (n, p); with hinges only if that makes at most ``most_columns`` and n / 10.
 
         Hinges are at quartiles for any n unless ``fine``.
         """
@@ -129,7 +129,7 @@ def _columns(x: Tensor, column: Tensor, kind: Tensor, place: Tensor) -> Tensor:
 
 
 class ProductFeatures(Float64Module):
-    r"""Additive features, and products of them two by two: what an additive model cannot say.
+    r"""Additive features and products of two, for interactions.
 
     .. math:: \psi(x) = \big(\phi(x),\; \phi_a(x)\, \phi_b(x)\big)_{(a, b)}, \quad
               \text{products centred, of variance 1}
@@ -182,13 +182,13 @@ class ProductFeatures(Float64Module):
 
 
 class ProductSearch:
-    """Which pairs of columns of x tell most about targets by their products.
+    """Search for pairs of columns of x whose products explain most of the targets.
 
-    Of a pair, each column's linear feature and its middle hinge (or its labels) are multiplied with those of
-    the other: a surface that is bent once in either direction. There is room for products as long as ten rows
-    are left for every column of the model, and 400 columns are not exceeded; a pair with more products than
-    that is not looked at, and none is where x has more than 64 columns that vary. Products are made for some
-    pairs at a time, so that memory does not grow with the number of pairs.
+    For a pair, each column's linear feature and its middle hinge (or its indicators) are multiplied with
+    those of the other: a surface with one bend in each direction. Products are limited to ten rows for every
+    column of the model and to 400 columns; pairs with more products are skipped, as are all if more than 64
+    columns of x vary. Products are made for some pairs at a time, so that memory does not grow with the
+    number of pairs.
 
     Args:
         additive: features of x.
@@ -207,12 +207,12 @@ class ProductSearch:
         """Number of pairs to choose from."""
 
     def find_promising(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """For which targets (n, k) a pair tells more than chance explains, (k,).
+        """Mask (k,) of the targets (n, k) for which a pair explains more than chance.
 
-        Targets change rows at random 19 times, those of a row together, while features and weights stay where
-        they are. A target is found if no pair ever tells as much about any of the targets then. So where x
-        tells nothing, one is found once in 20 times. Targets should be what an additive model leaves, since
-        products also tell about what their factors tell.
+        The rows of the targets are permuted 19 times, while features and weights are fixed. A target is found
+        if no pair ever explains as much of any permuted target. So if x is not informative, one is found once
+        in 20 times. Targets should be residuals of an additive model, because products also explain part of
+        what their factors explain.
         """
         if self.pairs == 0 or targets.numel() == 0:
             return torch.zeros(targets.shape[1], dtype=torch.bool, device=targets.device)
@@ -227,14 +227,14 @@ class ProductSearch:
     def choose_by_fold(
         self, targets: Iterable[Tensor], fold: Tensor, weights: Tensor
     ) -> list[ProductFeatures]:
-        """What the rows outside each of the folds choose, and last what all rows do.
+        """Choices from the rows outside each of the folds and, last, from all rows.
 
-        Each choice has its own targets (n, k), so that these can be what a fit of the same rows leaves.
+        Each choice has its own targets (n, k), so they can be residuals of a fit to the same rows.
         """
         return [self.choose(own, weights * (fold != number)) for number, own in enumerate(targets)]
 
     def choose(self, targets: Tensor, weights: Tensor) -> ProductFeatures:
-        """Products of the pairs that tell most about targets (n, k), as many as there is room for."""
+        """Products of the pairs that explain most of targets (n, k), up to the limit."""
         order = self._strengths(targets, weights).amax(1).argsort(descending=True)
         chosen = torch.isin(self.pair, order[self.sizes[order].cumsum(0) <= self.room])
         first, second = self.first[chosen], self.second[chosen]

@@ -1,4 +1,4 @@
-"""Missing values of a table: which rows miss one, and what was done about them."""
+"""Missing values of a table, and what was done about them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .wording import join_some, quote
 
 @dataclass(frozen=True)
 class Gaps:
-    """Missing values of a table: rows that were left out for them, and values that were filled in.
+    """Missing values of a table: rows that were left out, and values that were filled in.
 
     Args:
-        total: rows of the table.
-        left_out: rows that were left out.
+        total: number of rows of the table.
+        left_out: number of rows that were left out.
         missing: by column, how many of these rows miss its value.
         filled: by column, how many values were filled in.
 
@@ -34,7 +34,7 @@ class Gaps:
 
     @classmethod
     def of(cls, needed: Sequence[Column], filled: Sequence[Column], rows: int) -> Gaps:
-        """The gaps of columns without which a row is left out, and of those that are filled in its place."""
+        """The gaps of required columns and of columns that are filled in."""
         complete = complete_rows(needed, rows)
         missing = {column.name: int(column.missing.sum()) for column in needed}
         others = {column.name: int(column.of(complete).missing.sum()) for column in filled}
@@ -74,7 +74,7 @@ def _list_counts(counts: Mapping[str, int]) -> str:
 
 
 def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
-    """(rows,) where no column misses its value."""
+    """(rows,) mask of rows without missing values."""
     complete = np.ones(rows, dtype=bool)
     for column in columns:
         complete &= ~column.missing
@@ -82,7 +82,7 @@ def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
 
 
 def check_complete(columns: Sequence[Column], rows: np.ndarray, *, can_fill: bool = False) -> None:
-    """Raise where one of the columns misses a value in one of the rows (n,), given by their numbers.
+    """Raise if a column misses a value in one of the rows (n,), given by their numbers.
 
     Args:
         columns: of the table.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Argument(NamedTuple):
-    """An argument that an error advises to set, with its value where that is known.
+    """An argument that an error recommends to set, with its value if known.
 
     Examples:
         >>> str(Argument("missing", "drop")), Argument("min_rows", 5).as_option()
@@ -26,13 +26,13 @@ class Argument(NamedTuple):
         return f"{self.name}=" if self.value is None else f"{self.name}={self.value!r}"
 
     def as_option(self) -> str:
-        """The argument as the command line calls it."""
+        """The argument as an option of the command line."""
         option = f"--{self.name.replace('_', '-')}"
         return option if self.value is None else f"{option} {shell_words([self.value])}"
 
 
 def shell_words(words: Iterable[Any]) -> str:
-    """Words as a shell takes them, in quotes where needed: what is shown can be pasted.
+    """Words quoted for a shell, ready to paste.
 
     Examples:
         >>> print(shell_words(["latentcal", "info", "my model", "--decimal", ","]))
@@ -68,7 +68,7 @@ class ArgumentError(ValueError):
 
 
 def replace_in_error(error: ValueError, old: str, new: str) -> ArgumentError:
-    """The same error with another text in place of one.
+    """The same error with a text replaced.
 
     Examples:
         >>> str(replace_in_error(ValueError("/tmp/a.csv: no rows."), "/tmp/a.csv", "standard input"))
@@ -79,7 +79,7 @@ def replace_in_error(error: ValueError, old: str, new: str) -> ArgumentError:
 
 
 def place_error(place: str, error: ValueError) -> ArgumentError:
-    """An error with the place where it occurred in front of its message.
+    """An error with the place where it occurred before its message.
 
     Examples:
         >>> place_error("a.csv: ", ArgumentError("set ", Argument("drop"), ".")).as_options()

@@ -1,4 +1,4 @@
-"""Names that a package offers and loads only when they are asked for (PEP 562)."""
+"""Names of a package that are loaded on first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def attach(
         package: its ``__name__``.
         names: what the package offers, by the module that defines it: ``"scores"`` is one of the package,
             ``".fingerprint"`` one of the package that it lies in.
-        submodules: modules and packages that are offered themselves.
+        submodules: public modules and packages.
 
     Raises:
-        ValueError: where a name is also that of a module: importing the module would replace the name.
+        ValueError: if a name is also that of a module, because importing the module would replace the name.
 
     Examples:
         >>> find, list_names, public = attach("latentcal.metrics", {"scores": ["energy_score"]})

@@ -1,4 +1,4 @@
-"""What makes a model look better than it is: rows that are there twice, features that determine a target."""
+"""Checks for leaks: duplicated rows, and features that determine a target."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FIRST_LOOK = 200  # rows that tell that most features determine nothing
 
 
 class LeakWarning(UserWarning):
-    """A table has rows or features with which errors of the model would not be seen."""
+    """A table has rows or features that would hide errors of a model."""
 
 
 def warn_of_leaks(
     x: Tensor, y: Tensor, features: Sequence[str], targets: Sequence[str], *, stacklevel: int
 ) -> None:
-    """Warn where rows of x (n, p) and y (n, d) are equal, and where a feature determines a target."""
+    """Warn if rows of x (n, p) and y (n, d) are equal, or a feature determines a target."""
     if repeated := count_repeated(x, y):
         warnings.warn(
             f"{repeated:,} of {len(x):,} rows repeat another row in all features and targets. A model looks "

@@ -1,8 +1,8 @@
-"""A model in a folder: a manifest and the file of numbers that it names, old or new but never in between.
+"""A model in a folder: a manifest and a file of numbers, replaced atomically.
 
 The manifest, ``model.json``, is replaced in one step, after the numbers are on the disk in a file of a new
-name. So whoever reads, and whenever a process is killed, finds the model of before or the new one. Files of
-other names are never touched.
+name. So readers always find the old or the new model, even if a process is killed. Files of other names are
+never touched.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelFileError(ValueError):
 
 
 def check_target(target: Path, sections: Mapping[str, Any]) -> None:
-    """Raise where a model with these sections must not be written to a folder."""
+    """Raise if a model with these sections must not be written to a folder."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -72,15 +72,15 @@ def check_target(target: Path, sections: Mapping[str, Any]) -> None:
 
 
 def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a model to a folder, in place of the one that is there.
+    """Write a model to a folder, replacing any model there.
 
     Args:
-        target: the folder; it and its parents are made where they are missing.
+        target: the folder; it and its parents are created if missing.
         sections: what goes into the manifest, by the names of ``SECTIONS``; JSON without NaN and infinity.
         tensors: numbers by name.
 
     Raises:
-        FileExistsError: where the folder holds anything else, or a model with more sections.
+        FileExistsError: if the folder contains anything else, or a model with more sections.
     """
     check_target(target, sections)
     numbers = as_safetensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
@@ -108,7 +108,7 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder: its sections, and how it is framed; raises where it was changed."""
+    """The manifest of a folder, with its sections and frame; raises if it was changed."""
     document = _parse(folder)
     file = folder / MANIFEST
     if not _is_shallow(document):
@@ -138,7 +138,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_numbers(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The manifest of a folder and the content of its file of numbers, which is that of the manifest."""
+    """The manifest of a folder and the content of its file of numbers, checked against the manifest."""
     looked_for: set[str] = set()
     while True:
         document = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""What users, commands and files may name: flows, laws, classes and functions, each under one spelling.
+"""Names for users, commands and files: flows, laws, classes and functions, each with one spelling.
 
 The tables hold where a thing is defined, not the thing: a command can list the names without importing torch,
 and the file of a model imports what it names.
@@ -96,7 +96,7 @@ def spell(name: str) -> str:
 
 @cache
 def find(place: str) -> Any:
-    """What stands at a place ``module:name`` of the package.
+    """The object at ``module:name`` of the package.
 
     Examples:
         >>> find("radius.reference:Chi")(2)
@@ -110,7 +110,7 @@ def find(place: str) -> Any:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: what was probably meant, or all that there is.
+    """The end of a message about an unknown name: the most similar name, or all names.
 
     Examples:
         >>> suggest("convex_potentail", FLOWS), suggest("?", ["a", "b"])

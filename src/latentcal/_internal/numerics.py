@@ -35,7 +35,7 @@ class Float64Module(nn.Module):
 
 
 def check_shapes(**tensors: tuple[Tensor, str]) -> None:
-    """Raise where float64 tensors are not finite, or not of their shapes, in which equal letters are equal.
+    """Raise if float64 tensors are not finite or have wrong shapes; equal letters are equal sizes.
 
     Examples:
         >>> check_shapes(points=(torch.zeros(5, 2).double(), "n p"), mean=(torch.zeros(2).double(), "p"))
@@ -58,7 +58,7 @@ def check_shapes(**tensors: tuple[Tensor, str]) -> None:
 def check_indices(
     name: str, indices: Tensor, count: int, size: int, dtype: torch.dtype = torch.int64
 ) -> None:
-    """Raise where a tensor is not ``count`` whole numbers from 0 to ``size`` - 1 of a dtype."""
+    """Raise if a tensor is not ``count`` whole numbers from 0 to ``size`` - 1 of a dtype."""
     if indices.dtype != dtype or indices.shape != (count,):
         kind = str(dtype).removeprefix("torch.")
         raise ValueError(
@@ -100,9 +100,9 @@ class _WithSlope(torch.autograd.Function):
 def with_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
     """``value`` as an element-wise function of ``point`` whose derivative is ``slope(point)``.
 
-    For numbers that come out of an iteration (quantiles, incomplete gamma functions) and whose derivative is
-    known in closed form. The slope is evaluated only in the backward pass, by differentiable operations, so
-    higher derivatives work as well.
+    For numbers from an iteration (quantiles, incomplete gamma functions) with a derivative in closed form.
+    The slope is evaluated only in the backward pass, by differentiable operations, so higher derivatives work
+    as well.
 
     Args:
         point: (...) argument.
@@ -115,7 +115,7 @@ def with_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) 
 
 
 def with_own_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Like ``with_slope`` where the derivative is ``slope(point, value)``: it depends on the value as well.
+    """Like ``with_slope``, with the derivative ``slope(point, value)``, which depends on the value too.
 
     So it does for quantiles (1 / density at the quantile) and for logs of probabilities (density over
     probability). Inside of ``slope`` the value is a function of the point again, so second derivatives are
@@ -149,7 +149,7 @@ def solve_increasing(
         max_iterations: a bound that only a function that is not increasing can reach.
 
     Raises:
-        RuntimeError: where no bracket or no solution is found.
+        RuntimeError: if no bracket or no solution is found.
     """
     eps = torch.finfo(start.dtype).eps
     point = start.clone()
@@ -229,7 +229,7 @@ def ascending(values: Tensor, dim: int = -1) -> Tensor:
 
 
 def outside_inference_mode(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """The function as it works elsewhere, where it is called inside ``torch.inference_mode()``.
+    """The function, made to work inside ``torch.inference_mode()`` too.
 
     Fits differentiate, which tensors of that mode do not allow; and what is fitted is used outside of it.
     """
@@ -252,7 +252,7 @@ def _ordinary(value: Any) -> Any:
 def to_tensor(values: Any, name: str = "values") -> Tensor:
     """Numbers of any kind (tensors, arrays, tables of pandas or polars, lists) as a tensor of real numbers.
 
-    A tensor keeps its graph. What cannot be used raises an error that says what came.
+    A tensor keeps its graph. Raises for anything that is not numeric.
     """
     if isinstance(values, Tensor):
         if values.is_nested or values.is_meta:

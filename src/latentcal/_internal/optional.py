@@ -1,4 +1,4 @@
-"""Optional packages: imported where they are needed; a missing one names the extra that brings it."""
+"""Optional packages, imported when needed; the error for a missing one names its extra."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def require(module: str, extra: str, what: str) -> Any:
 
     Args:
         module: its dotted name.
-        extra: of latentcal, that installs it.
-        what: needs it; the beginning of a sentence, such as "Plots need".
+        extra: extra of latentcal that installs it.
+        what: the beginning of the error, such as "Plots need".
 
     Raises:
-        ImportError: says what to install.
+        ImportError: with what to install.
     """
     package = module.partition(".")[0]
     try:

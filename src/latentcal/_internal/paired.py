@@ -28,8 +28,7 @@ def mean_and_error(
     :math:`s^2`: the standard error of independent rows times 1.5 for five folds.
 
     Args:
-        difference: (n,) of two models, each fitted without the row's fold.
-        weights: (n,) of the rows.
+        difference: (n,) of two models, each fitted without the row's fold. weights: (n,) of the rows.
         contiguous: whether rows are in time order; the error then comes from blocks of them.
         folds: number k of folds.
     """

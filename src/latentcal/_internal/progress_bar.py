@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a file or a pipe."""
+"""Progress of long work: a bar on a terminal, occasional lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressBar(tqdm):
-    """A bar of tqdm that writes at most one line every ten seconds where its output is no terminal.
+    """A bar of tqdm that writes at most one line every ten seconds if its output is not a terminal.
 
     Args:
         *args: as of tqdm.
@@ -44,5 +44,5 @@ class ProgressBar(tqdm):
 
 
 def on_terminal() -> bool:
-    """Whether what is written to the error stream is seen as it comes."""
+    """Whether the error stream is shown as it is written."""
     return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())

@@ -1,4 +1,4 @@
-"""Small regressions on features that are held as tensors: what a calibration map needs to depend on x."""
+"""Small regressions on features, stored as tensors, for calibration maps that depend on x."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Smoother(Float64Module):
     def cross_fit(
         cls: type[_Own], x: Tensor, targets: Tensor, fold: Tensor, weights: Tensor, *, level: bool = True
     ) -> tuple[_Own, Tensor]:
-        """The smoother of all rows, and for each row the answer of one that did not see its fold.
+        """The smoother of all rows, and out-of-fold answers for each row.
 
         Args:
             x: (n, p) features.
@@ -83,8 +83,8 @@ class RidgeSmoother(Smoother):
               + \sum_k \lambda_k \lVert B_k \rVert^2
 
     For each target the penalty is that of the smallest held-out error, from 1 to 10^6 and infinity, where the
-    model is a constant. The features are additive; products for the pairs of columns that tell most are added
-    for targets whose held-out error they lower by more than its standard error.
+    model is a constant. The features are additive; products for the pairs of columns that explain most are
+    added for targets whose held-out error they reduce by more than its standard error.
 
     Args:
         features: :math:`\phi`.
@@ -145,7 +145,7 @@ class RidgeSmoother(Smoother):
         return self.features(x) @ self.coefficients + self.intercept
 
     def raise_by(self, level: Tensor) -> RidgeSmoother:
-        """The same model with answers that are higher by (k,)."""
+        """The same model with a constant (k,) added to its answers."""
         return RidgeSmoother(self.features, self.coefficients, self.intercept + level)
 
 
@@ -165,7 +165,7 @@ class RidgeFit(NamedTuple):
 def find_clear_gains(
     fit: RidgeFit, other: RidgeFit, targets: Tensor, fold: Tensor, weights: Tensor
 ) -> Tensor:
-    """For which targets (n, k) the other fit lowers the held-out squared error by more than a standard error.
+    """Mask of targets (n, k) with a held-out error that the other fit clearly reduces.
 
     Returns:
         (k,), true or false.
@@ -268,7 +268,7 @@ class _Solver:
 
 
 class NeighbourSmoother(Smoother):
-    r"""Mean of the targets of the nearest points, the nearer the heavier.
+    r"""Weighted mean of the targets of the nearest points, with larger weights for nearer ones.
 
     .. math:: \hat t(x) = \frac{\sum_i w_i(x)\, t_i}{\sum_i w_i(x)}, \qquad
               w_i(x) = w_i \big(1 - (\lVert x - x_i \rVert / h)^3\big)_+^3,

@@ -1,4 +1,4 @@
-"""Rows of a csv or parquet file, a bounded number at a time: pyarrow reads, this says what is wrong."""
+"""Rows of a csv or parquet file, a bounded number at a time, read by pyarrow with clear errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IMPOSTORS = {
 
 
 def column_names(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
-    """Names of the columns of a csv or parquet file; without a row index as pandas writes it."""
+    """Names of the columns of a csv or parquet file, without a row index written by pandas."""
     if path.suffix in _PARQUET:
         return _open_parquet(path)[1]
     with _open_csv(path, delimiter, encoding) as (_, header):
@@ -69,7 +69,7 @@ def column_cells(column: Any) -> np.ndarray:
 
 
 def estimate_rows(path: Path) -> int:
-    """About how many rows a file has: its lines without the first, or what a parquet file says of itself."""
+    """Approximate number of rows of a file: its lines without the first, or from the parquet metadata."""
     if path.suffix in _PARQUET:
         return _open_parquet(path)[0].metadata.num_rows
     with open(path, "rb") as raw:

@@ -1,4 +1,4 @@
-"""What comes in through public functions, in the form that the library works with, or a clear error."""
+"""Validation of arguments of public functions, and conversion to the library's form."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LARGEST = 1e140  # of numbers whose squares are summed
 def as_rows(
     x: Any, y: Any, *, outputs: int | None = None, fewest: int = 1, part: str = ""
 ) -> tuple[Tensor | None, Tensor]:
-    """Features x (n, p), or None, and outputs y (n, d) that belong together: finite, and without a graph.
+    """Features x (n, p), or None, and outputs y (n, d) with the same rows: finite, and without a graph.
 
     Args:
         x: features.
         y: outputs.
-        outputs: d, where it is known.
-        fewest: rows that are needed.
-        part: which rows these are, for errors.
+        outputs: d, if known.
+        fewest: smallest number of rows.
+        part: name of the rows, for errors.
 
     Raises:
         TypeError: for anything but real numbers.
@@ -69,7 +69,7 @@ def as_rows(
 
 
 def check_features(x: Tensor | None, features: int) -> Tensor:
-    """x (..., p) with the number of features p that a flow looks at."""
+    """x (..., p) with the number of features p of a flow; raises otherwise."""
     if x is None or x.shape[-1] != features:
         shape = None if x is None else tuple(x.shape)
         raise ValueError(f"This flow needs {features} features: x must be (..., {features}), got {shape}.")
@@ -77,7 +77,7 @@ def check_features(x: Tensor | None, features: int) -> Tensor:
 
 
 def check_finite(values: Tensor, name: str) -> Tensor:
-    """The points (..., k), all of them finite, or an error that says where they are not."""
+    """The points (..., k), which must all be finite; raises with where they are not."""
     finite = torch.isfinite(values)
     if not bool(finite.all()):
         bad = ~(finite.all(-1) if finite.dim() else finite)
@@ -98,7 +98,7 @@ def check_numbers(values: Tensor, name: str) -> Tensor:
 
 
 def check_size(values: Tensor, name: str) -> Tensor:
-    """The values, all of a size whose squares are floats, or an error that says how large they are."""
+    """The values, whose squares must not overflow; raises with how large they are."""
     if values.numel() and (largest := float(values.abs().amax())) > LARGEST:
         raise ValueError(
             f"{name} has numbers of up to {largest:.3g}; the limit is {LARGEST:g}, so that squares do not "

@@ -149,11 +149,11 @@ def _pace(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 )
 @options.answers
 def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
-    """Predict the mean and quantiles of each target, in the units of the data.
+    """Predict the mean and quantiles of each target.
 
     One line for each row: its number in the file (counted from 0), the columns of --keep, and for each target
-    NAME_mean, NAME_q0.05 and so on. The file needs only the features, in any order; - reads from standard
-    input.
+    NAME_mean, NAME_q0.05 and so on, in the units of the data. The file needs only the features, in any order;
+    - reads from standard input.
 
     \b
     Examples:
@@ -229,13 +229,13 @@ def sample(request: Request, draws: int, seed: int) -> None:
 )
 @options.answers
 def regions(request: Request, coverage: float, inside: bool | None, volume: bool, exact: bool) -> None:
-    """Write, for each row, a joint region of the targets with guaranteed coverage.
+    """Give each row a region with guaranteed coverage.
 
-    One line for each row: NAME_low and NAME_high for each target, the ends of the region (a search from
-    within; --exact is closer), and whether the targets lie inside, if the file has them. The coverage is that
-    of the joint region. It is guaranteed on average over rows like the calibration rows. It is only
-    approximate if `fit` had fewer than 1,000 rows and held them out in turn, until the model is recalibrated
-    on new rows. Rows with missing targets get a region too.
+    The region is one of all targets together. One line for each row: NAME_low and NAME_high for each target,
+    the ends of the region (a search from within; --exact is closer), and whether the targets lie inside, if
+    the file has them. The coverage is that of the joint region. It is guaranteed on average over rows like
+    the calibration rows. It is only approximate if `fit` had fewer than 1,000 rows and held them out in turn,
+    until the model is recalibrated on new rows. Rows with missing targets get a region too.
 
     \b
     Examples:
@@ -286,7 +286,7 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
 )
 @options.answers
 def probability(request: Request, where: str, samples: str) -> None:
-    """Write the probability of a condition on the targets for each row.
+    """Give the probability of a condition on the targets.
 
     Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
     parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". Put names that are not plain words in

@@ -63,7 +63,7 @@ def app(debug: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script that lets a shell complete commands and options.
+    """Print a script for tab completion in a shell.
 
     \b
     Examples:

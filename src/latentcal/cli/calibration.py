@@ -25,7 +25,9 @@ _WIDEST = 5000  # characters of a list of columns; --json has all of them
 @options.model
 @options.as_json
 def info(folder: Path, as_json: bool) -> None:
-    """Show what a model predicts, how it was made and how good it was; checks that its files are unchanged.
+    """Show what a model predicts and how it was made.
+
+    It also shows the quality of the model, and checks that its files are unchanged.
 
     \b
     Examples:
@@ -106,7 +108,7 @@ def diagnose(
     order: str | None,
     as_json: bool,
 ) -> None:
-    """Report on whether a model's probabilities are true.
+    """Report on whether a model is calibrated.
 
     The file must hold features and targets of rows that neither `fit` nor `recalibrate` used.
 

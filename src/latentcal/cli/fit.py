@@ -83,7 +83,7 @@ _NEW = 5  # rows of the demo to predict
     show_default=True,
     help="Share of the rows to set aside for the report.",
 )
-@options.count("--epochs", 1000, "At most.")
+@options.count("--epochs", 1000, "Largest number of epochs.")
 @options.count("--patience", 30, "Stop after this many epochs without improvement.")
 @options.count("--batch-size", 256)
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
@@ -207,11 +207,11 @@ def fit(
 @options.count("--rows", 6000, "Rows of the table.", least=500)
 @options.as_json
 def demo(out: Path, rows: int, as_json: bool) -> None:
-    """Fit a model to a synthetic table of households and plot its calibration before and after.
+    """Run an example on a synthetic table of households.
 
     A linear model with normal errors is fitted to skewed expenses, so its probabilities are wrong;
     recalibration repairs them. It takes half a minute and no network. The folder will hold households.csv,
-    some new rows, the model, a picture and a report.
+    some new rows, the model, a report and a plot of the calibration before and after.
 
     \b
     Examples:
