@@ -170,25 +170,36 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
                 for link in kind.links
             ]
             if endless_grid:
-                span = float(y[known, j].max() - y[known, j].min())
-                options = [_straighten(option, column, span, seed) for option in options]
+                options = [
+                    _straighten(option, column, y[known, j], float(_on_line(option, column, seed)[0].std()))
+                    for option in options
+                ]
             kind = _choose(options, features, column, seed, "exponential" if endless_grid else None)
         elif bare and endless_grid:
             more = float((column - kind.origin).sum()) / kind.step  # steps beyond the first value
             kind = replace(kind, scale=_round(-kind.step / math.log((more + 0.5) / (more + len(rows) + 1))))
+            # On its own line a geometric law is normal.
+            kind = _straighten(kind, column, y[known, j], 1.0) if len(rows) else kind
         chosen.append(str(kind))
     return chosen
 
 
-def _straighten(kind: Kind, column: Tensor, span: float, seed: int) -> Kind:
-    """The kind, with a straight map from where it is too steep for values (n, 1) of this range."""
+def _straighten(kind: Kind, column: Tensor, every: Tensor, spread: float) -> Kind:
+    """The kind, with a straight map beyond values (n, 1), or from where it is too steep.
+
+    Args:
+        kind: of a grid without an upper end.
+        column: values beside atoms.
+        every: (m,) values, atoms among them.
+        spread: standard deviation of the values on the line.
+    """
     if kind.link == "softplus":  # which is straight
         return kind
-    spread = float(_on_line(kind, column, seed)[0].std())
+    steepest = _STEEPEST * float(every.max() - every.min())
     most = float((column - kind.lower).max()) + kind.step / 2
     above = torch.linspace(0, most, 2001, dtype=torch.float64)[1:]
     growth = spread * torch.exp(-kind.to_line(kind.lower + above)[1])
-    gentle = above[growth <= _STEEPEST * span]
+    gentle = above[growth <= steepest]
     return replace(kind, knee=_round(gentle[-1] if len(gentle) else above[-1]))
 
 
