@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._internal.column_rules import encode_targets
 from ._internal.columns import DATES, Column, infer_arrow_column, infer_column, is_number, row_weights
-from ._internal.gaps import Gaps, check_complete, complete_rows
+from ._internal.gaps import Gaps, check_complete, complete_rows, find_constant
 from ._internal.hints import Argument, ArgumentError, place_error
 from ._internal.leaks import LeakWarning, warn_of_leaks
 from ._internal.optional import require
@@ -124,6 +124,7 @@ def load_csv(
     max_rows: int | None = None,
     seed: int = 0,
     weights: str | None = None,
+    some_targets: bool = False,
 ) -> TableDataset:
     """Data set from your own csv or parquet file, by the rules of :class:`Preprocessing`.
 
@@ -146,6 +147,7 @@ def load_csv(
         max_rows: use this many random rows of a larger file, in bounded memory; None for all.
         seed: seed of the random rows.
         weights: name of a column with the weight of each row, which is not used as a feature.
+        some_targets: keep rows that miss some but not all of several targets; these are NaN in y.
 
     Warns:
         LeakWarning: if rows occur more than once, or a feature determines a target.
@@ -176,15 +178,22 @@ def load_csv(
     names = [name for name in names if name not in dropped]
     sample = read_sample(path, names, max_rows, seed, decimal, delimiter=delimiter, encoding=encoding)
     try:
-        data = _make_dataset(path, sample, targets, min_rows, missing, weights)
+        data = _make_dataset(path, sample, targets, min_rows, missing, weights, some_targets)
     except ValueError as error:
         raise place_error(f"{path}: ", error) from error
-    warn_of_leaks(data.x, data.y, data.feature_names, data.target_names, stacklevel=3)
+    whole = ~torch.isnan(data.y).any(1)
+    warn_of_leaks(data.x[whole], data.y[whole], data.feature_names, data.target_names, stacklevel=3)
     return data
 
 
 def _make_dataset(
-    path: Path, sample: Sample, targets: tuple[str, ...], min_rows: int, missing: str, weights: str | None
+    path: Path,
+    sample: Sample,
+    targets: tuple[str, ...],
+    min_rows: int,
+    missing: str,
+    weights: str | None,
+    some_targets: bool,
 ) -> TableDataset:
     by_name = {column.name: column for column in sample.columns}
     weighting = None if weights is None else by_name.pop(weights)
@@ -201,16 +210,20 @@ def _make_dataset(
         raise ValueError(f"It has no rows of data; at least {max(min_rows, 2)} are needed.")
     if n == 1:  # where every column is constant, which is not what is wrong
         raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
-    known = np.flatnonzero(complete_rows(y_columns, n))
+    there = np.stack([~column.missing for column in y_columns], 1)
+    some_targets = some_targets and len(targets) > 1
+    has_targets = there.any(1) if some_targets else there.all(1)
+    known = np.flatnonzero(has_targets)
     if not len(known):
-        raise ValueError(f"None of its {n} rows has all the targets {list_names(targets)}.")
+        which = "any of" if some_targets else "all"
+        raise ValueError(f"None of its {n} rows has {which} the targets {list_names(targets)}.")
     impute = missing == "impute"
     rules = Preprocessing.fit(columns, targets, known, missing="impute" if impute else "drop")
     features = [by_name[name] for name in rules.columns]
-    needed = [*y_columns, *([] if impute else features)]
-    index = np.flatnonzero(complete_rows(needed, n))
+    needed = [*([] if some_targets else y_columns), *([] if impute else features)]
+    index = np.flatnonzero(complete_rows(needed, n) & has_targets)
     if missing == "error":
-        check_complete([*features, *y_columns], sample.rows, can_fill=True)
+        check_complete([*features, *([] if some_targets else y_columns)], sample.rows, can_fill=True)
     if len(index) < min_rows:
         raise ArgumentError(
             f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, "
@@ -222,12 +235,18 @@ def _make_dataset(
     x, _ = rules.encode_columns(columns)
     y = encode_targets([column.of(index) for column in y_columns], len(index))
     check_float32(x, rules.feature_names, sample.rows[index])
-    check_float32(y, targets, sample.rows[index])
-    if constant := [name for name, values in zip(targets, y.T, strict=True) if (values == values[0]).all()]:
+    known_y = torch.from_numpy(there[index])
+    check_float32(torch.where(known_y, y, 0.0), targets, sample.rows[index])
+    if constant := find_constant(y.numpy(), targets):
         raise ValueError(
             f"The targets {list_names(constant)} are constant in float32. Leave them out, or subtract a "
             "large offset."
         )
+    none, some = int((~there.any(1)).sum()), int((~known_y.all(1)).sum())
+    told = [
+        f"{none:,} rows have none of the targets and are left out." * (some_targets and none > 0),
+        f"{some:,} rows miss some of the targets and count with what they have." * (some > 0),
+    ]
     return TableDataset(
         name=path.name.split(".")[0],
         abbreviation="",
@@ -237,7 +256,7 @@ def _make_dataset(
         target_names=targets,
         licence="",
         source=str(path),
-        note=str(Gaps.of(needed, features if impute else [], n)),
+        note=" ".join(filter(None, [str(Gaps.of(needed, features if impute else [], n)), *told])),
         columns=tuple(columns),
         preprocessing=rules,
         rows=torch.from_numpy(sample.rows[index]),

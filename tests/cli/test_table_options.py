@@ -161,6 +161,38 @@ def test_rows_that_are_left_out_are_always_counted_with_the_reason(tmp_path, mod
     assert latentcal("predict", model, whole, "--missing", "drop").err == ""
 
 
+def test_rows_that_miss_some_of_the_targets_train_and_those_that_miss_all_are_counted(tmp_path):
+    table = households(N)
+    for name, steps in (("food", (3, 60)), ("housing", (5, 60)), ("energy", (60,))):
+        gaps = [any(i % step == 1 for step in steps) for i in range(N)]
+        table[name] = ["" if gap else cell for gap, cell in zip(gaps, table[name], strict=True)]
+    data = write_csv(tmp_path / "rows.csv", table)
+    answer = fit(data, tmp_path / "model", "--recalibration", "scaled")
+    assert answer.code == 0, answer.err
+    # Every 60th row misses all; a third of the others food, a fifth housing.
+    assert "5 rows have none of the targets and are left out." in answer.err
+    some = sum((i % 3 == 1 or i % 5 == 1) and i % 60 != 1 for i in range(N))
+    assert f"{some} rows miss some of the targets and count with what they have." in answer.err
+    train = round(0.7 * 0.85 * (N - 5))
+    assert abs(int(answer.err.partition("Rows: ")[2].split()[0]) - train) <= 1
+    assert "of the rows miss some outputs" in answer.err  # which recalibrate, too
+    # A single target takes the rows that have it.
+    assert "food (10" in fit(data, tmp_path / "one", "--targets", "food", "--missing", "drop").err
+
+
+def test_rows_of_targets_with_atoms_are_complete_and_some_of_them_calibrate(tmp_path):
+    table = households(N)
+    table["food"] = ["0" if i % 2 else cell for i, cell in enumerate(table["food"])]
+    table["housing"] = ["" if i % 10 == 3 else cell for i, cell in enumerate(table["housing"])]
+    data = write_csv(tmp_path / "rows.csv", table)
+    words = ("--flow", "auto", "--budget", "1e-9")
+    answer = fit(data, tmp_path / "model", "--targets", "food,housing", *words)
+    assert answer.code == 0, answer.err
+    assert "30 of these rows are left out: targets with atoms take rows that have all of them." in answer.err
+    assert "in its turn" not in answer.err.partition("Rows: ")[2].partition("\n")[0]
+    assert " calibration." in answer.err
+
+
 def test_gaps_are_filled_where_the_model_was_fitted_so(tmp_path, model):
     data = write_csv(tmp_path / "rows.csv", gappy())
     answer = fit(data, tmp_path / "model", "--missing", "impute")

@@ -145,6 +145,46 @@ def test_cautious_guesses_change_nothing_where_values_do_not_repeat(generator):
     assert guess_cautiously(counts[:90, None]) == ["real"]  # too few rows to be sure
 
 
+def test_a_fitted_model_tells_missing_outputs_by_the_others(generator):
+    x = torch.randn(500, 1, generator=generator, dtype=torch.float64)
+    first = x[:, 0] + torch.randn(500, generator=generator, dtype=torch.float64)
+    second = torch.exp(first - x[:, 0] + 0.1 * torch.randn(500, generator=generator, dtype=torch.float64))
+    model = FlowRegressor("linear_gaussian", outputs=["real", "positive"], random_state=0)
+    model.fit(x, torch.stack([first, second], 1))
+    at = torch.zeros(2, 1, dtype=torch.float64)
+    rest = model.condition(at, [[1.0, np.nan], [np.nan, np.nan]])
+    assert rest.method == "exact"
+    draws = rest.sample((2000,), torch.Generator().manual_seed(0))
+    assert bool((draws[:, 0, 0] - 1.0).abs().max() < 1e-12)
+    # exp(1 + 0.1 z), to 0.15 for 350 training rows; without what is known it would be exp(0).
+    assert float(draws[:, 0, 1].median()) == pytest.approx(np.e, abs=0.15)
+    assert float(draws[:, 1, 1].median()) == pytest.approx(1.0, abs=0.15)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = FlowRegressor("linear_gaussian", outputs="count", random_state=0)
+        counts.fit(x, torch.poisson(second[:, None], generator=generator))
+    with pytest.raises(ValueError, match="condition takes continuous outputs"):
+        counts.condition(at, [[np.nan], [np.nan]])
+
+
+@pytest.mark.parametrize("ones", [4, 1])
+def test_an_output_that_is_0_in_nearly_all_rows_keeps_its_mean(generator, ones):
+    """As an ordinary count its cell at 0 had too little of the mass: a mean of 0.09 in place of 0.01."""
+    x = torch.randn(600, 2, generator=generator, dtype=torch.float64)
+    rare = torch.zeros(600, dtype=torch.float64)
+    rare[torch.randperm(600, generator=generator)[:ones]] = 1.0
+    visits = torch.poisson(torch.exp(0.5 * x[:, 0]), generator=generator)
+    y = torch.stack([visits, rare], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = FlowRegressor("linear_gaussian", random_state=0).fit(x, y)
+    assert model.outputs_[1].endswith("+ 0")
+    draws = model.sample(x, 100)[..., 1]
+    # A chance of (k + 1/2) / (n + 1) for k of about 420 training rows, times a mean of at most 2.
+    assert 0 < draws.mean() < 0.02
+    assert (draws > 8).mean() < 1e-3
+
+
 def test_regions_of_counts_cover_and_pvalues_are_valid(smooth_and_counted):
     X, Y = table(1500, seed=2)
     Y = Y[["price", "visits"]]

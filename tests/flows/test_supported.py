@@ -31,6 +31,7 @@ KINDS = [
         "rounded(0.1, 0, 2)",
         "rounded(0.5, 0, softplus, 3)",
     ),
+    *("count(log, 6)", "count(exponential, 2, 9.5)", "positive(exponential, 1, 4)"),
 ]
 # Distances from the ends that the dtypes still tell apart.
 EDGES = {torch.float64: (1e-300, 1e-12), torch.float32: (1e-37, 1e-6)}
@@ -124,6 +125,22 @@ def test_known_laws_have_their_densities():
     u = torch.tensor([[1e-12], [0.2], [1 - 1e-12]], dtype=torch.float64)
     expected = Beta(torch.tensor(1.0).double(), 1.0).log_prob(u)[:, 0]
     torch.testing.assert_close(Supported(uniform, ["unit"])().log_prob(u), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("text", ["count(log, 8)", "count(exponential, 3, 8)"])
+def test_maps_are_straight_beyond_their_knee(text):
+    kind = Kind.parse(text)
+    curve = Kind.parse(text.replace(", 8", ""))
+    y = torch.linspace(-0.4, 7.5, 50).double()  # as far as 8 from the end, at -0.5
+    torch.testing.assert_close(kind.to_line(y), curve.to_line(y))
+    far = torch.tensor([7.5, 20.0, 100.0, 1e6]).double()
+    line, log_slope = kind.to_line(far)
+    torch.testing.assert_close(log_slope, curve.to_line(far[:1])[1].expand(4))
+    torch.testing.assert_close(line.diff() / far.diff(), log_slope[1:].exp())
+    torch.testing.assert_close(kind.from_line(line), far)
+    # Five more on the line are no longer worlds away, as they are on the curve.
+    there, curved = kind.from_line(line[:1] + 5), curve.from_line(line[:1] + 5)
+    assert float(there) < 70 < float(curved)
 
 
 def test_outside_of_the_support_the_density_is_0_and_nothing_is_nan(generator):
@@ -222,6 +239,8 @@ def test_a_kind_reads_what_it_writes(kind):
         ("unit(softplus)", "wrong numbers"),
         ("ordered(1, 5, log)", "wrong numbers"),
         ("count(log, 1, 2)", "wrong numbers"),
+        ("count(log, 0)", "wrong numbers"),
+        ("count(softplus, 1, 2)", "wrong numbers"),
         ("unit(probit, 2)", "wrong numbers"),
         ("positive(logit)", "wrong numbers"),
         ("ordered(0.5, 2)", "wrong numbers"),

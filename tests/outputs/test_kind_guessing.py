@@ -1,6 +1,9 @@
+import math
+
 import pytest
 import torch
 
+from latentcal.flows import Kind
 from latentcal.outputs import choose_links, describe_kinds, guess_kinds, resolve_kinds
 
 
@@ -74,9 +77,9 @@ def test_maps_of_half_lines_are_chosen_by_rows_held_out(generator):
     far = 40 + 5 * normal[:, 0]
     waiting = -torch.rand(2000, generator=generator, dtype=torch.float64).log() * 3
     counts = torch.poisson(waiting, generator=generator)
-    uniform = torch.rand(2000, generator=generator, dtype=torch.float64)
+    probit = torch.special.ndtr(2 * normal[:, 1])
     logistic = torch.sigmoid(2 * normal[:, 1])
-    y = torch.stack([lognormal, far, waiting, counts, counts * 0.5, normal[:, 1], uniform, logistic], 1)
+    y = torch.stack([lognormal, far, waiting, counts, counts * 0.5, normal[:, 1], probit, logistic], 1)
     kinds = ["positive", "positive", "positive + 0", "count", "rounded(0.5, 0)", "real", "unit", "unit"]
     found = choose_links(None, y, kinds)
     assert found[0] == "positive"
@@ -87,4 +90,34 @@ def test_maps_of_half_lines_are_chosen_by_rows_held_out(generator):
     assert found[4].startswith("rounded(0.5, 0, exponential, ")
     assert found[5:] == ["real", "unit(probit)", "unit"]
     assert choose_links(normal, y, ["count(log)" if k == "count" else k for k in kinds])[3] == "count(log)"
-    assert choose_links(None, y[:30], kinds) == kinds
+    # Of few rows the maps of grids alone have a scale.
+    few = choose_links(None, y[:30], kinds)
+    assert [few[j] for j in (0, 1, 2, 5, 6, 7)] == [kinds[j] for j in (0, 1, 2, 5, 6, 7)]
+    assert few[3].startswith("count(exponential, ")
+    assert few[4].startswith("rounded(0.5, 0, exponential, ")
+
+
+def test_a_grid_has_a_log_only_where_that_is_clearly_better_and_straight_far_out(generator):
+    normal = torch.randn(1000, generator=generator, dtype=torch.float64)
+    heavy = torch.round(20 * torch.exp(1.2 * normal))  # a log-normal law: a log is right
+    light = torch.poisson(torch.full((1000,), 3.0, dtype=torch.float64), generator=generator)
+    found = [Kind.parse(text) for text in choose_links(None, torch.stack([heavy, light], 1), ["count"] * 2)]
+    assert [kind.link for kind in found] == ["log", "exponential"]
+    # A latent of 5 is within three ranges of the data: a log without an end has it at 8,000.
+    far = found[0].from_line(torch.tensor(math.log(20) + 5 * 1.2).double())
+    assert float(heavy.max()) < float(far) < 3 * float(heavy.max())
+    assert found[0].knee < float(heavy.max()) + 0.5
+
+
+def test_a_geometric_law_of_few_rows_has_the_mean_of_the_data_and_some_more_spread():
+    y = torch.zeros(200, 1).double()
+    y[:6] = torch.tensor([1.0, 1.0, 1.0, 2.0, 1.0, 3.0])[:, None]
+    (text,) = choose_links(None, y, ["count + 0"])
+    kind = Kind.parse(text)
+    steps = kind.from_line(torch.randn(100_000, generator=torch.Generator().manual_seed(0)).double())
+    values = kind.without_atoms.round(steps)
+    # 3 steps above 1 in 6 rows, and a half of both beside them: 3.5 / 6.5 + 1, less what is straightened.
+    assert float(values.mean()) == pytest.approx(1.54, abs=0.08)
+    assert float(values.min()) == pytest.approx(1)
+    # Five standard deviations are within three ranges of the data.
+    assert 3 < float(kind.from_line(torch.tensor(5.0).double())) < 9

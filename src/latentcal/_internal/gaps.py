@@ -81,6 +81,12 @@ def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
     return complete
 
 
+def find_constant(table: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Names of the columns (n, k) that have one value or none; NaN are left out."""
+    columns = [column[~np.isnan(column)] for column in table.T]
+    return [name for name, own in zip(names, columns, strict=True) if (own == own[:1]).all()]
+
+
 def check_complete(columns: Sequence[Column], rows: np.ndarray, *, can_fill: bool = False) -> None:
     """Raise if a column misses a value in one of the rows (n,), given by their numbers.
 

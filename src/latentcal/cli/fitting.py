@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from .._internal.columns import find_stray
+from .._internal.gaps import find_constant
 from .._internal.hints import Argument, ArgumentError
 from .._internal.names import spell, suggest
 from .._internal.optional import require
 from .._internal.wording import join_some, list_names, quote
 from ..diagnostics import CalibrationReport
 from ..estimator import GuessedKindsWarning
-from ..outputs import describe_kinds
+from ..outputs import describe_kinds, resolve_kinds
 from ..tables import Preprocessing, TableDataset, load_csv
 from .messages import say
 from .model import FEWEST_ROWS, Model, quality, report_on
@@ -110,14 +111,21 @@ def fit_table(
         max_rows=settings.max_rows,
         seed=settings.seed,
         weights=settings.weights,
+        some_targets=settings.weights is None,
         **source.form,
     )
     _check_columns(source, data)
-    index = _draw_parts(data, settings)
+    has_atoms, whole = _has_atoms(data, settings), ~torch.isnan(data.y).any(1)
+    index = _draw_parts(data, settings, in_turn=not has_atoms and bool(whole.all()))
+    # The report, and models with atoms, take rows with all targets.
+    index = {name: rows[whole[rows]] if has_atoms or name == "test" else rows for name, rows in index.items()}
     x, complete, rules = data.learn_rules(index["train"])
     index, before = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in index.items()}, index
     _check_targets(source, data, index["train"])
     _describe(source, data, rules)
+    if has_atoms and not bool(whole.all()):
+        lost = int((~whole).sum())
+        say(f"{lost:,} of these rows are left out: targets with atoms take rows that have all of them.")
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
         say(f"{lost:,} rows are left out because they miss a feature that the model uses.")
     table = Rows(x, data.y, data.weights)
@@ -158,12 +166,26 @@ def fit_table(
     return model, report
 
 
-def _draw_parts(data: TableDataset, settings: Settings) -> dict[str, Tensor]:
-    """Rows of the data for each part that has no rows of its own: at random, or blocks in time."""
+def _has_atoms(data: TableDataset, settings: Settings) -> bool:
+    """Whether a target has atoms, as declared or guessed."""
+    said, names = settings.outputs, list(data.target_names)
+    each = [said] * len(names) if isinstance(said, str) else said
+    try:
+        kinds = resolve_kinds(each, data.y.double(), names, cautious=True)
+    except ValueError:  # which the estimator explains
+        return False
+    return any(" + " in kind for kind in kinds)
+
+
+def _draw_parts(data: TableDataset, settings: Settings, *, in_turn: bool) -> dict[str, Tensor]:
+    """Rows of the data for each part that has no rows of its own: at random, or blocks in time.
+
+    With few rows none calibrate by themselves where they can all be held out ``in_turn``.
+    """
     order = _order_rows(data, settings)
     counts = {"test": round(settings.test_share * len(data))}
     rest = len(data) - counts["test"]
-    share, in_turn = max(_FEWEST, round(_SHARE * rest)), _holds_out_in_turn(rest, settings)
+    share, in_turn = max(_FEWEST, round(_SHARE * rest)), in_turn and _holds_out_in_turn(rest, settings)
     if "validation" not in settings.files and _make_estimator(settings).needs_validation(rest):
         counts["validation"] = share
     if (
@@ -286,8 +308,7 @@ def _check_columns(source: Source, data: TableDataset) -> None:
 
 
 def _check_targets(source: Source, data: TableDataset, rows: Tensor) -> None:
-    y = data.y[rows]
-    if constant := [name for name, same in zip(data.target_names, (y == y[0]).all(0), strict=True) if same]:
+    if constant := find_constant(data.y[rows].numpy(), data.target_names):
         raise click.ClickException(f"{source}: the targets {list_names(constant)} are constant; drop them.")
 
 

@@ -125,7 +125,9 @@ class FlowFitter:
             return made[-1].flow
 
         chain = fit_mixed(make, x, y, list(kinds), seed=seed)
-        return Fitted(ChainFlow(chain).eval(), made[-1].log, selection=made[-1].selection)
+        untrained = flows.TrainingLog(stopped="nothing was trained by steps")
+        log, selection = (made[-1].log, made[-1].selection) if made else (untrained, None)
+        return Fitted(ChainFlow(chain).eval(), log, selection=selection)
 
     def fit_incomplete(self, parts: Parts, kinds: Sequence[str], seed: int) -> Fitted:
         """A flow of outputs (n, d) with missing values, NaN on the opened lines.

@@ -19,7 +19,7 @@ from ..diagnostics import CalibrationReport, diagnose
 from ..events import Box
 from ..flow import full_precision
 from ..flows import TrainingLog
-from ..outputs import GridModel
+from ..outputs import ConditionedDistribution, GridModel, condition
 from ..pit import latent_pit
 from ..recalibration import latent_norms
 from . import storage
@@ -209,6 +209,29 @@ class TablePredictor(Recalibrating):
         points, known = self._supports.middle(y)
         norms = latent_norms(self.base_model_, x, points).masked_fill(~known, torch.inf)
         return rank_pvalue(self._calibration_norms(), norms).numpy()
+
+    def condition(self, X: Any, y: Any, **options: Any) -> ConditionedDistribution:
+        """The law of the outputs that are NaN in y, given the others: complete rows to draw, and a density.
+
+        :func:`latentcal.outputs.condition` says where it is exact. Outputs must be continuous: of counts,
+        rounded values and atoms the known ones have a probability in place of a density.
+
+        Args:
+            X: (n, p) features.
+            y: (n, d) outputs, NaN where missing.
+            **options: of :func:`latentcal.outputs.condition`; its points are the same at every call by
+                default.
+        """
+        x, values = self._rows(X), as_tensor(y, "y").to("cpu", torch.float64)
+        values = values.reshape(len(x), -1)
+        self._check_outputs(values.shape[-1], column_names(y))
+        if self._supports.are_mixed:
+            raise ValueError(
+                f"condition takes continuous outputs, and these are {', '.join(self.outputs_)}. For "
+                "outputs whose values repeat, draw from sample and keep the draws that have what is known."
+            )
+        options = {"generator": torch.Generator().manual_seed(self._seed), **options}
+        return condition(self.model_, x, values, kinds=self.outputs_, **options)
 
     def diagnose(self, X: Any, y: Any, **options: Any) -> CalibrationReport:
         """Report on whether the model is calibrated, where it is not, and what to do about it.

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ HALF_LINES = ("log", "softplus", "exponential")
 """Maps from numbers above an end to the line."""
 INTERVALS = ("logit", "probit")
 """Maps from numbers between two ends to the line."""
+_SHAPES = {"log": ("knee",), "softplus": ("scale",), "exponential": ("scale", "knee")}  # after a map
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
@@ -45,13 +46,15 @@ class Kind:
     | ``rounded(h, a, b)`` | a, a + h, ..., b | as ``ordered``, of (a - h/2, b + h/2) |
 
     The map of a half-line may be named, with a scale c, 1 by default: ``positive(softplus)``, ``count(log)``,
-    ``rounded(0.5, 0, exponential, 3)``. With t > 0 the distance from the end,
+    ``rounded(0.5, 0, exponential, 3)``. A last number k of ``log`` and ``exponential``, as in
+    ``count(log, 40)`` or ``count(exponential, 3, 40)``, is the distance from the end beyond which the map
+    continues as a straight line. With t > 0 the distance from the end,
 
-    * ``log``: log t. Draws may be very large, because their logs have the tails of the flow.
+    * ``log``: log t. Without k, draws may be very large, because their logs have the tails of the flow.
     * ``softplus``: c log(exp(t / c) - 1), like a log near the end and like the identity far from it.
     * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. It
-    is best if the density is positive at the end itself, as in the first cell of a grid: a log has a long
-    tail there, and symmetric laws of a radius would add one on the other side.
+      is best if the density is positive at the end itself, as in the first cell of a grid: a log has a long
+      tail there, and symmetric laws of a radius would add one on the other side.
 
     Intervals have ``logit`` and ``probit``, the normal score of the share of the interval below y:
     ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares; a probit suits shares
@@ -72,6 +75,7 @@ class Kind:
         origin: a value of the grid.
         link: ``"identity"``, one of a half-line, ``"logit"`` or ``"probit"``.
         scale: c of a map of a half-line.
+        knee: k of a log or an exponential map; infinite for none.
         atoms: single values that have a probability.
 
     Examples:
@@ -89,6 +93,7 @@ class Kind:
     origin: float = 0.0
     link: str = "identity"
     scale: float = 1.0
+    knee: float = math.inf
     atoms: tuple[float, ...] = ()
 
     @classmethod
@@ -106,18 +111,19 @@ class Kind:
         words = [word.strip() for word in inside.split(",")] if inside is not None else []
         at = next((i for i, word in enumerate(words) if word in HALF_LINES + INTERVALS), len(words))
         try:
-            numbers, scale = ([float(word) for word in part] for part in (words[:at], words[at + 1 :]))
+            numbers, shape = ([float(word) for word in part] for part in (words[:at], words[at + 1 :]))
             atoms = tuple(sorted({float(word) for word in tail.split("+") if word.strip()}))
         except ValueError:
-            numbers, scale, atoms = [math.nan], [], ()
-        if not all(map(math.isfinite, (*numbers, *scale, *atoms))):
+            numbers, shape, atoms = [math.nan], [], ()
+        if not all(map(math.isfinite, (*numbers, *shape, *atoms))):
             raise ValueError(f"{text!r} has an invalid number. Write a kind like {_EXAMPLES}.")
         kind = cls._of(name, numbers)
         if kind is not None and at < len(words):
-            # A number after the map is its scale, which intervals have not.
-            fits = words[at] in kind.links and len(scale) <= (words[at] in HALF_LINES)
-            kind = replace(kind, link=words[at], scale=(*scale, 1.0)[0]) if fits else None
-        if kind is None or kind.scale <= 0:
+            names = _SHAPES.get(words[at], ())
+            fits = words[at] in kind.links and len(shape) <= len(names)
+            own: dict[str, Any] = dict(zip(names, shape, strict=False))
+            kind = replace(kind, link=words[at], **own) if fits else None
+        if kind is None or kind.scale <= 0 or kind.knee <= 0:
             raise ValueError(f"{text!r} has the wrong numbers for {name!r}. See {_EXAMPLES}.")
         if not kind.lower < kind.upper:
             raise ValueError(f"{text!r} is empty: the lower end must be below the upper one.")
@@ -165,8 +171,11 @@ class Kind:
             numbers += [self.upper - self.step / 2] * math.isfinite(self.upper)
         inside = [_shorten(number) for number in numbers]
         own = self._of(self.name, numbers)
-        if own is not None and (self.link, self.scale) != (own.link, 1.0):
-            inside += [self.link] + [_shorten(self.scale)] * (self.scale != 1)
+        shape = [getattr(self, name) for name in _SHAPES.get(self.link, ())]
+        while shape and shape[-1] in (1.0, math.inf):  # what is left out
+            shape.pop()
+        if own is not None and (shape or self.link != own.link):
+            inside += [self.link, *map(_shorten, shape)]
         base = f"{self.name}({', '.join(inside)})" if inside else self.name
         return " + ".join([base, *map(_shorten, self.atoms)])
 
@@ -198,18 +207,15 @@ class Kind:
         if self.link == "identity":
             return y, torch.zeros_like(y)
         above = y - self.lower
-        if self.link == "log":
-            log_above = torch.log(above)
-            return log_above, -log_above
-        if self.link == "softplus":
-            log_slope = log1mexp(-above / self.scale)
-            return above + self.scale * log_slope, -log_slope
-        if self.link == "exponential":
-            score = exponential_score(above / self.scale)
-            # Far out the first two terms would cancel; there the slope is Mills' ratio.
-            below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
-            log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
-            return score, log_slope - math.log(self.scale)
+        if self.link in HALF_LINES:
+            if math.isinf(self.knee):
+                return self._bend(above)
+            # Beyond the knee the straight line that touches the curve there.
+            at_knee, steepness = self._bend(above.new_tensor(self.knee))
+            line, log_slope = self._bend(above.clamp(max=self.knee))
+            straight = at_knee + (above - self.knee) * torch.exp(steepness)
+            far = above > self.knee
+            return torch.where(far, straight, line), torch.where(far, steepness, log_slope)
         # Near an end the difference from it is exact, and logs keep all its digits.
         below, width = self.upper - y, self.upper - self.lower
         if self.link == "probit":
@@ -219,16 +225,39 @@ class Kind:
         log_above, log_below = torch.log(above), torch.log(below)
         return log_above - log_below, math.log(width) - log_above - log_below
 
+    def _bend(self, above: Tensor) -> tuple[Tensor, Tensor]:
+        """The real number of each distance from the end of a half-line, and the log of the slope there."""
+        if self.link == "log":
+            log_above = torch.log(above)
+            return log_above, -log_above
+        if self.link == "softplus":
+            log_slope = log1mexp(-above / self.scale)
+            return above + self.scale * log_slope, -log_slope
+        score = exponential_score(above / self.scale)
+        # Far out the first two terms would cancel; there the slope is Mills' ratio.
+        below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
+        log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
+        return score, log_slope - math.log(self.scale)
+
+    def _unbend(self, s: Tensor) -> Tensor:
+        """The distance from the end of a half-line of each real number."""
+        if self.link == "log":
+            return torch.exp(s)
+        if self.link == "softplus":
+            return self.scale * torch.logaddexp(s / self.scale, torch.zeros_like(s))
+        return -self.scale * torch.special.log_ndtr(-s)
+
     def from_line(self, s: Tensor) -> Tensor:
         """The y of each real number; ends of the support are replaced by the next number inside."""
         if self.link == "identity":
             return s
-        if self.link == "log":
-            above = torch.exp(s)
-        elif self.link == "softplus":
-            above = self.scale * torch.logaddexp(s / self.scale, torch.zeros_like(s))
-        elif self.link == "exponential":
-            above = -self.scale * torch.special.log_ndtr(-s)
+        if self.link in HALF_LINES:
+            if math.isinf(self.knee):
+                above = self._unbend(s)
+            else:
+                at_knee, steepness = self._bend(s.new_tensor(self.knee))
+                beyond = (s - at_knee).clamp(min=0.0) * torch.exp(-steepness)
+                above = self._unbend(torch.minimum(s, at_knee)) + beyond
         else:
             # Distance from the nearer end; torch.special.ndtr loses all digits below -5.
             far = -s.abs()

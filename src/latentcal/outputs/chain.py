@@ -19,6 +19,7 @@ from .._internal.numerics import as_tensor, to_tensor
 from .._internal.smoothers import standardizer
 from .._internal.validate import as_floating, as_rows, as_shape, as_whole
 from ..flow import ConditionalFlow, evaluation_mode
+from ..flows.linear_gaussian import LinearGaussianFlow
 from ..flows.output_kinds import Kind
 from ..recalibration.auto import autocalibrate
 from .atom_chances import AtomChance
@@ -27,6 +28,7 @@ from .grid import dequantize, on_support, to_line
 
 MakeFlow = Callable[["Tensor | None", Tensor], ConditionalFlow]
 _FEWEST = 20  # rows beside the atoms of an output
+_ADDED = 5  # rows of a standard normal law, beside fewer on a grid
 
 
 class OutputLaw(nn.Module):
@@ -305,7 +307,7 @@ def fit_mixed(
             part = None if features is None else features[left]
             chances.append(AtomChance.fit(part, hit[left], boosted=boosted, seed=seed))
             left &= ~hit
-        count, fewest = int(left.sum()), 1 if kind.step else _FEWEST
+        count, fewest = int(left.sum()), 0 if kind.step else _FEWEST
         if count < fewest:
             raise ValueError(
                 f"Output {j} has {count} rows beside its atoms {kind.atoms}; it takes at least {fewest}. "
@@ -314,10 +316,12 @@ def fit_mixed(
         dtype = torch.get_default_dtype() if features is None else features.dtype
         bare = [str(kind.without_atoms)]
         # Of few rows on a grid so many copies that there is a density.
-        each = max(copies, -(-_FEWEST // count)) if kind.step else 1
+        each = max(copies, -(-_FEWEST // max(count, 1))) if kind.step else 1
         rows = left.nonzero().reshape(-1).repeat_interleave(each)
         line = to_line(column[rows, None], bare, generator).to(dtype)
-        flow = on_support(make_flow(None if features is None else features[rows], line), bare)
+        seen_by = None if features is None else features[rows]
+        few = count < _FEWEST and kind.atoms
+        flow = on_support(_pool(seen_by, line, count) if few else make_flow(seen_by, line), bare)
         if held is not None:
             own = held[1].to(torch.float64)
             beside = ~torch.isin(own[:, j], torch.tensor(kind.atoms, dtype=torch.float64))
@@ -326,6 +330,18 @@ def fit_mixed(
             flow = calibrate(flow, None if at is None else at[beside], noisy)
         laws.append(OutputLaw(str(kind), chances, flow))
     return ChainModel(laws, means, scales, width)
+
+
+def _pool(features: Tensor | None, line: Tensor, count: int) -> ConditionalFlow:
+    """A normal law of few rows on a line (k, 1) that looks at no features, drawn towards the standard one.
+
+    On the lines of grids that is a geometric law, or a uniform one between two ends.
+    """
+    share = count / (count + _ADDED)
+    mean = share * line.sum(0) / max(len(line), 1)
+    variance = share * line.square().sum(0) / max(len(line), 1) + (1 - share) - mean**2
+    weight = None if features is None else line.new_zeros(1, features.shape[1])
+    return LinearGaussianFlow(weight, mean, variance.sqrt()[:, None]).eval()
 
 
 def _lines_of(y: Tensor, kinds: Sequence[Kind]) -> tuple[Tensor, Tensor]:

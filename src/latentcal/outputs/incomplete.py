@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..flows.linear_gaussian import LinearGaussianFlow
 from ..flows.output_kinds import Kind
 from ..radius.calibration_sample import CalibrationSample
 from ..radius.law import RadiusLaw
+from ..radius.scaled import ScaledRadius
 from ..radius.stacked import StackedRadius
 from ..recalibration.latent import recalibrate_norms
 from .box_integrals import check_bounds, end_on_line, log_density, points_in_boxes, take
@@ -25,6 +27,9 @@ from .grid import on_support, pick, points_to_line
 
 _POINTS = 64  # of a row's box
 _MOVED = 1e-3  # share of the weights that moves in a round, below which another one changes nothing
+_FEW = 200  # rows, below which a law is tried on others before it is taken
+_FOLDS, _TRIAL_ROUNDS = 4, 3  # of these trials
+_FAR = 1e6  # nats: instead of infinity
 _STEPS, _SETTLED = 100, 1e-4  # of EM; relative change of the covariance at which it ends
 
 
@@ -265,7 +270,9 @@ def recalibrate_incomplete(
 
     and fits the law to all norms by these weights. Complete rows have one norm of weight 1, rows that miss
     all outputs have none. Assumes that censoring does not depend on y given x. Where more than half of the
-    rows are censored on one side, the tail there is what the reference says, not what the data say.
+    rows are censored on one side, the tail there is what the reference says, not what the data say. With
+    fewer than 200 rows, of which some are not complete, the law stays as it is, or has another scale alone,
+    unless rows held out in turn clearly prefer that of ``fit``.
 
     Args:
         model: the flow.
@@ -305,22 +312,89 @@ def recalibrate_incomplete(
             f"{int(empty.sum())} rows have bounds outside of the flow's support (first row "
             f"{int(empty.nonzero()[0])}). Drop those rows, or look at the kinds of the outputs."
         )
-    features = None if x is None else x[rows]
     fingerprint = Fingerprint.of(x, torch.where(complete[:, None], lower, 0.0))
-    flow, before = model, torch.zeros_like(radii)
-    for _ in range(as_whole(rounds, "rounds") if len(boxes) else 1):
-        base = flow.base.given(features)
-        log_weight = base.log_prob_at_norm(radii) + ratio
-        log_weight = torch.where(complete[rows], 0.0, log_weight)
-        top = torch.full((len(lower),), -math.inf, dtype=torch.float64)
-        top = top.scatter_reduce(0, rows, log_weight, "amax")
-        weight = torch.exp(log_weight - top[rows])
-        total = torch.zeros(len(lower), dtype=torch.float64).index_add(0, rows, weight)
-        weight = (weight / total[rows]).nan_to_num(0.0)
-        if float((weight - before).abs().sum()) < _MOVED * float(weight.sum()):
-            break
-        flow = recalibrate_norms(
-            model, radii, features, fingerprint, fit=fit, weights=weight, rows=int(seen.sum())
-        )
-        before = weight
-    return flow
+    known = _KnownNorms(radii, ratio, rows, None if x is None else x[rows], complete, fingerprint)
+    rounds = as_whole(rounds, "rounds") if len(boxes) else 1
+    if len(boxes) and int(seen.sum()) < _FEW:
+        fit = _choose_law(model, known, fit)
+    return known.recalibrate(model, fit, rounds)
+
+
+@dataclass(frozen=True)
+class _KnownNorms:
+    """Norms (m,) of points of the boxes of rows, what their weights are made of, whose they are."""
+
+    radii: Tensor
+    log_ratio: Tensor
+    rows: Tensor
+    features: Tensor | None
+    complete: Tensor
+    """(n,), rows that are a single point."""
+    fingerprint: Fingerprint
+
+    def of(self, chosen: Tensor) -> _KnownNorms:
+        """Those of some of the rows, (n,) bool."""
+        own = chosen[self.rows]
+        x = None if self.features is None else self.features[own]
+        parts = (self.radii[own], self.log_ratio[own], self.rows[own], x)
+        return _KnownNorms(*parts, self.complete, self.fingerprint)
+
+    def weigh(self, flow: ConditionalFlow) -> tuple[Tensor, Tensor]:
+        """Weights (m,) of the points, of sum 1 for each row, and log-likelihoods (n,) of the rows."""
+        log_density = flow.base.given(self.features).log_prob_at_norm(self.radii)
+        log_weight = log_density + self.log_ratio
+        top = torch.full(self.complete.shape, -math.inf, dtype=torch.float64)
+        top = top.scatter_reduce(0, self.rows, log_weight, "amax")
+        total = torch.zeros_like(top).index_add(0, self.rows, torch.exp(log_weight - top[self.rows]))
+        weight = (torch.exp(log_weight - top[self.rows]) / total[self.rows]).nan_to_num(0.0)
+        return torch.where(self.complete[self.rows], 1.0, weight), top + torch.log(total)
+
+    def recalibrate(
+        self, model: ConditionalFlow, fit: Callable[[CalibrationSample], RadiusLaw], rounds: int
+    ) -> ConditionalFlow:
+        """The flow with the law of these norms, by expectation and maximisation."""
+        flow, before, count = model, torch.zeros_like(self.radii), len(self.rows.unique())
+        for _ in range(rounds):
+            weight, _ = self.weigh(flow)
+            if float((weight - before).abs().sum()) < _MOVED * float(weight.sum()):
+                break
+            flow = recalibrate_norms(
+                model, self.radii, self.features, self.fingerprint, fit=fit, weights=weight, rows=count
+            )
+            before = weight
+        return flow
+
+
+def _choose_law(
+    model: ConditionalFlow, known: _KnownNorms, fit: Callable[[CalibrationSample], RadiusLaw]
+) -> Callable[[CalibrationSample], RadiusLaw]:
+    """The law as it is, one with another scale, or that of ``fit``: each must beat those before it.
+
+    By more than a standard error of the paired log-likelihoods of rows held out: points of one row stand
+    together, so a law with many parameters believes in them more than their number allows.
+    """
+    present = known.rows.unique()
+    fold = torch.full(known.complete.shape, -1)
+    drawn = torch.randperm(len(present), generator=torch.Generator().manual_seed(0))
+    fold[present] = drawn % _FOLDS
+
+    def score(law: Callable[[CalibrationSample], RadiusLaw]) -> Tensor:
+        found = torch.zeros(known.complete.shape, dtype=torch.float64)
+        for number in range(_FOLDS):
+            held_out = fold == number
+            flow = known.of(~held_out).recalibrate(model, law, _TRIAL_ROUNDS)
+            found[held_out] = known.of(held_out).weigh(flow)[1][held_out]
+        return found[present]
+
+    best: Callable[[CalibrationSample], RadiusLaw] = _keep_law
+    best_score = known.weigh(model)[1][present]
+    for law in dict.fromkeys((ScaledRadius.fit, fit)):
+        own = score(law)
+        gain = (own - best_score).clamp(-_FAR, _FAR).nan_to_num(0.0)
+        if float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5:
+            best, best_score = law, own
+    return best
+
+
+def _keep_law(sample: CalibrationSample) -> RadiusLaw:
+    return sample.require_reference("A law is kept as it is")

@@ -14,7 +14,7 @@ from .._internal.names import suggest
 from .._internal.numerics import as_tensor
 from .._internal.validate import as_rows
 from ..flows.linear_gaussian import LinearGaussianFlow
-from ..flows.output_kinds import Kind
+from ..flows.output_kinds import HALF_LINES, Kind
 from ..recalibration.discrete import OutputAtoms, atoms
 from .grid import dequantize
 
@@ -23,7 +23,9 @@ _CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows a
 _LINK_ROWS = 40  # and twice as many as features, to choose a map by
 _ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
 _SURE_ROWS, _SURE_ATOM = 100, 0.1  # rows, and share of them at an atom, for a guess that changes a model
-_MANY_ZEROS, _BESIDE = 0.5, 5  # share of zeros, and rows beside them, for which they have a law of their own
+_LINK_FOLDS, _CLEARLY = 4, 2.0  # folds, and standard errors by which another map of a grid must be better
+_STEEPEST = 0.5  # ranges of the data that a map of a grid may grow by per standard deviation on the line
+_MANY_ZEROS = 0.5  # share of zeros for which they have a law of their own
 
 
 def guess_kinds(y: Any) -> list[str]:
@@ -135,8 +137,14 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
     """The kinds, with the maps to the line that linear regression likes best on rows held out.
 
     ``log``, ``softplus`` and ``exponential``, with the median as their scale, are tried for ``positive``,
-    ``count`` and ``rounded(h, a)``, ``logit`` and ``probit`` for intervals, where no map is named. A quarter
-    of the rows is held out; densities are compared in the outputs' own units, beside atoms.
+    ``count`` and ``rounded(h, a)``, ``logit`` and ``probit`` for intervals, where no map is named. Each
+    quarter of the rows is held out in turn; densities are compared in the outputs' own units, beside atoms.
+
+    A grid without an upper end has an exponential map unless another is better by two standard errors: noise
+    within its first cell has a long tail on a log line, to the left, which a law of the radius takes for one
+    on both sides. Its map is straight from where it would grow by more than half of the range of the data per
+    standard deviation on the line, and beyond the data, so that a latent five standard deviations out does
+    not mean a count many times as large as any seen. With few rows its scale is that of a geometric law.
 
     Args:
         x: (n, p) features or None.
@@ -151,33 +159,85 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
     for j, text in enumerate(kinds):
         kind = Kind.parse(text)
         bare = len(kind.links) > 1 and not any(link in text for link in kind.links)
-        atoms_of = torch.tensor(kind.atoms, dtype=torch.float64)
-        rows = order[(~torch.isnan(y[order, j])) & ~torch.isin(y[order, j], atoms_of)]
-        width = 0 if x is None else x.shape[1]
-        if not bare or len(rows) < _LINK_ROWS + 2 * width:
-            chosen.append(str(kind))
-            continue
+        known = order[~torch.isnan(y[order, j])]
+        rows = known[~torch.isin(y[known, j], torch.tensor(kind.atoms, dtype=torch.float64))]
         column, features = y[rows, j, None], None if x is None else x[rows]
-        above = float(f"{float((column - kind.lower).median()):.4g}")
-        options = [
-            replace(kind, link=link, scale=above if link in ("softplus", "exponential") else 1.0)
-            for link in kind.links
-        ]
-        chosen.append(str(min(options, key=lambda option: _held_out_loss(option, features, column, seed))))
+        endless_grid = kind.step > 0 and kind.links == HALF_LINES
+        if bare and len(rows) >= _LINK_ROWS + 2 * (0 if x is None else x.shape[1]):
+            middle = _round((column - kind.lower).median())
+            options = [
+                replace(kind, link=link, scale=middle if link in ("softplus", "exponential") else 1.0)
+                for link in kind.links
+            ]
+            if endless_grid:
+                options = [
+                    _straighten(option, column, y[known, j], float(_on_line(option, column, seed)[0].std()))
+                    for option in options
+                ]
+            kind = _choose(options, features, column, seed, "exponential" if endless_grid else None)
+        elif bare and endless_grid:
+            more = float((column - kind.origin).sum()) / kind.step  # steps beyond the first value
+            kind = replace(kind, scale=_round(-kind.step / math.log((more + 0.5) / (more + len(rows) + 1))))
+            # On its own line a geometric law is normal.
+            kind = _straighten(kind, column, y[known, j], 1.0) if len(rows) else kind
+        chosen.append(str(kind))
     return chosen
 
 
-def _held_out_loss(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> float:
-    """Mean loss of a linear Gaussian flow on the last quarter of rows (n, p), (n, 1), in units of y."""
+def _straighten(kind: Kind, column: Tensor, every: Tensor, spread: float) -> Kind:
+    """The kind, with a straight map beyond values (n, 1), or from where it is too steep.
+
+    Args:
+        kind: of a grid without an upper end.
+        column: values beside atoms.
+        every: (m,) values, atoms among them.
+        spread: standard deviation of the values on the line.
+    """
+    if kind.link == "softplus":  # which is straight
+        return kind
+    steepest = _STEEPEST * float(every.max() - every.min())
+    most = float((column - kind.lower).max()) + kind.step / 2
+    above = torch.linspace(0, most, 2001, dtype=torch.float64)[1:]
+    growth = spread * torch.exp(-kind.to_line(kind.lower + above)[1])
+    gentle = above[growth <= steepest]
+    return replace(kind, knee=_round(gentle[-1] if len(gentle) else above[-1]))
+
+
+def _round(value: Tensor | float) -> float:
+    """Four digits, for a text that is read."""
+    return float(f"{float(value):.4g}")
+
+
+def _choose(options: list[Kind], x: Tensor | None, y: Tensor, seed: int, usual: str | None) -> Kind:
+    """The kind with the smallest held-out loss; the usual map unless that is clearly larger."""
+    losses = {kind.link: _held_out_losses(kind, x, y, seed) for kind in options}
+
+    def is_better(kind: Kind) -> bool:
+        gain = losses[usual or kind.link] - losses[kind.link]
+        return float(gain.mean()) > _CLEARLY * float(gain.std()) / len(gain) ** 0.5
+
+    better = [kind for kind in options if usual is None or kind.link == usual or is_better(kind)]
+    return min(better, key=lambda kind: float(losses[kind.link].mean()))
+
+
+def _on_line(kind: Kind, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Values (n, 1) beside atoms on the line, and the logs of the slopes there."""
     noisy = dequantize(y, [str(kind.without_atoms)], torch.Generator().manual_seed(seed))
-    line, log_slope = kind.to_line(kind.inside(noisy))
-    cut = len(y) - len(y) // 4
-    try:
-        flow = LinearGaussianFlow.fit(None if x is None else x[:cut], line[:cut])
-    except ValueError:  # an output without spread on this line
-        return math.inf
-    density = flow(None if x is None else x[cut:]).log_prob(line[cut:]) + log_slope[cut:, 0]
-    return -float(density.mean())
+    return kind.to_line(kind.inside(noisy))
+
+
+def _held_out_losses(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> Tensor:
+    """Loss of each row (n, p), (n, 1) under linear Gaussian flows of the other folds, in units of y."""
+    line, log_slope = _on_line(kind, y, seed)
+    fold, losses = torch.arange(len(y)) % _LINK_FOLDS, torch.empty(len(y), dtype=torch.float64)
+    for number in range(_LINK_FOLDS):
+        own = fold == number
+        try:
+            flow = LinearGaussianFlow.fit(None if x is None else x[~own], line[~own])
+        except ValueError:  # an output without spread on this line
+            return torch.full_like(losses, math.inf)
+        losses[own] = -flow(None if x is None else x[own]).log_prob(line[own]) - log_slope[own, 0]
+    return losses
 
 
 def _columns(y: Any) -> list[Tensor]:
@@ -212,8 +272,7 @@ def _guess_surely(column: Tensor) -> Kind:
         text = _guess_grid(column, found)
         if text.startswith("ordered") and text != "ordered(0, 1)":
             text = "count" if float(column.min()) >= 0 else "rounded(1)"
-        above = int((column > 0).sum())
-        hurdle = text == "count" and len(column) - above >= _MANY_ZEROS * len(column) and above >= _BESIDE
+        hurdle = text == "count" and float((column == 0).double().mean()) >= _MANY_ZEROS
         return Kind.parse(f"{text} + 0" if hurdle else text)
     values = [
         value for value in _lone_atoms(column, found) if (column == value).double().mean() >= _SURE_ATOM
