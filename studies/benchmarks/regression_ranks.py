@@ -100,7 +100,8 @@ def show_ranks(records: Sequence[Record], methods: Sequence[str], subset: str) -
     seconds: dict[str, list[float]] = {}
     regions: dict[str, list[float]] = {}
     for record in records:
-        seconds.setdefault(record["method"], []).append(float(record["seconds"]))
+        if not math.isnan(spent := float(record["seconds"])):  # else it was stopped on an earlier split
+            seconds.setdefault(record["method"], []).append(spent)
         if not math.isnan(region := float(record["region_coverage"])):
             regions.setdefault(record["method"], []).append(region)
     lines = [["method", "tables", *RANKED, "region coverage", "median seconds"]]
