@@ -31,7 +31,7 @@ def made_by(base: TrainedRun, method: str) -> dict[str, Any]:
         "training": base.numbers,
         "law": law_numbers(method),
         "commit": commit(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
 

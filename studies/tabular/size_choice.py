@@ -17,7 +17,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "tuning"
 SEARCH_SEED = 0
-HALVED_AFTER = 50  # epochs with the largest learning rate
+SHARES = (2 / 3, 1 / 3, 0)  # of the sizes that go on after each learning rate
 RUNGS = (2, 10, 25, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
 """Numbers of epochs at which the loss of a trial is recorded, and at which it may be given up."""
 
@@ -69,34 +69,30 @@ def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
 def halving(trials: Sequence[Trial], rung: float) -> set[int]:
     """Places of the trials that successive halving trains up to a rung.
 
-    All sizes are trained with the largest learning rate for 50 epochs, then the better half of them until
-    they end. This half is trained with the next learning rate, for more epochs in proportion to 1 / rate,
-    then its better half until it ends; and so on. Sizes start from the same weights at every rate and mostly
-    keep their order, and small rates take most of the time. Two epochs are trained of everything.
+    All sizes are trained with the largest learning rate until they end, the better two thirds of them with
+    the next rate, and the better third with the one after, where sizes are compared by their lowest NLL so
+    far. Sizes start from the same weights at every rate and mostly keep their order, and small rates take
+    most of the time. Two epochs are trained of everything.
     """
     if rung <= RUNGS[0]:
         return full_grid(trials, rung)
     rates = sorted({trial.sizes["learning_rate"] for trial in trials}, reverse=True)
-    going: set[int] = set()
-    sizes = [trial.sizes | {"learning_rate": None} for trial in trials]
-    left = sizes
-    for rate in rates:
+    sizes = [json.dumps(trial.sizes | {"learning_rate": None}) for trial in trials]
+    lowest = dict.fromkeys(sizes, math.inf)
+    left, going = set(sizes), set[int]()
+    for rate, share in zip(rates, SHARES, strict=False):
         members = [
             place
             for place, trial in enumerate(trials)
             if trial.sizes["learning_rate"] == rate and sizes[place] in left
         ]
-        cut = min(RUNGS, key=lambda known: abs(known - HALVED_AFTER * rates[0] / rate))
-        losses = {place: loss for place in members if (loss := trials[place].loss_at(cut)) is not None}
-        if rung <= cut:
-            going |= set(members)
-        if len(losses) < len(members):
+        going |= set(members)
+        if not all(trials[place].stopped for place in members):
             break
-        better = sorted(members, key=losses.__getitem__)[: math.ceil(len(members) / 2)]
-        going |= set(better)
-        if not all(trials[place].stopped for place in better):
-            break
-        left = [sizes[place] for place in better]
+        for place in members:
+            nll = trials[place].nll
+            lowest[sizes[place]] = min(lowest[sizes[place]], math.inf if nll is None else nll)
+        left = set(sorted(lowest, key=lowest.__getitem__)[: math.ceil(share * len(lowest))])
     return going
 
 
