@@ -246,3 +246,12 @@ def test_weights_that_are_none_are_refused_alike_everywhere(weights, model, rows
 def test_a_region_without_rows_has_no_volumes(score, flow, rows):
     region = lc.conformal_region(flow, *rows, coverage=0.8, score=score)
     assert region.volume(torch.empty(0, 2), samples=64).value.shape == (0,)
+
+
+def test_numbers_whose_sum_overflows_are_finite():
+    flow = lc.flows.LinearGaussianFlow(None, torch.zeros(1, dtype=torch.float64), torch.eye(1).double())
+    large = torch.full((4, 1), 1.5e308, dtype=torch.float64)
+    assert same.decided(bool(torch.isneginf(flow().log_prob(large)).all()), True)
+    for wrong in (torch.inf, -torch.inf, torch.nan):
+        with pytest.raises(ValueError, match="y has NaN or infinite values in 1 of 4 points"):
+            flow().log_prob(large.index_fill(0, torch.tensor([2]), wrong))

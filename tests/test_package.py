@@ -57,6 +57,8 @@ ALLOWED = {
 # Private names of others that are used: of named tuples, of torch and of libraries that offer no public way.
 FOREIGN = {
     ("", "_replace"),
+    ("flow.py", "_parameters"),
+    ("flow.py", "_buffers"),
     ("files.py", "_parameters"),
     ("files.py", "_buffers"),
     ("radius/gamma_kde.py", "_standard_gamma"),

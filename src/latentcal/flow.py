@@ -16,7 +16,7 @@ from torch.distributions import Distribution, constraints
 
 from ._internal.chunks import rows_at_a_time
 from ._internal.numerics import Float64Module, as_tensor, to_tensor
-from ._internal.validate import as_shape, as_whole, check_finite
+from ._internal.validate import as_shape, as_whole, check_finite, rough_sum
 from .base import RadialBase
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
@@ -170,7 +170,8 @@ class FlowDistribution(Distribution):
             check_finite(self.x, "x")
             batch_shape = self.x.shape[:-1]
         self.context = as_context(flow, self.x)
-        if self.context is not None and self.context.is_floating_point():
+        # Large numbers may overflow in the flow's dtype.
+        if self.x is not None and self.context is not None and self.context.dtype != self.x.dtype:
             check_finite(self.context, f"x in the flow's {self.context.dtype}")
         self.base = flow.base.given(flow.summarize(self.context))
         # The checks below are our own: torch's depend on a global that other libraries switch off.
@@ -232,8 +233,7 @@ class FlowDistribution(Distribution):
                 f"encode gave log|det| of shape {tuple(log_abs_det.shape)} for y {tuple(y.shape)}; expected "
                 f"{tuple(r.shape)}, one number for each point (sum it over the outputs)."
             )
-        undefined = torch.isnan(log_abs_det)
-        if bool(undefined.any()):
+        if math.isnan(rough_sum(log_abs_det)) and bool((undefined := torch.isnan(log_abs_det)).any()):
             raise ValueError(
                 f"encode gave a NaN log|det| for {int(undefined.sum())} of {undefined.numel()} points, "
                 "although y is finite. Run check_flow(flow, x, y)."
@@ -339,8 +339,7 @@ class FlowDistribution(Distribution):
     def _norm_of(self, z: Tensor, y: Tensor) -> Tensor:
         if z.shape != y.shape:
             raise ValueError(f"encode gave z of shape {tuple(z.shape)} for y {tuple(y.shape)}.")
-        undefined = torch.isnan(z).any(-1)
-        if bool(undefined.any()):
+        if math.isnan(rough_sum(z)) and bool((undefined := torch.isnan(z).any(-1)).any()):
             raise ValueError(
                 f"encode gave NaN for {int(undefined.sum())} of {undefined.numel()} points, although y is "
                 f"finite (first at {tuple(undefined.nonzero()[0].tolist())}). Run check_flow(flow, x, y)."
@@ -357,10 +356,12 @@ def tensor_options(flow: nn.Module) -> tuple[torch.dtype | None, torch.device | 
 
 
 def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
-    for child in module.children():
-        if not isinstance(child, (RadialBase, Float64Module)):  # both keep float64, whatever the flow is
+    # Each answer asks several times: the dictionaries themselves, because parameters() takes far longer.
+    for tensors in (module._parameters, module._buffers):
+        yield from (tensor for tensor in tensors.values() if tensor is not None)
+    for child in module._modules.values():
+        # Both keep float64, whatever the flow is.
+        if child is not None and not isinstance(child, (RadialBase, Float64Module)):
             yield from _map_tensors(child)
 
 
@@ -370,29 +371,34 @@ def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
 
     Several threads may use a flow at the same time: the last one to leave restores the modes.
     """
-    modules = list(nn.ModuleList(flows).modules())[1:]
+    modules = list(dict.fromkeys(module for flow in flows for module in flow.modules()))
     with _MODES_LOCK:
         for module in modules:
             if module in _MODES:
                 _MODES[module][0] += 1
             else:
                 _MODES[module] = [1, module.training]
-            module.training = False
+            if module.training:  # to set an attribute of a module takes longer than to look
+                module.training = False
     try:
         yield
     finally:
         with _MODES_LOCK:
             for module in modules:
                 _MODES[module][0] -= 1
-                if _MODES[module][0] == 0:
-                    module.training = bool(_MODES.pop(module)[1])
+                if _MODES[module][0] == 0 and module.training != (mode := bool(_MODES.pop(module)[1])):
+                    module.training = mode
 
 
 @contextmanager
 def full_precision(flow: nn.Module) -> Iterator[None]:
     """Use the flow's own dtype inside the block, whatever autocast is active around it."""
     device = tensor_options(flow)[1]
-    with torch.autocast("cpu" if device is None else device.type, enabled=False):
+    kind = "cpu" if device is None else device.type
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
         yield
 
 

@@ -49,7 +49,8 @@ class Euclidean(Norm):
     """
 
     def __call__(self, z: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
+        # Of the columns that triangular solvers leave, the norm takes twenty times as long.
+        return torch.linalg.vector_norm(z.contiguous(), dim=-1, dtype=torch.float64)
 
     def log_surface(self, dim: int) -> float:
         return math.log(2.0) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)

@@ -8,7 +8,7 @@ A finished command is recorded in results/remade.csv with its processor time and
 then on. A command that was stopped goes on from its own results. The output of each command is in
 build/results, to be copied to its page unless the command writes the page itself.
 
-Not included: the tabular study, the training of image flows, and ``autocalibration_cost --before``, which
+Not included: the tabular study with its search of sizes and its rounding, the training of image flows, and ``autocalibration_cost --before``, which
 needs the sources of an earlier commit. ``throughput`` needs the folder ``peers``, and some commands need the
 data; their pages and modules say where these come from.
 """
@@ -64,7 +64,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "output_kinds.md": {
         "benchmarks.output_kinds --seeds 2": ("output_kinds.csv",),
-        "benchmarks.output_tables --seeds 1": ("output_tables.csv",),
+        "benchmarks.output_tables --seeds 1 2": ("output_tables.csv",),
     },
     "predictive_distributions.md": {
         "benchmarks.predictive_distributions quantiles --seeds 2": ("predictive_quantiles.csv",),

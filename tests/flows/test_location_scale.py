@@ -174,7 +174,7 @@ def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="floor must be positive"):
         _stage(floor=0 * MANY)
     constant = SmootherStack([], torch.zeros(0, 1).double(), torch.zeros(1).double())
-    with pytest.raises(ValueError, match="log_scale has 1 answers for 2 outputs"):
+    with pytest.raises(ValueError, match="log_scale has 1 outputs instead of 2"):
         Stage(_linear(WEIGHT, [0.0, 0.0]), constant, -MANY, MANY, 1 / MANY, MANY, 3)
     with pytest.raises(ValueError, match="must match the numbers of parts and outputs"):
         SmootherStack([_linear(WEIGHT, [0.0, 0.0])], torch.zeros(2, 2).double(), torch.zeros(2).double())

@@ -162,7 +162,7 @@ def test_outside_of_the_support_the_density_is_0_and_nothing_is_nan(generator):
         assert bool(torch.isfinite(slope).all())
     with pytest.raises(ValueError, match=r"3 of 4 rows .*positive at output 0, 0; unit at output 1, 1"):
         flow.to_line(y)
-    with pytest.raises(ValueError, match="outside of the flow's support"):
+    with pytest.raises(ValueError, match="outside the flow's support"):
         lc.recalibrate(flow, None, y)
 
 

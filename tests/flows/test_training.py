@@ -231,7 +231,8 @@ def test_the_weighted_likelihood_is_that_of_repeated_rows():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"), [([1.0] * 9, "shape"), ([-1.0] * 50, "not negative"), ([0.0] * 50, "not all zero")]
+    ("wrong", "says"),
+    [([1.0] * 9, "one for each point"), ([-1.0] * 50, "not negative"), ([0.0] * 50, "not all zero")],
 )
 def test_wrong_weights_are_refused(wrong, says):
     pair = data(50)

@@ -39,7 +39,18 @@ def test_trees_of_a_forest_answer_as_the_forest_does(name, outputs):
     # Control: without the rounding of forests to float32 rows beside a threshold go the other way.
     parts = (trees.feature, trees.threshold, trees.left, trees.right, trees.value, trees.root, trees.target)
     double = TreeEnsemble(*parts, trees.level, 4)
+    assert (trees.threshold.dtype, trees.value.dtype) == (torch.float32, torch.float32)
     assert float((double(torch.from_numpy(near)) - trees(torch.from_numpy(near))).abs().max()) > 0.01
+
+
+def test_values_that_float32_cannot_hold_stay_float64():
+    x, y = _rows()
+    for size, kind in ((1.0, torch.float32), (1e60, torch.float64), (1e-60, torch.float64)):
+        forest = ensemble.ExtraTreesRegressor(5, random_state=0).fit(x, size * y)
+        trees = TreeEnsemble.from_sklearn(forest)
+        assert trees.value.dtype == kind
+        answers = torch.from_numpy(forest.predict(x)) / size
+        torch.testing.assert_close(trees(torch.from_numpy(x)) / size, answers)
 
 
 def test_trees_of_boosting_answer_as_the_models_do():

@@ -221,7 +221,7 @@ def test_a_training_that_diverges_is_a_row_of_the_table(tmp_path):
 
 def test_a_grid_on_which_everything_diverges_raises_with_the_cause():
     with pytest.raises(
-        RuntimeError, match=r"None of the 2 combinations .* diverged in epoch 1: the learning rate"
+        RuntimeError, match=r"None of the 2 trainings succeeded: diverged in epoch 1: the learning rate"
     ):
         tune(Bursting, grid=GRID | {"hidden": [2]})
 

@@ -189,5 +189,5 @@ def test_what_does_not_fit_is_refused(generator):
         fit_mixed(_linear, x, torch.zeros(100, 1), ["positive + 0"])
     with pytest.raises(ValueError, match="1 atoms and takes as many chances"):
         OutputLaw("positive + 0", [], _standard())
-    with pytest.raises(ValueError, match="needs 0 features"):
+    with pytest.raises(ValueError, match="looks at 0 features"):
         ChainModel([OutputLaw("real", [], _standard())], torch.zeros(1), torch.ones(1))(x)

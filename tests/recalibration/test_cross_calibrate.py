@@ -131,7 +131,7 @@ def test_a_trained_flow_is_no_recipe():
         lc.cross_calibrate(lambda x, y: "flow", x, y)
     with pytest.raises(ValueError, match="x has 59 rows and y has 60"):
         lc.cross_calibrate(overfitted, x[1:], y)
-    with pytest.raises(ValueError, match="one dimension"):
+    with pytest.raises(ValueError, match="the same dimension"):
         lc.recalibration.FlowEnsemble([])
 
 

@@ -537,7 +537,7 @@ def test_wrong_arguments_are_explained():
         recalibrate_prerank(model, x, torch.where(torch.arange(30)[:, None] == 3, math.nan, y))
     with pytest.raises(ValueError, match="no calibration points"):
         recalibrate_prerank(model, x[:0], y[:0])
-    with pytest.raises(ValueError, match="one number a point"):
+    with pytest.raises(ValueError, match="one number for each point"):
         recalibrate_prerank(model, x, y, prerank=lambda pred, y, x: y)
     recalibrated = recalibrate_prerank(model, x, y)
     with pytest.raises(ValueError, match="without NaN or infinite"):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .numerics import with_slope
+from .numerics import log1mexp, with_slope
 
 # Below this shape torch's own incomplete gamma functions are used, above it Temme's expansion.
 _TEMME_FROM = 12.0
@@ -96,6 +96,8 @@ def gamma_quantile(shape: float, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
 
     Relative error about 1e-14 where that one is above -300. No gradient passes.
     """
+    if shape == 1:  # the exponential law
+        return -torch.where(log_cdf <= log_sf, log1mexp(log_cdf), log_sf)
     from scipy.special import gammainccinv, gammaincinv
 
     low, high = log_cdf.cpu().numpy(), log_sf.cpu().numpy()

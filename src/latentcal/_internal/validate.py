@@ -78,8 +78,8 @@ def check_features(x: Tensor | None, features: int) -> Tensor:
 
 def check_finite(values: Tensor, name: str) -> Tensor:
     """The points (..., k), which must all be finite; raises with where they are not."""
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
+    # A finite sum has finite terms; large ones may overflow, so only then is each looked at.
+    if not math.isfinite(rough_sum(values)) and not bool((finite := torch.isfinite(values)).all()):
         bad = ~(finite.all(-1) if finite.dim() else finite)
         raise ValueError(
             f"{name} has NaN or infinite values in {int(bad.sum())} of {bad.numel()} points (first at "
@@ -90,11 +90,14 @@ def check_finite(values: Tensor, name: str) -> Tensor:
 
 def check_numbers(values: Tensor, name: str) -> Tensor:
     """The values, none of them NaN; infinities are allowed."""
-    if values.is_floating_point():
-        undefined = torch.isnan(values)
-        if bool(undefined.any()):
-            raise ValueError(f"{int(undefined.sum())} of {values.numel()} values of {name} are NaN.")
+    if math.isnan(rough_sum(values)) and bool((undefined := torch.isnan(values)).any()):
+        raise ValueError(f"{int(undefined.sum())} of {values.numel()} values of {name} are NaN.")
     return values
+
+
+def rough_sum(values: Tensor) -> float:
+    """The sum, which is NaN or infinite if a value is: one quick pass where a check finds nothing."""
+    return float(values.detach().sum())
 
 
 def check_size(values: Tensor, name: str) -> Tensor:

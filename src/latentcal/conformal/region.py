@@ -175,7 +175,8 @@ class Region:
         Args:
             x: features.
             coverage: coverage to use instead of the region's own.
-            quick: for the latent norm, search a quarter as long; exact for linear flows.
+            quick: for the latent norm, search a quarter as long; exact for linear flows. Flows whose
+                ``decode`` has no gradients are searched at random, which takes longer.
             generator: source of randomness.
         """
 

@@ -28,10 +28,10 @@ class TreeEnsemble(Smoother):
 
     Args:
         feature: (m,) feature of each node, int32.
-        threshold: (m,) float64.
+        threshold: (m,) float64 or float32.
         left: (m,) left child, int32; later than its parent.
         right: (m,) right child, int32.
-        value: (m, c) values that a leaf adds to c consecutive outputs.
+        value: (m, c) values that a leaf adds to c consecutive outputs, float64 or float32.
         root: (j,) first node of each tree, int32.
         target: (j,) first output that each tree adds to, int32.
         level: (k,) constants added to all rows.
@@ -70,7 +70,7 @@ class TreeEnsemble(Smoother):
         single: bool = False,
     ) -> None:
         super().__init__()
-        check_shapes(threshold=(threshold, "m"), value=(value, "m c"), level=(level, "k"))
+        check_shapes(threshold=(_widen(threshold), "m"), value=(_widen(value), "m c"), level=(level, "k"))
         nodes = len(threshold)
         for name, numbers, count, size in (
             ("feature", feature, nodes, features),
@@ -170,6 +170,7 @@ class TreeEnsemble(Smoother):
         feature, threshold, left, right, value = (
             torch.from_numpy(array).to(kind) for array, kind in zip(arrays, kinds, strict=True)
         )
+        threshold, value = _round_down(threshold) if single else threshold, _narrow(value)
         root, aim = torch.tensor(roots, dtype=torch.int32), torch.from_numpy(target).to(torch.int32)
         offset = torch.from_numpy(level)
         return cls(feature, threshold, left, right, value, root, aim, offset, int(features), single)
@@ -187,14 +188,14 @@ class TreeEnsemble(Smoother):
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
         rows = check_features(x, self.features).detach().reshape(-1, self.features)
-        rows = (rows.to(torch.float32) if self.single else rows).to(torch.float64)
+        rows = rows.to(torch.float32 if self.single else torch.float64)
         children = torch.stack([self.left, self.right], 1).reshape(-1)
         width = self.value.shape[1]
         # Which answers each tree adds to: a sum over trees is a product with this.
         adds = self.target[:, None] == torch.arange(self.answers - width + 1, device=rows.device)
         parts = []
         for part in rows.split(rows_at_a_time(max(len(self.root), self.features), _PAIRS)):
-            value = self.value.index_select(0, self._leaves(part, children))
+            value = _widen(self.value.index_select(0, self._leaves(part, children)))
             total = value.reshape(len(part), len(self.root), width).transpose(1, 2) @ adds.to(value)
             answers = self.level.repeat(len(part), 1)
             for i in range(width):
@@ -214,3 +215,21 @@ class TreeEnsemble(Smoother):
             if bool((following == node).all()):
                 return node
             node = following
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.to(torch.float64) if values.dtype == torch.float32 else values
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """The values in float32, unless that changes one by more than 1e-7 of itself: half the size in files."""
+    short = values.to(torch.float32)
+    return short if torch.allclose(short.to(values), values, rtol=1e-7, atol=0.0) else values
+
+
+def _round_down(threshold: Tensor) -> Tensor:
+    """The largest float32 up to each threshold: a feature that is one itself goes the same way."""
+    largest = torch.finfo(torch.float32).max
+    short = threshold.clamp(-largest, largest).to(torch.float32)
+    below = torch.nextafter(short, torch.full_like(short, -largest))
+    return torch.where(short > threshold, below, short)

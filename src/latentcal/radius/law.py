@@ -91,8 +91,10 @@ class RadiusLaw(Float64Module):
             as_float64(log_cdf, "log_cdf").reshape(-1),
             as_float64(log_sf, "log_sf").reshape(-1),
         )
+        inner = torch.minimum(flat_cdf, flat_sf) > -math.inf
+        if 0 < len(inner) <= CACHE and bool(inner.all()):
+            return self._quantile(flat_cdf, flat_sf).reshape(log_cdf.shape)
         r = torch.where(torch.isneginf(flat_cdf), 0.0, self.upper).to(flat_cdf)
-        inner = ~torch.isneginf(flat_cdf) & ~torch.isneginf(flat_sf)
         if bool(inner.any()):
             blocks = zip(flat_cdf[inner].split(CACHE), flat_sf[inner].split(CACHE), strict=True)
             r[inner] = torch.cat([self._quantile(*block) for block in blocks])

@@ -13,7 +13,9 @@ PAGES = [
 ]
 COMMANDS = {step.command for step in remake_pages.list_steps([*remake_pages.PAGES])}
 # Trained flows, which take days, and a comparison with an earlier commit.
-ELSEWHERE = re.compile(r"tabular run .*|images --data \w+ --threads 1|\S+ --before \.\.\.")
+ELSEWHERE = re.compile(
+    r"tabular(\.size_search|\.rounding| run\b).*|images --data \w+ --threads 1|\S+ --before \.\.\."
+)
 
 
 def commands_of(text):
