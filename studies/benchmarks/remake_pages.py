@@ -8,8 +8,8 @@ A finished command is recorded in results/remade.csv with its processor time and
 then on. A command that was stopped goes on from its own results. The output of each command is in
 build/results, to be copied to its page unless the command writes the page itself.
 
-Not included: the tabular study with its search of sizes and its rounding, the training of image flows, and ``autocalibration_cost --before``, which
-needs the sources of an earlier commit. ``throughput`` needs the folder ``peers``, and some commands need the
+Not included: the tabular study with its search of sizes and its rounding, the training of image flows, and
+``autocalibration_cost --before``, which needs the sources of an earlier commit. ``throughput`` needs the folder ``peers``, and some commands need the
 data; their pages and modules say where these come from.
 """
 

@@ -154,7 +154,8 @@ def drift_test(u: Tensor) -> DriftTest:
         >>> drift_test(u).p_value > 0.05, drift_test(torch.cat([u[:200], u[200:] ** 2])).p_value < 0.01
         (True, True)
         >>> print(drift_test(u.sort().values))
-        p = 0.48: drift cannot be distinguished from dependence between neighbouring rows (first autocorrelation 0.98)
+        p = 0.48: drift cannot be distinguished from dependence between neighbouring rows (first
+        autocorrelation 0.98)
     """
     from scipy.special import kolmogorov
 
