@@ -9,8 +9,8 @@ then on. A command that was stopped goes on from its own results. The output of 
 build/results, to be copied to its page unless the command writes the page itself.
 
 Not included: the tabular study with its search of sizes and its rounding, the training of image flows, and
-``autocalibration_cost --before``, which needs the sources of an earlier commit. ``throughput`` needs the folder ``peers``, and some commands need the
-data; their pages and modules say where these come from.
+``autocalibration_cost --before``, which needs the sources of an earlier commit. ``throughput`` needs the
+folder ``peers``, and some commands need the data; their pages and modules say where these come from.
 """
 
 from __future__ import annotations
