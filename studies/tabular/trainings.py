@@ -78,7 +78,7 @@ class TrainedRun:
     epoch: int
     seconds: float
     cpu_seconds: float
-    numbers: list[float] | None
+    numbers: list[float] | None = None
 
 
 def entry_of(spec: RunSpec, cache: Path | None = None) -> Path:

@@ -14,7 +14,7 @@ PAGES = [
 COMMANDS = {step.command for step in remake_pages.list_steps([*remake_pages.PAGES])}
 # Trained flows, which take days, and a comparison with an earlier commit.
 ELSEWHERE = re.compile(
-    r"tabular(\.size_search|\.rounding| run\b).*|images --data \w+ --threads 1|\S+ --before \.\.\."
+    r"tabular(\.size_search|\.rounding| run| table)\b.*|images --data \w+ --threads 1|\S+ --before \.\.\."
 )
 
 
