@@ -44,7 +44,6 @@ BAD_TABLES = {
         {"income": with_text(BASE["income"])},
         "the column 'income' contains 'abc' among numbers",
     ),
-    "NaN in a target": ({"food": with_text(BASE["food"], 7, "NaN")}, "the first is row 7 of the data"),
     "NaN in a feature": (
         {"income": with_text(BASE["income"], 7, "")},
         "Leave these rows out with --missing drop, or fill the gaps with --missing impute.",

@@ -68,7 +68,7 @@ def test_the_check_sees_a_private_name(line):
 
 def test_the_command_line_uses_public_names_and_helpers_that_know_nothing_of_models():
     """Of ``_internal`` it shares files, tables, names, messages and sizes, and the folder of its card."""
-    helpers = ("atomic_files", "chunks", "columns", "hints", "model_folder", "names", "optional")
+    helpers = ("atomic_files", "chunks", "columns", "gaps", "hints", "model_folder", "names", "optional")
     helpers += ("progress_bar", "table_files", "wording")
     allowed = ("latentcal._version.", *(f"latentcal._internal.{name}." for name in helpers))
     files = sorted((STUDIES.parent / "src" / "latentcal" / "cli").glob("*.py"))
