@@ -63,7 +63,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
         "images.image_pages": (),
     },
     "output_kinds.md": {
-        "benchmarks.output_kinds --seeds 2": ("output_kinds.csv",),
+        "benchmarks.output_kinds --seeds 2 3": ("output_kinds.csv",),
         "benchmarks.output_tables --seeds 1 2": ("output_tables.csv",),
     },
     "predictive_distributions.md": {
