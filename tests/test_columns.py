@@ -2,6 +2,8 @@
 
 import gzip
 import random
+import subprocess
+import sys
 from datetime import datetime, timezone
 
 import numpy as np
@@ -288,3 +290,18 @@ def test_numbers_read_by_pyarrow_are_those_that_python_reads(decimal):
         assert quick.missing.tolist() == slow.missing.tolist()
         read += 1
     assert read == 0 if decimal == "," else read > 1000  # control: this way is taken where it can be
+
+
+def test_gaps_are_read_in_a_process_that_loaded_pyarrow_alone():
+    # Arrays made of lists would load pyarrow.compute.
+    script = """
+import io, math, pyarrow
+from pyarrow.csv import ConvertOptions, read_csv
+from latentcal._internal.columns import infer_arrow_column
+texts = ConvertOptions(column_types={"a": pyarrow.large_string()})
+cells = read_csv(io.BytesIO(b"a,b\\n1,1\\n,1\\n2.5,1\\n"), convert_options=texts)["a"]
+assert not hasattr(pyarrow, "compute")
+first, gap, last = infer_arrow_column("a", cells).values
+assert math.isnan(gap) and (first, last) == (1, 2.5)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

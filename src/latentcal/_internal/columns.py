@@ -136,7 +136,8 @@ def infer_arrow_column(name: str, column: Any, decimal: str | None = None) -> Co
         empty = lengths == 0
         whole = whole and not empty.any() and not any(mark in text for mark in (b".", b"e", b"E"))
         if empty.any():
-            chunk = arrow.compute.if_else(arrow.array(empty), None, chunk)
+            compute = require("pyarrow.compute", "cli", "Reading tables from files needs")
+            chunk = compute.if_else(arrow.array(empty), None, chunk)
         try:
             parts.append(chunk.cast(arrow.float64()).to_numpy(zero_copy_only=False))
         except arrow.ArrowInvalid:
