@@ -245,7 +245,7 @@ def _make_dataset(
     none, some = int((~there.any(1)).sum()), int((~known_y.all(1)).sum())
     told = [
         f"{none:,} rows have none of the targets and are left out." * (some_targets and none > 0),
-        f"{some:,} rows miss some of the targets and count with what they have." * (some > 0),
+        f"{some:,} rows miss some of the targets." * (some > 0),
     ]
     return TableDataset(
         name=path.name.split(".")[0],

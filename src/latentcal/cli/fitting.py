@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SHARE = 0.15  # of validation, and of calibration, where they have no rows of their own
 _FEWEST = 2  # rows of each
+_FEW_INCOMPLETE = 0.1  # share of rows that miss some targets up to which they are left out
 _PARTS = ("train", "validation", "calibration", "test")
 
 
@@ -116,16 +117,22 @@ def fit_table(
     )
     _check_columns(source, data)
     has_atoms, whole = _has_atoms(data, settings), ~torch.isnan(data.y).any(1)
-    index = _draw_parts(data, settings, in_turn=not has_atoms and bool(whole.all()))
+    lost = int((~whole).sum())
+    leaves_out = has_atoms or lost <= _FEW_INCOMPLETE * len(whole)
+    index = _draw_parts(data, settings, in_turn=not has_atoms and leaves_out)
     # The report, and models with atoms, take rows with all targets.
-    index = {name: rows[whole[rows]] if has_atoms or name == "test" else rows for name, rows in index.items()}
+    index = {
+        name: rows[whole[rows]] if leaves_out or name == "test" else rows for name, rows in index.items()
+    }
     x, complete, rules = data.learn_rules(index["train"])
     index, before = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in index.items()}, index
     _check_targets(source, data, index["train"])
     _describe(source, data, rules)
-    if has_atoms and not bool(whole.all()):
-        lost = int((~whole).sum())
+    if lost and has_atoms:
         say(f"{lost:,} of these rows are left out: targets with atoms take rows that have all of them.")
+    elif lost:
+        kept = f"They are left out: they are at most {_FEW_INCOMPLETE:.0%} of the rows."
+        say(kept if leaves_out else "The targets that they have train and calibrate.")
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
         say(f"{lost:,} rows are left out because they miss a feature that the model uses.")
     table = Rows(x, data.y, data.weights)
