@@ -131,8 +131,8 @@ def fit_table(
     if lost and has_atoms:
         say(f"{lost:,} of these rows are left out: targets with atoms take rows that have all of them.")
     elif lost:
-        kept = f"They are left out: they are at most {_FEW_INCOMPLETE:.0%} of the rows."
-        say(kept if leaves_out else "The targets that they have train and calibrate.")
+        few = f"Rows that miss targets are left out: they are at most {_FEW_INCOMPLETE:.0%} of all."
+        say(few if leaves_out else "Rows that miss some targets train and calibrate with the others.")
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
         say(f"{lost:,} rows are left out because they miss a feature that the model uses.")
     table = Rows(x, data.y, data.weights)
