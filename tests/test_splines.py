@@ -201,6 +201,11 @@ def zuko_spline(phi: Tensor) -> Any:
     return transforms.MonotonicRQSTransform(*phi.split([bins, bins, bins - 1], -1), bound=5.0, slope=1e-3)
 
 
+def spline_step(phi: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    z, log_slope, *_ = SplineStep.apply(phi, t, 5.0, 1e-3)
+    return z, log_slope
+
+
 @pytest.mark.parametrize("bins", [2, 8])
 def test_a_step_of_a_spline_is_that_of_zuko_with_its_derivatives(bins, generator):
     phi = 3 * torch.randn(400, 3, 3 * bins - 1, generator=generator, dtype=torch.float64)
@@ -209,7 +214,7 @@ def test_a_step_of_a_spline_is_that_of_zuko_with_its_derivatives(bins, generator
     of_z, of_slope = (torch.randn(400, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     answers = []
     for call in (
-        lambda phi, t: SplineStep.apply(phi, t, 5.0, 1e-3),
+        spline_step,
         lambda phi, t: zuko_spline(phi).call_and_ladj(t),
     ):
         arguments = phi.clone().requires_grad_(), t.clone().requires_grad_()
@@ -222,14 +227,27 @@ def test_a_step_of_a_spline_is_that_of_zuko_with_its_derivatives(bins, generator
 def test_a_step_of_a_spline_agrees_with_finite_differences(generator):
     phi = torch.randn(20, 11, generator=generator, dtype=torch.float64, requires_grad=True)
     t = torch.linspace(-6, 6, 20, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda phi, t: SplineStep.apply(phi, t, 5.0, 1e-3), (phi, t))
+    assert torch.autograd.gradcheck(spline_step, (phi, t))
+    assert torch.autograd.gradgradcheck(spline_step, (phi, t))
+
+
+def test_a_step_of_a_spline_can_be_mapped_over_rows(generator):
+    phi = torch.randn(7, 11, generator=generator, dtype=torch.float64)
+    t = torch.linspace(-6, 6, 7, dtype=torch.float64)
+    mapped = torch.func.vmap(torch.func.grad_and_value(lambda phi, t: sum(spline_step(phi, t)), (0, 1)))
+    ((by_phi, by_t), value) = mapped(phi, t)
+    phi.requires_grad_(), t.requires_grad_()
+    expected = sum(spline_step(phi, t))
+    torch.testing.assert_close(value, expected)
+    for ours, theirs in zip((by_phi, by_t), torch.autograd.grad(expected.sum(), (phi, t)), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_step_of_a_spline_is_finite_at_its_knots_and_ends():
     # Equal bins have their knots at known points; the map is the identity beyond the ends.
     t = torch.tensor([-5.0, -2.5, 0.0, 2.5, 5.0, 5.0 + 1e-6, -1e30, 1e30], dtype=torch.float32)
     phi = torch.zeros(8, 11, requires_grad=True)
-    z, log_slope = SplineStep.apply(phi, t, 5.0, 1e-3)
+    z, log_slope = spline_step(phi, t)
     (z.sum() + log_slope.sum()).backward()
     torch.testing.assert_close(z.detach(), t)
     torch.testing.assert_close(log_slope.detach(), torch.zeros(8))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Transform, constraints
 
 from .._internal.numerics import broadcast_leading
 from .._internal.optional import require
@@ -64,6 +64,8 @@ class AutoregressiveFlow(ConditionalFlow):
         sizes = {"transforms": flows, "hidden_features": [hidden] * layers}
         if transform == "spline":
             self.network = zuko.flows.NSF(dim, features, bins=bins, **sizes)
+            for step in self.network.transform.transforms:
+                step.univariate = _Spline
         else:
             self.network = zuko.flows.MAF(dim, features, **sizes)
 
@@ -89,6 +91,39 @@ class AutoregressiveFlow(ConditionalFlow):
             return self.network.transform(None), points
         x = check_features(x, self.features).to(points.dtype)
         return self.network.transform(x), broadcast_leading(x, points)[1]
+
+
+class _Spline(Transform):
+    """zuko's spline, with its derivatives written out.
+
+    Args:
+        phi: widths and heights (..., K) and inner slopes (..., K - 1), before they are bounded.
+    """
+
+    domain = codomain = constraints.real
+    bijective, sign = True, 1
+
+    def __init__(self, *phi: Tensor) -> None:
+        super().__init__()
+        self.phi = phi
+
+    def call_and_ladj(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        phi = torch.cat(self.phi, -1)
+        phi, t = broadcast_leading(phi, t[..., None])
+        z, log_slope, *_ = SplineStep.apply(phi, t[..., 0], _BOUND, _LEAST)
+        return z, log_slope
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.call_and_ladj(x)[1]
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.call_and_ladj(x)[0]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        from zuko.transforms import MonotonicRQSTransform
+
+        t: Tensor = MonotonicRQSTransform(*self.phi, bound=_BOUND, slope=_LEAST)._inverse(y)
+        return t
 
 
 class AutoregressiveStack:
@@ -163,7 +198,7 @@ class _MapsAt:
         """As ``every``, where each flow has points (m, b, d) of its own; differentiable once."""
         outputs = slice(0, self.stack.dim)
         if self.stack.flows[0].transform == "spline":
-            z, log_slope = SplineStep.apply(self._numbers(y, outputs), y, _BOUND, _LEAST)
+            z, log_slope, *_ = SplineStep.apply(self._numbers(y, outputs), y, _BOUND, _LEAST)
         else:
             z, log_slope = self._univariate(y, outputs).call_and_ladj(y)
         return z, log_slope

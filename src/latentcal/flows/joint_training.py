@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..flow import tensor_options
 from .autoregressive import AutoregressiveFlow, AutoregressiveStack
-from .training import TrainingLog, TrainingWarning
+from .training import TrainingLog, TrainingWarning, adam
 
 _KEPT = 0.99  # of the mean of the weights, at each step; less in the beginning
 
@@ -65,7 +65,7 @@ def train_side_by_side(
     dtype = tensor_options(flows[0])[0]
     x, y = x.to(dtype), y.to(dtype)
     stack = AutoregressiveStack(flows, trains=True)
-    optimizer = torch.optim.Adam(stack.parameters, lr=learning_rate)
+    optimizer = adam(stack.parameters, learning_rate)
     generator = torch.Generator().manual_seed(seed)
     counts = torch.ones(len(y), dtype=torch.float64) if weights is None else weights
     judges = _gather(held_out, counts)
