@@ -7,7 +7,7 @@ import torch
 import latentcal as lc
 import same
 from latentcal.flows import ConvexPotentialFlow, convex_potential, train_flow
-from latentcal.flows.input_convex import Context, softplus
+from latentcal.flows.convex_derivatives import Context, softplus
 
 
 def fresh(dim: int, features: int, dtype: torch.dtype, **options) -> ConvexPotentialFlow:

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from latentcal.flows.input_convex import InputConvexNetwork, log_det
+from latentcal.flows.convex_derivatives import derivatives_of, log_det
+from latentcal.flows.input_convex import InputConvexNetwork
 
 
 def network(features: int, layers: int) -> InputConvexNetwork:
@@ -42,6 +43,35 @@ def test_one_context_serves_many_points(generator):
     own = net.gradient_and_hessian(y, net.context_of(x.expand(6, 4, 2)))
     for left, right in zip(shared, own, strict=True):
         torch.testing.assert_close(left, right)
+    many = net.gradient_and_hessian(y[0, 0], net.context_of(x))
+    for left, right in zip(
+        many, net.gradient_and_hessian(y[0, 0].expand(4, 3), net.context_of(x)), strict=True
+    ):
+        torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("features", [0, 2])
+def test_the_written_out_derivatives_are_those_of_automatic_differentiation(features, layers, generator):
+    net = network(features, layers)
+    y = torch.randn(6, 5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(5, features, generator=generator, dtype=torch.float64, requires_grad=True)
+    wanted = [y, *net.parameters(), *([x] if features else [])]
+    of_both = [torch.randn(shape, generator=generator).double() for shape in ((6, 5, 3), (6, 5, 3, 3))]
+    answers = []
+    for method in (net.gradient_and_hessian, lambda y, context: derivatives_of(net.weights, y, context)[:2]):
+        answers.append(torch.autograd.grad(method(y, net.context_of(x)), wanted, of_both))
+        one = method(y, net.context_of(x))[0]  # a Hessian that nothing depends on
+        answers[-1] += torch.autograd.grad(one, wanted, of_both[0], materialize_grads=True)
+    for ours, automatic in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, automatic)
+
+
+def test_derivatives_of_the_hessian_have_derivatives(generator):
+    net = network(2, 3)
+    y, x = (torch.randn(2, k, generator=generator, dtype=torch.float64, requires_grad=True) for k in (3, 2))
+    both = lambda y, x: net.gradient_and_hessian(y, net.context_of(x))  # noqa: E731
+    assert torch.autograd.gradgradcheck(both, (y, x))
 
 
 def positive_definite(generator: torch.Generator) -> torch.Tensor:

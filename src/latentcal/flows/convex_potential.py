@@ -12,7 +12,8 @@ from .._internal.chunks import CACHE, rows_at_a_time
 from .._internal.validate import as_whole, check_features
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
-from .input_convex import Context, InputConvexNetwork, log_det
+from .convex_derivatives import Context, log_det
+from .input_convex import InputConvexNetwork
 
 _MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that need them are cheap
 _LONGER = 2.0  # how much longer than the last step the next one may begin
