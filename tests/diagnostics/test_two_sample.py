@@ -43,3 +43,14 @@ def test_the_statistic_is_the_energy_distance():
 def test_shapes_that_differ_are_told(generator):
     with pytest.raises(ValueError, match="the same shape"):
         energy_test(torch.zeros(3, 2), torch.zeros(3, 1), permutations=9, generator=generator)
+
+
+def test_an_exchange_of_one_row_changes_nothing(generator):
+    z, drawn = torch.randn(2, 1, 4, generator=generator)
+    assert energy_test(z, drawn, permutations=99, generator=generator).p_value == pytest.approx(1.0)
+
+
+def test_energies_that_differ_by_rounding_alone_count_as_equal(generator):
+    # Two rows: half of the exchanges change no energy, so no p-value is below a third (probability 1e-10).
+    for z, drawn in torch.randn(50, 2, 2, 3, generator=generator):
+        assert energy_test(z, drawn, permutations=199, generator=generator).p_value > 1 / 3

@@ -262,9 +262,10 @@ def find_rotation(z: Tensor, weights: Tensor) -> Tensor:
 
 def _rotate(white: Tensor, share: Tensor, rotation: Tensor) -> Tensor:
     """A local optimum of the contrast, from a start (d, d)."""
+    weighted = white * share[:, None]
     for _ in range(_STEPS):
         score = torch.tanh(white @ rotation.T)
-        update = (score * share[:, None]).T @ white - (share @ (1 - score**2))[:, None] * rotation
+        update = score.T @ weighted - (1 - share @ score.square())[:, None] * rotation
         left, _, right = torch.linalg.svd(update)
         before, rotation = rotation, left @ right
         if float(1 - (before * rotation).sum(1).abs().min()) < 1e-7:
