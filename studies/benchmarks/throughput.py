@@ -175,67 +175,74 @@ def whole_tasks() -> Iterable[Line]:
         yield faster(work, f"decode {before:,} points a row", plain, own, 10)
 
 
-def growth() -> Iterable[dict[str, object]]:
-    """Slopes of the logs of time by the logs of n or d, and peaks of memory."""
+JOBS = (
+    "recalibrate",
+    "log_prob",
+    "sample",
+    "mean of 128 draws",
+    "conformal_region",
+    "energy_score",
+    "bounds",
+    "autocalibrate",
+    "diagnose",
+)
+
+
+def job(name: str, n: int, d: int) -> Callable[[], object]:
+    """One of the jobs, of n rows and d outputs under a linear flow."""
     generator = torch.Generator().manual_seed(0)
-
-    def task(name: str, size: int) -> Callable[[], object]:
-        n, d = (size, 2) if name.endswith(" n") else (2000, size)
-        flow = lc.flows.LinearGaussianFlow(torch.zeros(d, 3), torch.zeros(d), torch.eye(d))
-        x, y = torch.randn(n, 3, generator=generator), 1.1 * torch.randn(n, d, generator=generator)
-        draws = torch.randn(50, n, d, generator=generator)
-        model = flow.with_base(flow.base.with_radius(lc.radius.ScaledRadius(flow.base.radius, 1.1)))
-        region = lc.conformal_region(flow, x, y)
-        return {
-            "recalibrate": lambda: lc.recalibrate(flow, x, y),
+    flow = lc.flows.LinearGaussianFlow(torch.zeros(d, 3), torch.zeros(d), torch.eye(d))
+    x, y = torch.randn(n, 3, generator=generator), 1.1 * torch.randn(n, d, generator=generator)
+    model = flow.with_base(flow.base.with_radius(lc.radius.ScaledRadius(flow.base.radius, 1.1)))
+    if name in ("log_prob", "sample", "mean of 128 draws"):
+        answers: dict[str, Callable[[], object]] = {
             "log_prob": lambda: model(x).log_prob(y),
-            "sample": lambda: model(x).sample(),
-            "conformal_region": lambda: lc.conformal_region(flow, x, y),
-            "energy_score": lambda: lc.metrics.energy_score(draws, y),
-            "bounds": lambda: region.bounds(x[:100], quick=True),
-        }[name.split()[0]]
-
-    names = ("recalibrate", "log_prob", "sample", "conformal_region", "energy_score")
-    for name in [*(f"{name} by n" for name in names), *(f"{name} by d" for name in (*names, "bounds"))]:
-        sizes = (1000, 10_000, 100_000) if name.endswith(" n") else (2, 8, 32)
-        times = [medians(task(name, size), turns=3)[0] for size in sizes]
-        slopes = np.diff(np.log(times)) / np.diff(np.log(sizes))
-        yield {
-            "work": name,
-            "sizes": " ".join(map(str, sizes)),
-            "ms": " ".join(f"{value:.3g}" for value in times),
-            "slopes": " ".join(f"{slope:.2f}" for slope in slopes),
-            "peak MB at the largest": round(peak_megabytes(name.split()[0], sizes[-1], name[-1])),
+            "sample": model(x).sample,
+            "mean of 128 draws": lambda: model(x).sample((128,)).mean(0),
         }
+        return answers[name]
+    if name == "energy_score":
+        draws = torch.randn(50, n, d, generator=generator)
+        return lambda: lc.metrics.energy_score(draws, y)
+    if name == "bounds":
+        region = lc.conformal_region(flow, x, y)
+        return lambda: region.bounds(x[:100], quick=True)
+    return lambda: getattr(lc, name)(flow, x, y)
 
 
-def peak_megabytes(name: str, size: int, by: str) -> float:
-    """Growth of the resident memory's peak while a fresh process does one task (Linux)."""
+def growth() -> Iterable[dict[str, object]]:
+    """Slopes of the logs of time by the logs of n (with d = 2) or d (with n = 2,000), and peaks of memory."""
+    for by in "nd":
+        sizes = ((1000, 2), (10_000, 2), (100_000, 2)) if by == "n" else ((2000, 2), (2000, 8), (2000, 32))
+        steps = [size["nd".index(by)] for size in sizes]
+        for name in JOBS:
+            if (name, by) == ("bounds", "n"):  # a hundred rows at any n
+                continue
+            times = [medians(job(name, *size), turns=3)[0] for size in sizes]
+            slopes = np.diff(np.log(times)) / np.diff(np.log(steps))
+            yield {
+                "work": f"{name} by {by}",
+                "sizes": " ".join(map(str, steps)),
+                "ms": " ".join(f"{value:.3g}" for value in times),
+                "slopes": " ".join(f"{slope:.2f}" for slope in slopes),
+                "peak MB at the largest": round(peak_megabytes(name, *sizes[-1])),
+            }
+
+
+def peak_megabytes(name: str, n: int, d: int) -> float:
+    """Growth of the resident memory's peak while a fresh process does one job (Linux)."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (name, size, by))
+        return pool.apply(_peak_of, (name, n, d))
 
 
-def _peak_of(name: str, size: int, by: str) -> float:
+def _peak_of(name: str, n: int, d: int) -> float:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    n, d = (size, 2) if by == "n" else (2000, size)
-    flow = lc.flows.LinearGaussianFlow(torch.zeros(d, 3), torch.zeros(d), torch.eye(d))
-    x, y, draws = torch.randn(n, 3), 1.1 * torch.randn(n, d), torch.randn(50, n, d)
-
-    def act(x: Tensor, y: Tensor, draws: Tensor) -> object:
-        if name == "energy_score":
-            return lc.metrics.energy_score(draws, y)
-        if name in ("log_prob", "sample"):
-            return flow(x).log_prob(y) if name == "log_prob" else flow(x).sample()
-        if name == "recalibrate":
-            return lc.recalibrate(flow, x, y)
-        region = lc.conformal_region(flow, x, y)
-        return region.bounds(x[:100], quick=True) if name == "bounds" else region
-
-    act(x[:100], y[:100], draws[:, :100])  # what the code itself takes is there already
+    job(name, 100, d)()  # what the code itself takes is there already
+    act = job(name, n, d)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    act(x, y, draws)
+    act()
     return (_status("VmHWM") - before) / 1024
 
 
@@ -248,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, help="folder with properscoring, scoringrules and numba")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--only-growth", action="store_true")
     arguments = parser.parse_args()
     if arguments.peers:
         sys.path.append(str(arguments.peers))
@@ -261,7 +269,8 @@ def main() -> None:
         yield from convex_potentials()
         yield from whole_tasks()
 
-    write(lines(), arguments.out / "throughput.csv")
+    if not arguments.only_growth:
+        write(lines(), arguments.out / "throughput.csv")
     with open(arguments.out / "growth.csv", "w", newline="") as file:
         for number, row in enumerate(growth()):
             table = csv.DictWriter(file, list(row), lineterminator="\n")
