@@ -1,19 +1,19 @@
-"""Can the report be trusted? How often it says that recalibration did harm, and which verdicts it gives.
+"""Reliability of the report: how often it reports harm by recalibration, and which verdicts it gives.
 
-    python -m studies.benchmarks.adviser                     # what is missing, then the tables; 6 CPU minutes
+    python -m studies.benchmarks.adviser                     # missing runs, then the tables; 6 CPU minutes
 
-*Harm.* Linear Gaussian flows are recalibrated under drift, on rows that trained them, on outputs with atoms,
-and on few rows, then diagnosed on 100 to 1,000 other rows. The true loss is that on 20,000 fresh rows of the
-law of the diagnosed ones. Counted are the runs in which the loss exceeds 0.05 nats and 3.6 paired standard
-errors of the diagnosed rows (from blocks, where the report sees that they hang together), and how many of
-them the report calls worse; and of the runs without any loss, how many it calls worse.
+*Harm.* Linear Gaussian flows are recalibrated under drift, on their own training rows, on outputs with atoms,
+and on few rows, then diagnosed on 100 to 1,000 other rows. The true loss is measured on 20,000 new rows of
+the law of the diagnosed ones. A loss is large if it exceeds 0.05 nats and 3.6 paired standard errors of the
+diagnosed rows (from blocks, if the report finds that they are autocorrelated). The table counts how many of
+the runs with a large loss, and how many of the runs without any loss, the report calls worse.
 
-*Verdicts.* The flow is true, or its 90 % regions hold 85 % (all latents too long, or only those in the tail),
-2,000 rows; outputs as they are, or rounded to a tenth or a third of their standard deviation, or to whole
-numbers of which there are at least 15.
+*Verdicts.* The flow is calibrated, or its 90 % regions cover 85 % (all latents are too long, or only those in
+the tail). There are 2,000 rows. Outputs are not rounded, or are rounded to a tenth or a third of their
+standard deviation or to whole numbers, of which there are at least 15.
 
-Each run is a line of results/adviser_harm.csv or results/adviser_verdicts.csv, written when it is done; runs
-that are there already are skipped.
+Each run is appended to results/adviser_harm.csv or results/adviser_verdicts.csv when it is done; runs that
+are already there are skipped.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ QUICK = {"samples": 10, "permutations": 399}
 
 
 def uniform(low: float, high: float, generator: torch.Generator) -> float:
-    """A random number of an interval."""
+    """A random number from an interval."""
     return low + (high - low) * float(torch.rand((), generator=generator))
 
 
 def draw_noise(n: int, d: int, memory: float, generator: torch.Generator) -> Tensor:
-    """Standard normal (n, d) whose rows remember the one before."""
+    """Standard normal draws (n, d); rows form an AR(1) process with coefficient ``memory``."""
     steps = torch.randn(n, d, generator=generator)
     if not memory:
         return steps
@@ -61,7 +61,7 @@ def draw_noise(n: int, d: int, memory: float, generator: torch.Generator) -> Ten
 
 
 def recalibrate_badly(scenario: str, seed: int) -> tuple[ConditionalFlow, Tensor, Tensor]:
-    """A recalibrated flow, outputs to diagnose it on, and fresh ones of the same law."""
+    """A recalibrated flow, outputs to diagnose it on, and new outputs of the same law."""
     generator = torch.Generator().manual_seed(1000 * SCENARIOS.index(scenario) + seed)
     d, n = 1 + seed % 3, (100, 300, 1000)[seed // 3 % 3]
     flow = LinearGaussianFlow(None, torch.zeros(d), torch.eye(d))
@@ -71,11 +71,11 @@ def recalibrate_badly(scenario: str, seed: int) -> tuple[ConditionalFlow, Tensor
         y[torch.rand(count, generator=generator) < atom, 0] = 0.0
         return y
 
-    if scenario == "drift":  # the spread at the time of calibration is another, and rows may hang together
+    if scenario == "drift":  # calibration rows have another spread, and rows may be autocorrelated
         memory = 0.8 * (seed % 4 == 3)
         calibration = uniform(0.5, 1.6, generator) * draw(200, memory)
         return lc.recalibrate(flow, None, calibration), draw(n, memory), draw(FRESH)
-    if scenario == "reuse":  # the rows that calibrate are those that the flow was fitted to
+    if scenario == "reuse":  # the calibration rows are those that the flow was fitted to
         calibration = draw(int(uniform(3 * d, 12 * d, generator)))
         centred = calibration - calibration.mean(0)
         root = torch.linalg.cholesky(centred.T @ centred / len(centred))
@@ -90,14 +90,14 @@ def recalibrate_badly(scenario: str, seed: int) -> tuple[ConditionalFlow, Tensor
 
 
 def mean_and_error(model: ConditionalFlow, before: ConditionalFlow, y: Tensor) -> tuple[float, float]:
-    """Mean rise of the NLL by recalibration on outputs, and its standard error."""
+    """Mean increase of the NLL by recalibration, and its standard error."""
     with torch.no_grad():
         change = (before().log_prob(y) - model().log_prob(y)).double()
     return float(change.mean()), float(change.std()) / math.sqrt(len(y))
 
 
 def run_harm(cell: tuple[str, int]) -> dict[str, object]:
-    """One recalibration, what it did in truth and what the report says."""
+    """Record of one recalibration: its true effect and that in the report."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     scenario, seed = cell
@@ -122,7 +122,7 @@ def run_harm(cell: tuple[str, int]) -> dict[str, object]:
 
 
 def run_verdict(cell: tuple[str, str, int]) -> dict[str, object]:
-    """One model with a fault or none, on outputs that are rounded or not, and its verdict."""
+    """Record of the verdict on one model, with or without a fault, on rounded or exact outputs."""
     torch.set_num_threads(1)
     rounding, fault, seed = cell
     number = (ROUNDINGS.index(rounding) * len(FAULTS) + FAULTS.index(fault)) * 1000 + seed
@@ -165,8 +165,8 @@ def share(count: int, of: int) -> str:
 
 
 def harm_table() -> str:
-    """Harm that is said where it is large, and where there is none, as Markdown."""
-    lines = ["| scenario | large loss: said | no loss: said | causes |", "|---|---|---|---|"]
+    """Reported harm in runs with a large loss and in runs without a loss, in Markdown."""
+    lines = ["| scenario | reported, of large losses | reported, of no loss | causes |", "|---|---|---|---|"]
     runs = read(HARM)
     for scenario in (*SCENARIOS, "all"):
         mine = [run for run in runs if scenario in (run["scenario"], "all")]
@@ -182,7 +182,7 @@ def harm_table() -> str:
 
 
 def verdict_table() -> str:
-    """Shares of verdicts, as Markdown."""
+    """Shares of verdicts, in Markdown."""
     lines = ["| fault | rounding | not calibrated | small faults |", "|---|---|---|---|"]
     runs = read(VERDICTS)
     for fault, rounding in itertools.product(FAULTS, (*ROUNDINGS, "all")):
@@ -197,7 +197,7 @@ def verdict_table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=50, help="recalibrations of each scenario")
-    parser.add_argument("--calibrated", type=int, default=40, help="true models of each rounding")
+    parser.add_argument("--calibrated", type=int, default=40, help="calibrated models of each rounding")
     parser.add_argument("--faulty", type=int, default=12, help="models of each fault and rounding")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()

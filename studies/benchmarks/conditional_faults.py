@@ -1,16 +1,18 @@
-"""Faults that depend on x: how often diagnose finds them, beside HSIC, and whether their size is right.
+"""Faults that depend on x: how often diagnose and HSIC find them, and how accurate the estimated gain is.
 
-    python -m studies.benchmarks.conditional_faults           # what is missing, then the tables; 20 minutes
-    python -m studies.benchmarks.conditional_faults --tables  # the tables alone
+    python -m studies.benchmarks.conditional_faults           # missing runs, then the tables; 20 minutes
+    python -m studies.benchmarks.conditional_faults --tables  # only the tables
 
-Latents z of 2 outputs, x uniform on (-2, 2)^2, the model says N(0, I). Calibrated models have p = 0, 1, 2
-or 50 features, 1 to 5 outputs and 300 rows. Each run is a line of results/conditional_faults.csv, written
-when it is done; runs that are there already are skipped. ``hsic`` is the p-value of plain HSIC of z and x
-(Gaussian kernels, median distance, all rows, 99 shuffles). In every fourth of the first ten runs the gain
-that the report estimates (the largest of its findings) stands beside that of ``autocalibrate`` on fresh rows.
-The model with the correlation by x1 is repaired in all ten and diagnosed once more, on as many fresh rows as
-it was repaired with; ``left`` is what an oracle that knows the correlation would still gain. The page is made
-by ``studies.benchmarks.false_alarms --page``.
+The latents z have 2 outputs, x is uniform on (-2, 2)^2, and the model states N(0, I). Calibrated models have
+p = 0, 1, 2 or 50 features, 1 to 5 outputs and 300 rows. Each run is appended to
+results/conditional_faults.csv when it is done; runs that are already there are skipped. ``hsic`` is the
+p-value of plain HSIC of z and x (Gaussian kernels, median distance, all rows, 99 shuffles). Every fourth of
+the first ten runs also records the gain that the report estimates (the largest of its findings) and that of
+``autocalibrate`` on new rows.
+
+The model with the correlation by x1 is recalibrated in all ten runs and diagnosed again, on as many new rows
+as it was recalibrated on; ``left`` is the further gain of an oracle that knows the correlation.
+``studies.benchmarks.false_alarms --page`` writes the page.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ FRESH = 4000
 
 
 def plant(fault: str, x: Tensor, z: Tensor) -> Tensor:
-    """Latents (n, 2) with a fault that depends on x (n, 2)."""
+    """Latents (n, 2) with a planted fault that depends on x (n, 2)."""
     x1, x2 = x[:, 0], x[:, 1]
     z = z.clone()
     if fault.startswith("correlation"):
@@ -93,7 +95,7 @@ def correlation_by_x1(x: Tensor) -> Tensor:
 
 
 def oracle_nll(x: Tensor, z: Tensor) -> float:
-    """Mean negative log density of latents with the correlation by x1, by the truth."""
+    """Mean negative log density under the true law, of latents with the correlation by x1."""
     r = correlation_by_x1(x)
     square = (z[:, 0] ** 2 - 2 * r * z[:, 0] * z[:, 1] + z[:, 1] ** 2) / (1 - r**2)
     return float((square / 2 + (1 - r**2).log() / 2).mean()) + math.log(2 * math.pi)
@@ -106,7 +108,7 @@ def nll(model: ConditionalFlow, x: Tensor, y: Tensor) -> float:
 
 
 def run(cell: tuple[str, int, int]) -> dict[str, object]:
-    """One model and its rows, diagnosed."""
+    """Record of one model, diagnosed on its rows."""
     fault, n, seed = cell
     torch.set_num_threads(1)
     key = FAULTS.index(fault) if fault in FAULTS else 99
@@ -161,7 +163,7 @@ Rows = list[dict[str, str]]
 
 
 def count_alarms(rows: Rows) -> tuple[int, int, str]:
-    """Calibrated models with a finding, all of them, and the alarms by number of features."""
+    """Number of calibrated models with a finding, number of all, and findings by number of features."""
     calibrated = [row for row in rows if row["fault"] == "calibrated"]
     alarms = [row for row in calibrated if row["faults"] != "none"]
     by_p = ", ".join(f"p = {p}: {sum(row['p'] == str(p) for row in alarms)}" for p in FEATURES)
@@ -188,14 +190,14 @@ def power_table(rows: Rows) -> str:
 
 
 def gain_pairs(rows: Rows) -> Tensor:
-    """Estimated and realised gains of runs that have both, (2, m), by estimate."""
+    """Estimated and realised gains (2, m) of the runs that have both, sorted by estimate."""
     pairs = [(float(row["gain"]), float(row["realised"])) for row in rows if row["fault"] != "calibrated"]
     kept = sorted(pair for pair in pairs if not math.isnan(sum(pair)))
     return torch.tensor(kept, dtype=torch.float64).T
 
 
 def gain_table(rows: Rows, parts: int = 5) -> str:
-    """Estimated beside realised gains, in parts of equal size, in Markdown."""
+    """Mean estimated and realised gains in groups of equal size, in Markdown."""
     lines = ["| estimated gain | runs | mean estimate | mean realised |", "|---|---|---|---|"]
     pairs = gain_pairs(rows)
     for part in (*pairs.tensor_split(parts, 1), pairs):
@@ -207,9 +209,9 @@ def gain_table(rows: Rows, parts: int = 5) -> str:
 
 
 def repair_table(rows: Rows) -> str:
-    """What is found after the correlation by x1 was repaired, in Markdown."""
+    """Findings after the correlation by x1 was recalibrated, in Markdown."""
     lines = [
-        "| n | runs | gained | left to the oracle | correlation and x found | not calibrated | findings |",
+        "| n | runs | gain | remaining oracle gain | correlation and x found | not calibrated | findings |",
         "|---|---|---|---|---|---|---|",
     ]
     for n in SIZES_OF_REPAIRED:
@@ -223,7 +225,7 @@ def repair_table(rows: Rows) -> str:
 
 
 def tables() -> str:
-    """What the runs say, in Markdown."""
+    """All tables, in Markdown."""
     rows = read(RESULTS)
     alarms, models, by_p = count_alarms(rows)
     heads = f"False alarms: {alarms} of {models} ({by_p})"
@@ -235,7 +237,7 @@ def main() -> None:
     parser.add_argument("--calibrated", type=int, default=400)
     parser.add_argument("--faulty", type=int, default=20, help="runs of each fault and number of rows")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--tables", action="store_true", help="print the tables alone")
+    parser.add_argument("--tables", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
     if not arguments.tables:
         cells = [("calibrated", 300, seed) for seed in range(arguments.calibrated)]

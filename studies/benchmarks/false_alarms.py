@@ -1,15 +1,15 @@
-"""False alarms of diagnose, how often it names a planted fault, and what it costs.
+"""False alarms of diagnose, detection of planted faults, and computing time.
 
-    python -m studies.benchmarks.false_alarms                 # what is missing, then the page; 20 minutes
-    python -m studies.benchmarks.false_alarms --page          # the page alone, docs/results/diagnose.md
+    python -m studies.benchmarks.false_alarms                 # missing runs, then the page; 20 minutes
+    python -m studies.benchmarks.false_alarms --page          # only the page, docs/results/diagnose.md
 
-The page also holds the results of conditional_faults and adviser, which have commands of their own.
+The page also shows the results of conditional_faults and adviser, which are run by their own commands.
 
-Calibrated models are random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions, 500
-rows each. The faults are planted in a model of 3 outputs and 2 features, 2,000 rows each; the recalibrated
-ones are that model with the fault of scale, repaired on 1,000 other rows. Each run is a line of
-results/diagnose.csv, written when it is done; runs that are there already are skipped. A fault counts as
-named where it is the first of ``report.faults``, and as named alone where it is the only one.
+The calibrated models are random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions,
+with 500 rows each. The faults are planted in a model of 3 outputs and 2 features, with 2,000 rows each. The
+recalibrated models are this model with the fault of scale, recalibrated on 1,000 other rows. Each run is
+appended to results/diagnose.csv when it is done; runs that are already there are skipped. A fault is named
+if it is the first of ``report.faults``, and named alone if it is the only one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOISE = "within noise"
 
 
 def random_model(seed: int, generator: torch.Generator) -> LinearGaussianFlow:
-    """A linear flow of random maps; its dimension and base go round with the seed."""
+    """A linear flow with random maps; the seed determines its dimension and base."""
     d = DIMS[seed % len(DIMS)]
     bases: tuple[RadialBase, ...] = (standard_normal(d), student_t(d, 5.0), laplace(d))
     weight = torch.randn(d, 2, generator=generator)
@@ -53,7 +53,7 @@ def random_model(seed: int, generator: torch.Generator) -> LinearGaussianFlow:
 
 
 def planted(kind: str, x: Tensor, z: Tensor) -> Tensor:
-    """Latents (n, d) with a fault that depends on x (n, p) in the last case."""
+    """Latents (n, d) with a planted fault; only that of x-dependence uses x (n, p)."""
     if kind == "calibrated":
         return z
     if kind == "direction":
@@ -62,7 +62,7 @@ def planted(kind: str, x: Tensor, z: Tensor) -> Tensor:
 
 
 def run(cell: tuple[str, int]) -> dict[str, object]:
-    """One model and its rows, diagnosed."""
+    """Record of one model, diagnosed on its rows."""
     kind, seed = cell
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1000 * seed + len(kind))
@@ -88,7 +88,7 @@ def run(cell: tuple[str, int]) -> dict[str, object]:
 
 
 def time_large() -> None:
-    """Seconds of one core for n = 10,000, d = 16, p = 10 with a flow that costs next to nothing."""
+    """Seconds on one core for n = 10,000, d = 16, p = 10, with a flow that takes almost no time."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     plain = LinearGaussianFlow(torch.zeros(16, 10), torch.zeros(16), torch.eye(16))
@@ -107,12 +107,12 @@ def time_large() -> None:
 
 
 def faults_of(kind: str) -> list[str]:
-    """What was found in each run of a kind."""
+    """Faults found in each run of a kind."""
     return [row["faults"] for row in read(RESULTS) if row["kind"] == kind]
 
 
 def fault_lines() -> str:
-    """A line of the table for each planted fault."""
+    """Rows of the table, one for each planted fault."""
     lines = []
     for kind, what in FAULTS.items():
         faults = faults_of(kind)
@@ -122,7 +122,7 @@ def fault_lines() -> str:
 
 
 def page() -> str:
-    """What the runs say, in Markdown."""
+    """The page, in Markdown."""
     calibrated, repaired = faults_of("calibrated"), faults_of("recalibrated")
     alarms = len(calibrated) - calibrated.count("none")
     passed, noise = repaired.count("none"), repaired.count(NOISE)
@@ -133,9 +133,9 @@ def page() -> str:
     ]
     return f"""# False alarms and findings of the calibration report
 
-`diagnose` promises that of models that are right at most 3 % get any finding, which is the default of
-`level`. All figures of this page were made at it. Made by `python -m studies.benchmarks.false_alarms
---page` from the runs of
+`diagnose` is designed to report a finding for at most 3 % of calibrated models, the default of `level`. All
+figures on this page use this level. `python -m studies.benchmarks.false_alarms --page` writes the page from
+the runs of these commands:
 
 ```sh
 python -m studies.benchmarks.false_alarms
@@ -143,53 +143,55 @@ python -m studies.benchmarks.conditional_faults
 python -m studies.benchmarks.adviser
 ```
 
-The tables say how many runs there are so far; the commands go on where they stopped.
+The tables show the number of runs. An interrupted command resumes where it stopped.
 
 ## False alarms
 
-Calibrated models that are said to have a fault, with a 95 % interval:
+The table shows the share of calibrated models with a finding, with a 95 % interval.
 
-| models | said to have a fault |
+| models | with a finding |
 |---|---|
 | A | {share(alarms, len(calibrated))} |
 | B | {share(more_alarms, models)}; {by_p} |
 
-A: random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions, 2 features, 500 rows
-each. B: normal latents of 1 to 5 dimensions, 0, 1, 2 or 50 features, 300 rows each.
+- **A:** random linear flows with normal, Student and Laplace latents of 1 to 8 dimensions, 2 features and 500
+  rows each.
+- **B:** flows with normal latents of 1 to 5 dimensions, 0, 1, 2 or 50 features and 300 rows each.
 
-(Holm's adjustment is careful where tests depend on each other, as these do.)
+Holm's adjustment is conservative if tests are dependent, as they are here.
 
 ## Faults that depend on x
 
-Two outputs, features uniform on [-2, 2]^2. *HSIC alone* is a plain test of independence of latents and
-features at 3 %, without the other tests that `diagnose` pays for. *Named* is a fault that is called
-dependence on x.
+The models have two outputs, and the features are uniform on [-2, 2]^2. *HSIC alone* is a plain test of
+independence of latents and features at 3 %, without the other tests, for which `diagnose` adjusts its level.
+*x-dependence named* counts faults that are reported as dependence on x.
 
 {conditional_faults.power_table(by_x)}
 
-### Is the estimated gain right?
+### Estimated and realised gain
 
-The gain that the report estimates (the largest of its findings), beside what `autocalibrate` gains on 4,000
-fresh rows, in nats a row; runs of all faults above, in five parts by the estimate, and all together.
+The table compares the gain that the report estimates (the largest of its findings) with the gain of
+`autocalibrate` on 4,000 new rows, in nats per row. The runs of the faults above in which both were computed
+are divided into five parts by the estimate. The last row is for all of these runs.
 
 {conditional_faults.gain_table(by_x)}
 
 ![Estimated and realised gains](../images/{FIGURE.name})
 
-### Is the correlation gone after its repair?
+### Correlation after recalibration
 
-The correlation by x1, repaired by `autocalibrate` on n rows and diagnosed on as many fresh ones. An oracle
-gains 0.28 nats.
+Models with the correlation by x1 are recalibrated by `autocalibrate` on n rows and diagnosed on n new rows.
+An oracle gains 0.28 nats.
 
 {conditional_faults.repair_table(by_x)}
 
-On more rows than it was repaired with, a model shows the noise of its repair: with 300 rows that noise is
-what is left to the oracle, and 2,000 fresh rows can see it.
+A model that is diagnosed on more rows than it was recalibrated on shows the noise of its recalibration. With
+300 calibration rows, this noise is the remaining gain of the oracle, and 2,000 new rows can detect it.
 
 ## Planted faults
 
-Small ones, in a model of 3 outputs and 2 features, 2,000 rows each. A fault is named where it is the first of
-`report.faults`.
+The faults are small. Each model has 3 outputs and 2 features, and 2,000 rows are diagnosed. A fault is
+*named* if it is the first of `report.faults`.
 
 | fault | planted | named | the only one named |
 |---|---|---|---|
@@ -197,31 +199,41 @@ Small ones, in a model of 3 outputs and 2 features, 2,000 rows each. A fault is 
 
 ## Recalibrated models
 
-They are right only up to the noise of their calibration points. Of {len(repaired)} (the fault of scale,
-repaired on 1,000 points, diagnosed on 2,000 other rows) {passed} pass without a finding, of {noise} the
-verdict says that calibration noise explains what was found, and {len(repaired) - passed - noise} are called
-not calibrated.
+A recalibrated model is calibrated only up to the noise of its calibration points. The {len(repaired)} models
+here have the fault of scale, are recalibrated on 1,000 points and diagnosed on 2,000 other rows.
+
+- No finding: {passed} of {len(repaired)}.
+- Findings that the verdict attributes to calibration noise: {noise} of {len(repaired)}.
+- Reported as not calibrated: {len(repaired) - passed - noise} of {len(repaired)}.
 
 ## Verdicts, and harm by recalibration
 
-Linear Gaussian flows of 1 to 3 outputs are recalibrated on rows of another spread (*drift*, a quarter of
-the runs with autocorrelated rows), on the rows that they were fitted to (*reuse*), on 8 to 60 rows of which
-10 to 50 % have one value (*atoms*), and on 4 to 40 rows, 50 times each. They are diagnosed on 100 to 1,000
-other rows. *Large* is a true loss, on 20,000 fresh rows, of more than 0.05 nats and 3.6 paired standard
-errors of the diagnosed rows. *Said* is a report that recalibration made it worse.
+Linear Gaussian flows of 1 to 3 outputs are recalibrated in four ways, 50 times each, and diagnosed on 100 to
+1,000 other rows:
+
+- *drift*: on rows with another spread; in a quarter of these runs, the rows are autocorrelated
+- *reuse*: on the rows to which the flow was fitted
+- *atoms*: on 8 to 60 rows, of which 10 to 50 % have the same value
+- *few rows*: on 4 to 40 rows
+
+A loss is *large* if the true loss on 20,000 new rows is more than 0.05 nats and more than 3.6 paired standard
+errors of the diagnosed rows. The table counts the reports which say that recalibration made the model worse.
 
 {adviser.harm_table()}
 
-Large losses are few, and no run has autocorrelated rows and no loss. Verdicts on 2,000 rows, of models that
-are true or whose 90 % regions hold 85 % (*narrow*: all latents too long; *tails*: only those of the tail),
-where outputs are rounded to a tenth or a third of their standard deviation or to whole numbers, at least 15
-of them:
+*none* means that there are no such runs. There are few large losses, and every run with autocorrelated rows
+has a loss.
+
+The next table shows verdicts on 2,000 rows. The models are calibrated, or their 90 % regions cover 85 %
+(*narrow*: all latents are too long; *tails*: only those of the tail). Outputs are not rounded, or are rounded
+to a tenth or a third of their standard deviation or to whole numbers, of which there are at least 15.
 
 {adviser.verdict_table()}
 
 ## Time
 
-Seconds of one core for 10,000 rows, 16 outputs and 10 features; the flow is linear and costs next to nothing.
+The table shows the seconds on one core for 10,000 rows, 16 outputs and 10 features. The flow is linear and
+takes almost no time.
 
 | model | `diagnose` | `to_html` |
 |---|---|---|
@@ -230,7 +242,7 @@ Seconds of one core for 10,000 rows, 16 outputs and 10 features; the flow is lin
 
 
 def draw_figure() -> None:
-    """Estimated and realised gains as points."""
+    """Draw estimated against realised gains."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -250,9 +262,9 @@ def draw_figure() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--calibrated", type=int, default=400)
-    parser.add_argument("--faulty", type=int, default=50, help="runs of each fault, and of repaired models")
+    parser.add_argument("--faulty", type=int, default=50, help="runs of each fault, and recalibrated models")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     if not arguments.page:
         cells = [("calibrated", seed) for seed in range(arguments.calibrated)]
