@@ -2,8 +2,8 @@
 
     python -m studies.images.image_pages
 
-It reads what studies.images and the benchmarks large_images and tarflow_sampling wrote; what is not there
-yet is left out. Every number in the text is computed here.
+The page uses the records of studies.images and of the benchmarks large_images and tarflow_sampling. Sections
+without records are omitted. Nearly all numbers in the text are computed from the records.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PUBLISHED_SECONDS = {"HDR-R": 183_182.0, "LR": 1_259.0}
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "images.md"
 TITLES = {"mnist": "MNIST, 28 x 28 (d = 784)", "afhq": "AFHQ, 32 x 32 in colour (d = 3,072)"}
-SEEN = {  # what an eye makes of the pictures
+SEEN = {  # by visual inspection
     "mnist": "Nearly all digits are legible.",
-    "afhq": "There are colours, textures of fur and some eyes and snouts, but no whole faces.",
+    "afhq": "They show colours, fur textures and some eyes and snouts, but no whole faces.",
 }
 INTRODUCTION = """\
 # Images, before and after
@@ -57,20 +57,23 @@ python -m studies.benchmarks.tarflow_sampling
 - **Methods.** BASE is the flow as trained. LR is `recalibrate` with its default law, LR-KDE uses the
   published law (a gamma KDE), and *LR by class* has one law per class.
 - **Calibration images.** The paper calibrates on *train* images. The *held-out* images were set aside before
-  training and not used for any choice. There are equally many of both.
+  training and not used for any choice. Both sets have the same size.
 - **Standard errors.** Each evaluation draws new noise for all calibration and test images; ± is the standard
-  error over evaluations. It shows the effect of the noise, but not that of other images or another training.
-  Changes of BPD (bits per dimension) are paired.
+  error over evaluations. It includes the variation of the noise, but not that of the images or of the
+  training. Changes of BPD (bits per dimension) are paired.
 - **L-ECE** lies between 0 and about 0.5. For n images and a calibrated flow, it is about 0.31/√n.
 - **Length of training.** The calibration error depends on how long a flow was trained. An earlier flow on
-  MNIST had an L-ECE of 0.194 after 100,000 images, and one on AFHQ had 0.111 after 30,000 images.
-  Recalibration reduced all of them to about 0.01.
-- **Test images.** The earlier flow on MNIST was first evaluated on the first 4,000 test images (held-out
-  L-ECE 0.020). Since then, test images are drawn at random.
+  MNIST had an L-ECE of 0.194 after 100,000 images, and an earlier flow on AFHQ had 0.111 after 30,000 images.
+  Recalibration reduced the L-ECE of all flows to about 0.01.
 """
-COMMITS = """\
-The records of MNIST and AFHQ and the calibration times are from commit 98eb83d, those of 256 x 256 images
-and of sampling from commit cd3163b, when the kernels of the default law all had the same width.
+VERSIONS = """\
+## Which version
+
+- **Records.** The records of MNIST and AFHQ and the calibration times were made at commit 98eb83d. The
+  records of 256 x 256 images and of sampling were made at commit cd3163b, in which the kernels of the default
+  law all had the same width.
+- **Test images.** The earlier flow on MNIST was first evaluated on the first 4,000 test images (held-out
+  L-ECE 0.020). Test images are now drawn at random.
 """
 
 
@@ -80,7 +83,7 @@ def results(name: str) -> dict[str, Any] | None:
 
 
 def records_of(data: str, steps: int) -> list[Record]:
-    """Scores of the flow after so many steps."""
+    """Scores of the flow after a number of steps."""
     return [
         row | {"images": int(row["images"]), "l_ece": float(row["l_ece"]), "bpd": float(row["bpd"])}
         for row in read(RESULTS / "images.csv")
@@ -89,7 +92,7 @@ def records_of(data: str, steps: int) -> list[Record]:
 
 
 def study(data: str) -> str:
-    """Section of a data set."""
+    """Section about a data set, in Markdown."""
     training = results(f"images_training_{data}")
     records = [] if training is None else records_of(data, training["steps"])
     if training is None or not records:
@@ -108,8 +111,8 @@ def study(data: str) -> str:
         f"{training['planned']:,} steps of its schedule with {training['images']:,} images, in {cpu:.0f}",
         f"minutes of processor time ({wall:.0f} minutes of wall-clock time with {_threads(training)}). After",
         f"step {step:,}, the BPD of 1,000 held-out images was {bpd:.3f}. There are {evaluations} evaluations",
-        f"with {about.calibration:,} calibration images and {tested:,} test images. The L-ECE of a",
-        f"calibrated flow would be about {0.31 / tested**0.5:.4f}; it is {before:.3f} before recalibration.",
+        f"with {about.calibration:,} calibration images and {tested:,} test images. The L-ECE is",
+        f"{before:.3f} before recalibration; a calibrated flow would have about {0.31 / tested**0.5:.4f}.",
         "",
         scores_table(records),
         "",
@@ -122,8 +125,9 @@ def study(data: str) -> str:
         lines += ["Compared with the published figures (published law, calibrated on training images):", ""]
         lines += [beside_published(records, "train"), ""]
     lines += [
-        "Samples before recalibration (left), after it from the same latents (middle), and after it with the",
-        f"training noise removed by `denoise` (right). {SEEN[data]}",
+        "The figure shows samples before recalibration (left), samples after it from the same latents",
+        "(middle), and the latter with the training noise removed by `denoise` (right).",
+        SEEN[data],
         "",
         f"![Samples of {data} before, after, and denoised](../images/images/{data}.png)",
         "",
@@ -170,8 +174,8 @@ def large() -> str:
 ## 256 x 256 in colour (d = 196,608)
 
 The flow is a tiny, untrained TarFlow, and the images are synthetic: {whole["images"]:,} for calibration and
-as many for testing, with one thread. This shows that the computation works at this size, not what a good flow
-would gain.
+as many for testing, with one thread. The table shows that the computation works at this size. It does not
+show the gain for a trained flow.
 
 | | BASE | LR |
 |---|---|---|
@@ -247,7 +251,7 @@ def classes_table(records: Sequence[Record], calibration: str, methods: Sequence
 
 
 def beside_published(records: Sequence[Record], calibration: str) -> str:
-    """Our figures with the published law, calibrated as in the paper, beside the published ones."""
+    """Table of our figures and the published ones, both with the published law and calibration images."""
     lines = ["| | L-ECE BASE | L-ECE LR | BPD BASE | BPD LR |", "|---|---|---|---|---|"]
     published, ours = [], []
     for measure, digits in (("l_ece", 4), ("bpd", 5)):
@@ -286,7 +290,7 @@ def _cell(records: Sequence[Record], measure: str, digits: int) -> str:
 
 
 def _change(records: Sequence[Record], own: Sequence[Record]) -> str:
-    """Mean difference of BPD to the base in the same evaluations: the same noise, so the error is small."""
+    """Mean difference in BPD to the base, paired by evaluation because both use the same noise."""
     if own[0]["method"] == BASE:
         return ""
     before = {record["evaluation"]: record["bpd"] for record in _select(records, "", BASE, ALL)}
@@ -302,7 +306,7 @@ def _shown(found: Estimate | None, digits: int, sign: str = "") -> str:
 
 
 def main() -> None:
-    sections = [INTRODUCTION, *map(study, TITLES), large(), calibration_time(), sampling(), COMMITS]
+    sections = [INTRODUCTION, *map(study, TITLES), large(), calibration_time(), sampling(), VERSIONS]
     PAGE.write_text("\n".join(section for section in sections if section))
 
 
