@@ -1,4 +1,4 @@
-"""What the pages about the tabular study say: tables from the records, and words about what they show."""
+"""Contents of the pages about the tabular study: tables and sentences computed from the records."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SHOWN = {
 
 
 def main_page(found: Records) -> str:
-    """What was compared, what reproduces and what not, what the study shows."""
+    """The main page: the comparison, agreement with the published values, and the findings."""
     studies = [cells for cells in (Cells.of(found, name) for name in SUITES) if cells.records]
     parts = [
         "# The tabular study\n",
@@ -122,7 +122,7 @@ def page_of_tables(found: Records) -> str:
 
 
 def best_and_last(found: Records) -> str:
-    """NLL of best minus last weights, by whether the best epoch comes before the published stop."""
+    """Table of the NLL of best minus last weights, for best epochs before and after the published stop."""
     best, last = (Cells.of(found, "convex-potential", weights).records for weights in WEIGHTS)
     pairs = [(best[place], last[place]) for place in best.keys() & last.keys()]
     done = [pair for pair in pairs if {record["status"] for record in pair} == {"done"}]
@@ -150,7 +150,7 @@ def fenced(name: str, studies: Sequence[Cells], method: str | None = None) -> st
 
 
 def costs(found: Records) -> str:
-    """How much was computed, and how long that took."""
+    """Sentences on the number of trainings and evaluations, and their time."""
     trained = {str(record["id"]).split("/")[0]: record for record in found if record["status"] == "done"}
     training = sum(record["train_cpu_seconds"] for record in trained.values()) / 3600
     names = ("calibrate_seconds", "evaluate_seconds")
@@ -178,29 +178,32 @@ def in_short(studies: Sequence[Cells]) -> str:
     gaps = [median for median, _ in median_differences(studies, first).values()]
     return "\n".join(
         [
-            f"## In short\n\nA cell is a data set with a base flow; {seeds_of(studies)}.\n",
+            f"## In short\n\nA cell is a combination of a data set and a base flow. Of the cells, "
+            f"{seeds_of(studies)}.\n",
             f"- The NLL of the base flows matches or beats the published value in {base}; the L-ECE after "
             f"the published recalibration does so in {error} "
             "([definition and exceptions](#comparison-with-the-published-values)).",
             f"- Recalibration with the stacked law lowers the L-ECE in {lowered} in which the base flow is "
-            f"outside its 90 % band. In {raised}, it does not raise it by more than two standard errors.",
-            f"- It does no measurable harm: in {harmless}, the NLL is not above that of the base flow by "
-            f"more than 0.01 and two standard errors. The same holds for `auto` in {harmless_auto}.",
+            f"outside its 90 % band. In {raised}, it does not raise the L-ECE by more than two standard "
+            "errors.",
+            f"- Recalibration with the stacked law does no measurable harm in {harmless}: it does not raise "
+            "the NLL by more than 0.01 and two standard errors. The same holds for `auto` in "
+            f"{harmless_auto}.",
             f"- The stacked law has a lower mean NLL than the published KDE in {small} with fewer than "
             f"{SMALL:,} rows, and in {every} of any size.",
             f"- `{first}` has the best mean rank in NLL of {len(ranked.mean)} methods, {best:.2f} ({second}: "
             f"{next_best:.2f}; LR-KDE: {ranked.mean['LR-KDE']:.2f}), over {len(ranked.by_case)} cells. Its "
-            f"median difference in NLL to each of the others is between {min(gaps):.2f} and "
+            f"median difference in NLL to the other methods is between {min(gaps):.2f} and "
             f"{max(gaps):.3f}.\n",
         ]
     )
 
 
 def seeds_of(studies: Sequence[Cells]) -> str:
-    """How many cells have how many seeds."""
+    """Phrase on the numbers of cells with each number of seeds."""
     counts = Counter(len(cells.values(name, "BASE", "nll")) for cells in studies for name in cells.datasets)
     words = [f"{number} have {seeds} seed{'s' if seeds > 1 else ''}" for seeds, number in counts.items()]
-    return ", ".join(words)
+    return " and ".join(words)
 
 
 def _total(verdicts: Sequence[Verdict]) -> str:
@@ -209,7 +212,7 @@ def _total(verdicts: Sequence[Verdict]) -> str:
 
 
 def reproduced(studies: Sequence[Cells]) -> str:
-    """Of each suite: on how many data sets our figures are the published ones or better, and the others."""
+    """Table of the numbers of data sets that agree with or beat the published values, with exceptions."""
     lines = [
         "| suite | NLL of BASE | L-ECE of BASE | NLL of LR-KDE | L-ECE of LR-KDE |",
         "|---|---|---|---|---|",
@@ -226,14 +229,14 @@ def reproduced(studies: Sequence[Cells]) -> str:
 
 
 def _counted(verdict: Verdict) -> str:
-    """Numbers of a verdict, and its misses, the worst first."""
+    """Counts of a verdict and its misses, largest first."""
     worst_first = sorted(verdict.misses.items(), key=lambda item: -item[1])
     misses = ", ".join(f"{short_name(name)} +{distance:.2g}" for name, distance in worst_first)
     return f"{verdict.held} of {verdict.judged}" + (f" ({misses})" if misses else "")
 
 
 def with_other_settings(studies: Sequence[Cells]) -> str:
-    """NLL of BASE with other settings, where that of the study is an exception."""
+    """Table of the NLL of BASE with other settings, for the exceptions of the study."""
     tried = _tried()
     lines = [
         f"| suite | data set | published | here | {' | '.join(SETTINGS.values())} |",
@@ -261,7 +264,7 @@ def with_other_settings(studies: Sequence[Cells]) -> str:
 
 
 def not_explained(studies: Sequence[Cells]) -> str:
-    """Exceptions in the NLL of BASE of which no other setting was tried, and those of LR-KDE alone."""
+    """Sentences on the exceptions for which no other setting was tried, and on those only of LR-KDE."""
     tried = _tried()
     flows, laws = [], []
     for cells in studies:
@@ -270,13 +273,13 @@ def not_explained(studies: Sequence[Cells]) -> str:
         laws += [f"{cells.suite} {short_name(name)}" for name in recalibrated if name not in base]
     parts = {
         "No other setting was tried for": flows,
-        "Not investigated: the exceptions in the NLL of LR-KDE alone on": laws,
+        "The exceptions in the NLL of LR-KDE but not of BASE were not investigated:": laws,
     }
     return "\n".join(f"{words} {', '.join(found)}.\n" for words, found in parts.items() if found)
 
 
 def _tried() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-    """By suite and data set, then by setting and seed, the NLL of BASE."""
+    """NLL of BASE by (suite, data set), then by setting and seed."""
     tried: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for row in read(OTHER_SETTINGS):
         settings = tried.setdefault((row["suite"], row["dataset"]), {})
@@ -285,7 +288,7 @@ def _tried() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
 
 
 def stacked_beside_kde(studies: Sequence[Cells]) -> str:
-    """Where the default law has a lower mean NLL than the published one, and the median difference."""
+    """Table of the data sets on which the default law has a lower mean NLL than the published law."""
     lines = ["| suite | fewer than 1,100 rows | all sets | median difference in NLL |", "|---|---|---|---|"]
     for cells in studies:
         small, whole = (lower_mean(cells, "LR-stacked", "LR-KDE", below=rows) for rows in (SMALL, None))
@@ -299,7 +302,7 @@ def stacked_beside_kde(studies: Sequence[Cells]) -> str:
 
 
 def energy_scores(studies: Sequence[Cells]) -> str:
-    """Where recalibration lowers and where it raises the energy score of the base flow."""
+    """Table of the data sets on which recalibration lowers or raises the energy score of the base flow."""
     methods = ("LR-KDE", "LR-stacked", "auto", "HDR-R")
     lines = [f"| suite | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for cells in studies:
@@ -309,7 +312,7 @@ def energy_scores(studies: Sequence[Cells]) -> str:
 
 
 def _changes(cells: Cells, method: str, metric: str) -> str:
-    """In how many cells a figure of the base flow falls, in which it rises, and the median change."""
+    """Phrase on where a metric of the base flow falls or rises, and the median change."""
     found = differences(cells, method, "BASE", metric)
     percent: dict[str, float] = {}
     for dataset, difference in found.items():

@@ -19,10 +19,10 @@ SIGNIFICANCE = 0.1
 
 
 def metric_table(cells: Cells, metric: str) -> Table:
-    """Means over seeds with standard errors, data sets by size, methods as columns, published ones beside.
+    """Means over seeds with standard errors, by data set and method, with the published figures.
 
-    Bold are the means that a Z-test at 0.1 does not tell from the lowest of their row. A published figure
-    is followed by ours minus it, in joint standard errors.
+    Means that a Z-test at 0.1 does not distinguish from the lowest of their row are bold. A published figure
+    is followed by our figure minus the published one, in joint standard errors.
 
     Args:
         cells: records of a suite.
@@ -49,7 +49,7 @@ def metric_table(cells: Cells, metric: str) -> Table:
     if about.lower_is_better:
         notes.append(f"Bold (* in text): not significantly worse than the best (Z-test at {SIGNIFICANCE:g}).")
     if single:
-        notes.append("Without ±: one seed, which cannot be tested.")
+        notes.append("Without ±: one seed, not tested.")
     if compared:
         notes += [*where_from(cells), "In brackets: here minus published, in joint standard errors."]
     title = f"{about.title}: {heading(cells)}"
@@ -78,18 +78,18 @@ _OF_BASE = ("nll_latent", "nll_flow", "nll")  # whose radial term is 0
 
 
 def decomposition_table(cells: Cells, method: str = "LR-KDE") -> Table:
-    r"""Terms of the negative log-likelihood of BASE and of a recalibration, the published ones beside.
+    r"""Terms of the negative log-likelihood of BASE and of a recalibration, with the published terms.
 
     .. math:: -\log f'(y|x) = -\log f_Z(z) + \log |\det \nabla R(z)| - \log |\det \nabla_y z'|
 
-    The published ones are those of LR with a gamma KDE.
+    The published terms are those of LR with a gamma KDE.
 
     Args:
         cells: records of a suite.
-        method: one that only changes the law of the radius.
+        method: a method that only changes the law of the radius.
     """
     if method == "BASE":
-        raise ValueError("The terms of BASE stand in this table anyway; name a recalibration.")
+        raise ValueError("This table always shows the terms of BASE; name a recalibration.")
     ours = [("BASE", term) for term in _OF_BASE] + [(method, term) for term in _NAMES]
     theirs = {name: published_terms(cells.suite, name) for name in cells.datasets}
     shown = sorted(next((terms for terms in theirs.values() if terms), {}), key=_order)
@@ -123,15 +123,15 @@ _TIME = "calibrate_seconds"
 
 
 def times_table(cells: Cells, method: str = "LR-KDE", *, at_least: int = 0) -> Table:
-    """Seconds of calibration and how many times longer HDR recalibration takes, the published ones beside.
+    """Seconds of calibration, and the ratio of HDR recalibration to it, with the published figures.
 
     Args:
         cells: records of a suite.
-        method: the recalibration that is compared.
-        at_least: rows of the smallest data set that is shown.
+        method: the recalibration to compare.
+        at_least: rows of the smallest data set to show.
     """
     if method == HDR:
-        raise ValueError(f"{HDR} stands in this table anyway; name another method.")
+        raise ValueError(f"This table always shows {HDR}; name another method.")
     columns = [
         *HEAD,
         *(Column(name, "seconds here") for name in (method, HDR)),
@@ -156,8 +156,8 @@ def times_table(cells: Cells, method: str = "LR-KDE", *, at_least: int = 0) -> T
             )
         )
     notes = (
-        "Processor time of one thread, of encoding the calibration rows and of fitting; mean ± standard "
-        "error over seeds. The ratio is that of the means.",
+        "Processor time of one thread for encoding the calibration rows and fitting; mean ± standard error "
+        "over seeds. The ratio is that of the means.",
         "Published: wall-clock time on an RTX A6000, mean of 10 runs; convex potential flow only.",
         *gaps(cells, (method, HDR), _TIME),
     )
@@ -173,12 +173,12 @@ def _ratio(fast: float | None, slow: float | None) -> Cell:
 
 
 def rank_table(studies: Sequence[Cells], metric: str = "nll", method: str = "auto") -> Table:
-    """Mean rank of every method over suites and data sets, and how far one of them is from the others.
+    """Mean rank of every method over suites and data sets, and median differences of one to the others.
 
     Args:
         studies: records of one or more suites.
         metric: one of ``MEASURES``.
-        method: whose median paired difference to each other one is shown.
+        method: the method whose median paired differences to the others are shown.
     """
     ranked, medians = ranks(studies, metric), median_differences(studies, method, metric)
     lowest = min(ranked.mean.values(), default=None)
@@ -199,8 +199,9 @@ def rank_table(studies: Sequence[Cells], metric: str = "nll", method: str = "aut
 
 def _notes(ranked: Ranks) -> tuple[str, ...]:
     notes = [
-        f"Ranks of means over the seeds that all methods have, in {len(ranked.by_case)} cases (a data set of "
-        "a suite), 1 for the lowest. Differences are paired by seed; their median is over cases."
+        f"Ranks of means over the seeds that all methods have, in {len(ranked.by_case)} cases (a case is a "
+        "data set in a suite); rank 1 is the lowest mean. Differences are paired by seed; their median is "
+        "over cases."
     ]
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (suite, dataset), lacking in ranked.left_out.items():
@@ -213,9 +214,9 @@ def _notes(ranked: Ranks) -> tuple[str, ...]:
 
 
 def paired_table(cells: Cells, method: str = "LR-stacked", metric: str = "nll") -> Table:
-    """Mean difference of a method to every other, over the seeds that both have, with paired standard errors.
+    """Mean difference of a method to every other, over common seeds, with paired standard errors.
 
-    Bold are those that are lower by more than two standard errors.
+    Differences below zero by more than two standard errors are bold.
 
     Args:
         cells: records of a suite.
@@ -255,22 +256,22 @@ OF_ONE_SUITE: dict[str, Callable[..., Table]] = {
 }
 OF_SUITES: dict[str, Callable[..., Table]] = {"claims": claims_table, "ranks": rank_table}
 TABLES = (*OF_ONE_SUITE, *OF_SUITES)
-"""Names of tables: of each measure, and of comparisons."""
+"""Names of all tables."""
 
 
 def tables_of(name: str, studies: Sequence[Cells], method: str | None = None) -> list[Table]:
-    """A table by its name: one for each suite, or one for all of them where it is about several.
+    """The tables of a name: one per suite, or a single one if the table compares suites.
 
     Args:
         name: one of ``TABLES``.
         studies: records of one or more suites.
-        method: the one that the table is about, where it is about one; None for its default.
+        method: the method of a table about one method; None for its default.
     """
     if name not in TABLES:
-        raise ValueError(f"There is no table {name!r}; choose one of {', '.join(TABLES)}.")
+        raise ValueError(f"No table {name!r}; choose one of {', '.join(TABLES)}.")
     make = OF_SUITES[name] if name in OF_SUITES else OF_ONE_SUITE[name]
     if method is not None:
         if "method" not in inspect.signature(make).parameters:
-            raise ValueError(f"The table {name!r} is about all methods; leave {method!r} out.")
+            raise ValueError(f"The table {name!r} shows all methods; omit {method!r}.")
         make = partial(make, method=method)
     return [make(studies)] if name in OF_SUITES else [make(cells) for cells in studies]

@@ -1,10 +1,11 @@
-"""Words of the pages about the tabular study that do not depend on the records."""
+"""Text of the pages about the tabular study that does not depend on the records."""
 
 ABOUT = {
-    "convex-potential": "A convex potential flow of one size (two layers of 40), patience 60.",
-    "maf": "A spline autoregressive flow of one size (three transforms, two layers of 64), patience 30.",
-    "flow-matching": "A velocity field of one size (three layers of 64), patience 30.",
-    "misspecified": "The convex potential flow after two epochs, which is deliberately poor.",
+    "convex-potential": "A convex potential flow of one size (two layers of 40 units), with patience 60.",
+    "maf": "A spline autoregressive flow of one size (three transforms, each with two layers of 64 units), "
+    "with patience 30.",
+    "flow-matching": "A velocity field of one size (three layers of 64 units), with patience 30.",
+    "misspecified": "The convex potential flow after only two epochs of training. It is deliberately poor.",
 }
 INTRODUCTION = """\
 This page repeats the study of Dheur and Ben Taieb (NeurIPS 2025) on all of its data sets that could be
@@ -19,10 +20,10 @@ large="ansur2 households scm20d rf1 air births1 births2 wage house bio blog_data
 radial="BASE LR-KDE LR-stacked"
 others="LR-spline LR-aligned LR-conditional auto"
 python -m studies.tabular run $suites --seeds 5 --datasets $small
-# of the last four sets three seeds
+# three seeds for the last four data sets
 python -m studies.tabular run $suites --seeds 5 --datasets $large --methods $radial $others --no-samples
 python -m studies.tabular run $suites --seeds 1 --datasets $large --methods HDR-R --no-samples
-python -m studies.tabular run $suites --seeds 1 --datasets $large --methods $radial auto  # in part
+python -m studies.tabular run $suites --seeds 1 --datasets $large --methods $radial auto  # incomplete
 python -m studies.tabular run convex-potential --weights last --seeds 5 --methods $radial --no-samples
 ```
 """
@@ -30,58 +31,60 @@ WHAT_IS_COMPARED = """\
 ## What is compared
 
 - **Flows.** Each flow has one size and one learning rate for all data sets; the published flows were tuned on
-  a grid. A [search over that grid](base_flows.md#sizes-and-learning-rates-by-grid-search) has begun; the
-  figures here do not use it.
-- **Splits.** As published, 65 % of the rows train, 20 % stop the training *and* calibrate, and 15 % test.
+  a grid. A [search over that grid](base_flows.md#sizes-and-learning-rates-by-grid-search) is not complete,
+  and the figures here do not use it.
+- **Splits.** As published, 65 % of the rows are used for training, 20 % for early stopping *and* calibration,
+  and 15 % for testing.
 - **Weights.** The published figures use the weights of the last epoch, 30 epochs after the best one. The
   figures here use the weights of the best epoch, except where "last weights" is stated.
 - **Patience.** Convex potential flows are trained with a patience of 60 epochs instead of 30, so their best
   epoch can be later than the published stop. Best and last weights then differ in the choice of the epoch
   *and* in the length of training
   ([frequency and size of the effect](tabular_study_tables.md#the-weights-of-the-last-epoch)).
-- **Data.** The rows of CAL and TAX are not the published ones. CAL is another subset of a database that has
-  grown, and TAX has six months of cab rides instead of one.
+- **Data.** The rows of CAL and TAX are not the published ones. CAL is a different subset of a database that
+  has grown since, and TAX contains six months of cab rides instead of one.
 - **Methods.** LR-KDE is the published LR. All methods of one run share the flow, the split and the random
   numbers of the samples, so their differences are paired.
-- **Selection.** The exact test of the first step of `auto` was added because its absence was most costly on
-  edm, enb, jura and slump with seed 0. The figures of `auto` on these cells are therefore optimistic.
+- **Selection.** The exact test in the first step of `auto` was added because of edm, enb, jura and slump with
+  seed 0, where its absence was most costly. The figures of `auto` on these cells are therefore optimistic.
 - **Samples.** Energy score, HDR-ECE, volume and the difference in NLL between HDR-R and BASE use at most
   2,000 test rows. Some methods and seeds of the larger sets were evaluated without samples (`--methods`,
   `--no-samples`); the tables show which.
 """
 LAST = """\
 These are the weights of the epoch at which the published rule stops: the first epoch that is 30 epochs after
-the best one so far. Compare these figures with the published ones. The best weights above are those of the
-best epoch of a longer training, with a patience of 60 epochs. If that epoch comes before the published stop,
-best and last weights differ only in the choice of the epoch. If it comes after, they also differ in the
-length of training. The table shows the NLL of the best weights minus the NLL of the last weights: the median
-over trainings and, in brackets, the number of negative differences.
+the best one so far. Their figures should be compared with the published ones. The best weights above are
+those of the best epoch of a longer training, with a patience of 60 epochs. If that epoch comes before the
+published stop, best and last weights differ only in the choice of the epoch. If it comes after, they also
+differ in the length of training. The table shows the NLL of the best weights minus the NLL of the last
+weights: the median over trainings and, in brackets, the number of negative differences.
 """
 REPRODUCED = """\
-The table counts the data sets, of those with at least two seeds, on which the mean is better than the
-published one or worse by at most two joint standard errors. Exceptions are in brackets, with their distance
-in joint standard errors. With three seeds, a standard error is itself uncertain by about a half. If all
-differences were noise, about one of 25 data sets would be an exception.
+The table counts the data sets on which the mean is better than the published mean, or worse by at most two
+joint standard errors. Only data sets with at least two seeds are included. Exceptions are in brackets, with
+their distance in joint standard errors. With three seeds, the relative error of a standard error is about
+one half. If all differences were noise, about one of 25 data sets would be an exception.
 """
 MISSES = """\
 ### Causes of the exceptions
 
-BASE has one size, one learning rate (0.001) and one patience for all data sets. For the exceptions in the
-next table, other settings were tried (`python -m studies.tabular.other_settings`): the largest learning rate
-of the published grids, the largest number of layers or transforms, and a patience of 300 epochs. Brackets
-show the change from the runs of the study with the same seeds, and the number of seeds.
+BASE has one size, one learning rate (0.001) and one patience for all data sets. The next table shows
+exceptions for which other settings were tried (`python -m studies.tabular.other_settings`): the largest
+learning rate of the published grids, the largest number of layers or transforms, and a patience of 300
+epochs. Brackets show the change from the runs of the study with the same seeds, and the number of seeds.
 """
 CAUSES = """\
-- *Learning rate.* Flows that are stopped after two epochs depend strongly on the learning rate, and HO1 also
-  needs a larger one. On SLU and ENB, two epochs are two steps, so the flow stays near its initial weights at
-  any learning rate.
-- *Selection*, possibly. Of two runs on AIR with five layers, one has a lower NLL than published and the other
-  agrees with the runs here. The published flows are the best of a grid by validation loss.
+- *Learning rate.* Flows that are stopped after two epochs depend strongly on the learning rate. HO1 also
+  needs a larger learning rate. On SLU and ENB, two epochs are two steps, so the flow stays near its initial
+  weights at any learning rate.
+- *Selection* is a possible cause on AIR. The published flows are the best of a grid by validation loss. Of
+  two runs with five layers, one has a lower NLL than published and the other agrees with the runs here.
 - *Discrete outputs.* WAG has an output with two values; BI1 and BI2 have counts and classes. A density can
   grow without bound at such values. The loss falls as long as training continues, and the NLL mainly reflects
-  when it was stopped. With more patience, the NLL of BI2 falls below the published value, and that of WAG
-  part of the way.
-- *Unknown.* A higher learning rate does not explain RF1 and BLO under maf. Depth and patience were not tried.
+  when training was stopped. With more patience, the NLL of BI2 falls below the published value, and the NLL
+  of WAG falls part of the way.
+- *Unknown.* A higher learning rate does not explain RF1 and BLO under maf. Other depths and patiences were
+  not tried for them.
 
 The L-ECE of LR-KDE is above the published value on SF1 and SF2, where the distribution of the norm has jumps
 that no continuous law can follow. Exceptions of 2 to 2.5 standard errors are expected from noise alone in
@@ -89,12 +92,13 @@ about four of 100 cells.
 """
 STACKED = """\
 The weights of the stack and the widths of its kernels were chosen by comparing LR-KDE and LR-stacked on the
-data sets with fewer than 1,100 rows (seeds 0 to 4). The column of these sets therefore does not confirm the
-choice. The larger sets and [norms with a known distribution](radius_laws.md) do.
+data sets with fewer than 1,100 rows (seeds 0 to 4). The results on these data sets therefore do not confirm
+the choice. The results on larger data sets and on [norms with a known distribution](radius_laws.md) do.
 """
 ENERGY = """\
-Recalibration maximises the likelihood. The energy score measures distances in y and does not always improve
-with it. The table counts the cells, of those with at least two seeds, in which a method changes the energy
-score by more than two paired standard errors, and shows the median change over all cells.
+Recalibration maximises the likelihood. The energy score measures distances in y, and recalibration does not
+always improve it. The table counts the data sets on which a method changes the energy score by more than two
+paired standard errors, among those with at least two seeds. It also shows the median change over all data
+sets with an energy score.
 """
-RECORDS = "The records are from commit b0c3c54.\n"
+RECORDS = "## Which version\n\nThe records were made at commit b0c3c54.\n"
