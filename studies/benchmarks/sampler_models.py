@@ -1,14 +1,14 @@
-"""Samplers trained on a toy with a known truth, recalibrated through ``from_sampler``.
+"""Samplers trained on toy data with a known truth, recalibrated through ``from_sampler``.
 
     python -m studies.benchmarks.sampler_models run --seeds 4
     python -m studies.benchmarks.sampler_models summary
 
-The toy has two features and two outputs, correlated, skewed, and with a spread that depends on x. A mixture
-density network, a variational autoencoder and a diffusion model, all small, learn it from 200 rows, too long
-on purpose; 500 others recalibrate, 1,000 judge. *Before* is the sampler: marginal calibration error and
-energy score of its own draws. The calibration error of regions of highest density takes a density: before,
-that of the normal law of its draws (``from_sampler`` without outcomes). *After* is ``autocalibrate`` of
-``from_sampler``.
+The data have two features and two outputs. The outputs are correlated and skewed, and their spread depends on
+x. A small mixture density network, variational autoencoder and diffusion model are trained on 200 rows, for
+too many epochs on purpose. There are 500 calibration rows and 1,000 test rows. *Before* refers to the draws
+of the sampler: their marginal calibration error and energy score. HDR-ECE and NLL need a density; before
+recalibration, they use the multivariate t law of the draws (``from_sampler`` without ``y``). *After* refers
+to ``autocalibrate`` of ``from_sampler``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def train(parts: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> None:
-    """Adam, in batches of 100."""
+    """Train with Adam in batches of 100 rows."""
     steps = torch.optim.Adam(parts.parameters(), 2e-3)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(x)).split(100):
@@ -63,7 +63,7 @@ def train(parts: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor,
 
 
 def fit_mixture(x: Tensor, y: Tensor) -> Sampler:
-    """Five normal components with diagonal covariances."""
+    """Mixture density network with five normal components and diagonal covariances."""
     net = network(2, 25)
 
     def law(x: Tensor) -> Any:
@@ -76,7 +76,7 @@ def fit_mixture(x: Tensor, y: Tensor) -> Sampler:
 
 
 def fit_autoencoder(x: Tensor, y: Tensor) -> Sampler:
-    """Two latent dimensions; the decoder has a spread of its own for each output."""
+    """Variational autoencoder with two latent dimensions and one decoder spread per output."""
     encoder, decoder, log_spread = network(4, 4), network(4, 2), nn.Parameter(torch.zeros(2))
     parts = nn.ModuleList([encoder, decoder, nn.ParameterList([log_spread])])
 
@@ -98,7 +98,7 @@ def fit_autoencoder(x: Tensor, y: Tensor) -> Sampler:
 
 
 def fit_diffusion(x: Tensor, y: Tensor) -> Sampler:
-    """Thirty steps of noise, which a network learns to tell."""
+    """Diffusion model with 30 noise steps; a network predicts the noise."""
     net = network(2 + 2 + 2, 2)
     kept = torch.cumprod(1 - torch.linspace(1e-3, 0.25, STEPS), 0)
 
@@ -130,7 +130,7 @@ KINDS = {"mixture": fit_mixture, "autoencoder": fit_autoencoder, "diffusion": fi
 
 
 def run(cell: tuple[str, int]) -> dict[str, object]:
-    """One line: a sampler before and after, beside the truth."""
+    """Record of one sampler: scores before and after recalibration, and of the truth."""
     kind, seed = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -172,7 +172,7 @@ def run(cell: tuple[str, int]) -> dict[str, object]:
 
 
 def summary() -> None:
-    """The table of the page: means over seeds."""
+    """Print the table of the page: means over seeds."""
     rows = read(PATH)
     names = [f"{column}_{when}" for column in (*COLUMNS, "nll") for when in ("before", "after")]
     print("| sampler | " + " | ".join(name.replace("_", " ") for name in (*names, "energy_truth")) + " |")
