@@ -1,1 +1,1 @@
-"""Speed, coverage and comparisons: each file says what it measures; results are in results/."""
+"""Benchmarks of speed, coverage and accuracy. Each module says what it measures; results are in results/."""

@@ -1,25 +1,25 @@
-r"""Does the advice of the report, followed to its end, leave a model worse than it was?
+r"""Follow the advice of the report to its end and measure whether the model becomes worse.
 
-    python -m studies.benchmarks.advice                      # what is missing, then the pages; 15 CPU minutes
-    python -m studies.benchmarks.advice --page               # the pages alone, advice.md and advice_steps.md
+    python -m studies.benchmarks.advice                      # missing runs, then the pages; 15 CPU minutes
+    python -m studies.benchmarks.advice --page               # only the pages, advice.md and advice_steps.md
 
-The tables are those of ``advice_tables``. Each is cut into 40 % of the rows to fit a ``FlowRegressor`` (its
-own validation and calibration rows included) and four parts of 15 %, or of 20 rows where these are more: to
-diagnose it on, to recalibrate it on, to diagnose it again, and to judge it by, which nobody has seen. Rows
-are cut at random, or in time order in consecutive blocks. There a first run declares the order
-(``order="time"`` everywhere), and a second one does not, as a user who has not thought of it: the rows of the
-fit are then split at random.
+The tables are those of ``advice_tables``. Each is divided into 40 % of the rows to fit a ``FlowRegressor``
+(including its own validation and calibration rows) and four parts of 15 %, or of 20 rows if that is more: for
+the first diagnosis, for recalibration, for the second diagnosis, and for testing. The test rows are used for
+nothing else. Rows are divided at random, or into consecutive blocks if they are in time order. In the second
+case, one run declares the order (``order="time"`` everywhere), and another run does not, like a user who has
+not thought of it; the rows of the fit are then split at random.
 
-The advice is taken by its word: of ``report.next_step`` the code is executed, with the new rows as ``X`` and
-``y``. The model is then diagnosed again, up to three times, or until the report has no next step, the
-estimator refuses the repair, or the advice cannot be followed: it has no code (train longer), or asks for
-rows although all are used.
+The advice is followed literally: the code of ``report.next_step`` is executed with the new rows as ``X`` and
+``y``. The model is then diagnosed again, up to three times. A run ends earlier if the report has no next
+step, if the estimator refuses the recalibration, or if the advice cannot be followed because it has no code
+(train longer) or asks for rows although all are used.
 
-A line of results/advice.csv is a step: NLL, energy score of 100 draws (outputs in units of their standard
-deviation) and coverage of regions of 90 % on the rows that judge, and their change by that step with its
-paired standard error, from 20 blocks of rows where these are in time order; ``since`` is the change of the
-NLL since the first diagnosis. A step *fails* where the NLL rises by more than 0.01 nats and two standard
-errors. Walks that are there already are skipped.
+Each step is a row of results/advice.csv: NLL, energy score of 100 draws (outputs in units of their standard
+deviation) and coverage of 90 % regions on the test rows, and the change of each by that step with its paired
+standard error, computed from 20 blocks of rows if these are in time order. ``since`` is the change of the NLL
+since the first diagnosis. A step *fails* if the NLL rises by more than 0.01 nats and two standard errors.
+Runs that are already there are skipped.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ FLOWS: dict[str, dict[str, Any]] = {
 
 
 class Walk(NamedTuple):
-    """One model and who follows the advice."""
+    """A model and the user who follows the advice."""
 
     table: str
     order: str
     """``"declared"`` or ``"undeclared"`` for rows in time order, else ``"none"``."""
     flow: str
     start: str
-    """The recalibration of the fit."""
+    """The recalibration chosen by the fit."""
     seed: int
 
 
 class Scores(NamedTuple):
-    """Of each row that judges."""
+    """Scores of each test row."""
 
     nll: np.ndarray
     energy: np.ndarray
@@ -83,13 +83,13 @@ class Scores(NamedTuple):
 
 
 def cut(table: Table, walk: Walk) -> list[Table]:
-    """Rows to fit, to diagnose, to recalibrate, to diagnose again and to judge."""
+    """Rows for the fit, the first diagnosis, recalibration, the second diagnosis and the test."""
     n = len(table.y)
     rows = np.arange(n)
     if walk.order == "none":
         rows = np.random.default_rng([walk.seed, *walk.table.encode()]).permutation(n)
     size = round(SHARE * n)
-    if n >= 5 * FEWEST:  # of smaller tables nothing can be diagnosed
+    if n >= 5 * FEWEST:  # smaller tables cannot be diagnosed
         size = max(size, FEWEST)
     ends = [n - parts * size for parts in (4, 3, 2, 1)]
     return [Table(table.x.iloc[part], table.y.iloc[part]) for part in np.split(rows, ends)]
@@ -97,7 +97,7 @@ def cut(table: Table, walk: Walk) -> list[Table]:
 
 @torch.no_grad()
 def score(model: FlowRegressor, rows: Table, scale: np.ndarray) -> Scores:
-    """How well a model predicts rows, outputs in units of ``scale`` for the energy score."""
+    """Scores of a model on rows; for the energy score, outputs are in units of ``scale``."""
     x, y, units = (torch.tensor(np.array(values)) for values in (rows.x, rows.y, scale))
     draws = torch.as_tensor(model.sample(rows.x, DRAWS, random_state=0))
     energy = lc.metrics.energy_score(draws / units, y / units)
@@ -117,12 +117,12 @@ def paired(after: np.ndarray, before: np.ndarray, in_time: bool) -> tuple[float,
 
 
 def find_code(words: str) -> list[str]:
-    """The statements about the model that advice in words consists of; none where it has no code."""
+    """The statements about the model in the advice; none if it has no code."""
     return [code for code in re.findall("`([^`]+)`", words) if re.match(r"model\.\w+( = |\()", code)]
 
 
 def follow(model: FlowRegressor, code: list[str], rows: Table, declared: bool) -> str:
-    """Do what the advice says; returns ``"done"``, ``"refused"``, or the error."""
+    """Follow the advice; returns ``"done"``, ``"refused"``, or the error."""
     names = {"model": model, "X": rows.x, "y": rows.y, "ConditionalRadius": lc.ConditionalRadius}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -138,7 +138,7 @@ def follow(model: FlowRegressor, code: list[str], rows: Table, declared: bool) -
 
 
 def go(walk: Walk) -> Iterator[dict[str, object]]:
-    """The steps of one walk, a line each."""
+    """Records of the steps of one run."""
     fit, advice, new, later, judge = cut(TABLES[walk.table](), walk)
     in_time, declared = walk.order != "none", walk.order == "declared"
     order = {"order": "time"} if declared else {}
@@ -181,7 +181,7 @@ def go(walk: Walk) -> Iterator[dict[str, object]]:
     scores = score(model, judge, scale)
     yield line(1, f"recalibrated ({walk.start})", model.calibration_, scores)
     first = last = scores
-    used = False  # whether the new rows have recalibrated the model
+    used = False  # whether the new rows have been used for recalibration
     for step in range(2, 2 + STEPS):
         try:
             with warnings.catch_warnings():
@@ -206,7 +206,7 @@ def go(walk: Walk) -> Iterator[dict[str, object]]:
 
 
 def list_walks() -> list[Walk]:
-    """All walks, the quick ones first."""
+    """All runs, the fast ones first."""
     walks = []
     for flow, table in itertools.product(FLOWS, TABLES):
         if flow == "trained" and table not in TRAINED:
@@ -224,12 +224,12 @@ def list_walks() -> list[Walk]:
 
 
 def fails(change: float, error: float) -> bool:
-    """Whether the NLL rises by more than noise and by a size that matters."""
+    """Whether the NLL rises by more than two standard errors and by a relevant amount."""
     return change > max(WORTH, ERRORS * error)
 
 
 def name_step(row: dict[str, str]) -> str:
-    """What was done, in few words."""
+    """Short description of a step."""
     did, code = row["did"], find_code(row["did"])
     if int(row["step"]) < 2:
         left = ", refused" if "left as trained: recal" in row["outcome"] else ""
@@ -246,7 +246,7 @@ def name_step(row: dict[str, str]) -> str:
 
 
 def write_table(rows: list[dict[str, str]]) -> str:
-    """Each step a line, of the first cut of a table alone."""
+    """Table of the steps, in Markdown; only the first division of each data set."""
     heads = "table | flow | order | test rows | step | NLL | energy score | coverage | change of NLL"
     heads += " | change of energy score"
     lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
@@ -265,7 +265,7 @@ def write_table(rows: list[dict[str, str]]) -> str:
 
 
 def write_counts(rows: list[dict[str, str]]) -> str:
-    """How many steps and walks leave the rows that judge worse than before, or better."""
+    """Table of the numbers of steps and runs that make the scores on the test rows worse or better."""
     heads = "order of rows | runs | recalibrated by `fit` | advised steps | first diagnosis to the end"
     lines = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))]
     names = {"none": "none", "declared": "time, declared", "undeclared": "time, not declared"}
@@ -288,7 +288,7 @@ def write_counts(rows: list[dict[str, str]]) -> str:
 
 
 def write_pages(rows: list[dict[str, str]]) -> None:
-    """Put the tables between the marks of their pages."""
+    """Write the tables between the markers of their pages."""
     tables = {"advice": ("counts", write_counts(rows)), "advice_steps": ("steps", write_table(rows))}
     for page, (name, table) in tables.items():
         text = (PAGES / f"{page}.md").read_text()
@@ -302,14 +302,14 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--flows", nargs="*", choices=list(FLOWS), default=list(FLOWS))
     parser.add_argument("--out", type=Path, default=PATH)
-    parser.add_argument("--page", action="store_true", help="write the pages alone")
+    parser.add_argument("--page", action="store_true", help="only write the pages")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     done = {tuple(row[field] for field in Walk._fields) for row in read(arguments.out)}
     for walk in [] if arguments.page else list_walks():
         wanted = walk.table in arguments.tables and walk.flow in arguments.flows
         if wanted and tuple(map(str, walk)) not in done:
-            for row in list(go(walk)):  # a walk that was stopped leaves nothing
+            for row in list(go(walk)):  # an interrupted run leaves no records
                 append(arguments.out, row)
                 print(*walk, *(row[key] for key in ("step", "did", "outcome")), sep=" | ", flush=True)
     if arguments.out == PATH:

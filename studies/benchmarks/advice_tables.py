@@ -1,6 +1,6 @@
-"""Real tables on which the advice of the report is followed; none is one of the paper's data sets.
+"""Real tables for the study of the report's advice; none is a data set of the paper.
 
-All come with packages of PyPI (the extra ``studies``); no table is part of this repository.
+All tables come with packages on PyPI (the extra ``studies``); none is part of this repository.
 
 ============  ======  ==  =================================================================================
 table          rows    d  source and outputs
@@ -54,7 +54,7 @@ class Table(NamedTuple):
 
 
 def read_r(path: str) -> DataFrame:
-    """A table of pydataset, which is not imported: it would unpack all its tables into the home folder."""
+    """A table of pydataset, read without import: importing it unpacks all tables into the home folder."""
     with tarfile.open(find_data("pydataset", "resources.tar.gz")) as archive:
         file = archive.extractfile(f"resources/rdata/csv/{path}.csv")
         assert file is not None
@@ -62,7 +62,7 @@ def read_r(path: str) -> DataFrame:
 
 
 def as_table(x: DataFrame, y: DataFrame, most: int = MOST_ROWS) -> Table:
-    """The first complete rows; text becomes columns of zeros and ones."""
+    """The first complete rows; text columns are one-hot encoded."""
     x = pd.get_dummies(x, drop_first=True, dtype=float)
     whole = x.notna().all(axis=1) & y.notna().all(axis=1)
     return Table(x[whole][:most].astype(float), y[whole][:most].astype(float))
@@ -122,7 +122,7 @@ def air() -> Table:
 
 
 def take(path: str, outputs: list[str], drop: list[str] | None = None, rows: int | None = None) -> Table:
-    """A table of pydataset whose other columns are features; of large ones random rows."""
+    """A table of pydataset; the columns that are not outputs are features. Large tables are subsampled."""
     frame = read_r(path).drop(columns=drop or [])
     if rows is not None:
         frame = frame.sample(rows, random_state=0)

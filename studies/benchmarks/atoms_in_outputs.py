@@ -1,13 +1,13 @@
-"""Test NLL of recalibration where outputs have atoms, with and without noise on them.
+"""Test NLL of recalibration for outputs with atoms, with and without dequantisation.
 
     python -m studies.benchmarks.atoms_in_outputs --processes 2
 
-A cell is a data set, a flow, whether it was trained on dequantised outputs, and a seed: a line of
-results/discrete.csv, written when it is done; cells that are there already are skipped. "simulated" has a
-count with 64 % zeros and a continuous output, "blog_data" is real (64 % of the second output are 0) and needs
-LATENTCAL_DATA. Each law is fitted to the calibration outputs as they are ("_raw") and dequantised
-("_dequantized"); columns end in the test rows that they were scored on, as they are ("_on_raw") or
-dequantised ("_on_dequantized"). All figures are in standardised units of y.
+A cell is a data set, a flow, whether it was trained on dequantised outputs, and a seed. Each cell is appended
+to results/discrete.csv when it is done; cells that are already there are skipped. "simulated" has a count
+with 64 % zeros and a continuous output. "blog_data" is a real data set (64 % of the second output are 0) and
+needs LATENTCAL_DATA. Each law is fitted to the original calibration outputs ("_raw") and to dequantised ones
+("_dequantized"). The end of a column name states the test rows: original ("_on_raw") or dequantised
+("_on_dequantized"). All figures are in standardised units of y.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FITS = {"gamma_kde": GammaKDE.fit, "stacked": StackedRadius.fit}
 
 
 def simulated(seed: int, n: int = 3000) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (n, 4), and a zero-inflated geometric count beside a continuous output, (n, 2)."""
+    """Features (n, 4) and outputs (n, 2): a zero-inflated geometric count and a continuous output."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 4, generator=generator)
     busy = torch.rand(n, generator=generator) < torch.sigmoid(x[:, 0] - 0.67)
@@ -83,7 +83,7 @@ def run_cell(cell: tuple[str, str, str, int]) -> dict[str, object]:
 
 
 def verdict(rows: list[dict[str, str]]) -> str:
-    """Mean gain over the flow alone; mixed: fitted to dequantised rows, scored on those as they are."""
+    """Mean gain over the base flow; "mixed" is fitted to dequantised rows and scored on original ones."""
     lines = []
     keys = sorted({(row["data"], row["flow"], row["trained_on"]) for row in rows})
     for key in keys:

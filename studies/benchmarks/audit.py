@@ -1,12 +1,13 @@
-"""The library's statistical promises, each measured and each with a control that must be rejected.
+"""Audit of the library's statistical guarantees; each check has a control that must be rejected.
 
-    python -m studies.benchmarks.audit                      # all checks, a few minutes of one core
-    python -m studies.benchmarks.audit --only interval      # some of them; --list names all
+    python -m studies.benchmarks.audit                      # all checks, a few minutes on one core
+    python -m studies.benchmarks.audit --only interval      # some checks; --list shows their names
 
-Every check has a stated limit that a library that keeps its promises exceeds with probability 1e-4 or less
-(one mean or share), and a negative control, something wrong that the same check must reject. The table is
-printed and written to results/audit.csv (after --only, its lines alone are replaced). Ends with code 1 where
-a check fails or a control is not rejected. Random numbers are seeded: a failure is reproducible.
+Every check has a stated limit. A library that fulfils its guarantees exceeds it with probability 1e-4 or less
+(one mean or share). Every check also has a negative control: something wrong that the check must reject. The
+table is printed and written to results/audit.csv (with --only, only the rows of these checks are replaced).
+The exit status is 1 if a check fails or a control is not rejected. Random numbers are seeded, so a failure is
+reproducible.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ CHECKS: dict[str, Callable[[float], Iterator[Line]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", action="append", choices=CHECKS, metavar="NAME", help="may be repeated")
-    parser.add_argument("--list", action="store_true", help="name the checks and end")
-    parser.add_argument("--scale", type=float, default=1.0, help="repetitions, as a multiple of the usual")
+    parser.add_argument("--list", action="store_true", help="list the checks and exit")
+    parser.add_argument("--scale", type=float, default=1.0, help="repetitions, as a multiple of the default")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.list:

@@ -1,4 +1,4 @@
-"""A line of the statistical audit, and the limits that its checks have in common."""
+"""A row of the statistical audit, and the limits that its checks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILURE_RATE = 1e-4  # of a limit on a share, from the binomial law
 
 @dataclass(frozen=True)
 class Line:
-    """One check: what is claimed, what was measured, and whether the control was rejected."""
+    """One check: the claim, the measurement, and whether the control was rejected."""
 
     check: str
     claim: str
@@ -28,7 +28,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """``pass``, or what went wrong."""
+        """``pass``, or the reason of the failure."""
         if self.holds and self.control_rejected:
             return "pass"
         return "CONTROL NOT REJECTED" if self.holds else "FAIL"
@@ -39,24 +39,24 @@ class Line:
 
 
 def table(lines: list[Line]) -> str:
-    """The lines as Markdown."""
+    """The audit table, in Markdown."""
     head = ["check", "what is claimed", "measured", "limit", "control", "verdict"]
     rows = [[n.check, n.claim, n.measured, n.limit, n.control, n.verdict] for n in lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 def fewest(n: int, share: float) -> float:
-    """Share of n cases that is undercut with probability 1e-4 where the true share is as given."""
+    """Share of n cases below which the observed share falls with probability 1e-4, given the true share."""
     return float(binom.ppf(FAILURE_RATE, n, share)) / n
 
 
 def most(n: int, share: float) -> float:
-    """Share of n cases that is exceeded with probability 1e-4 where the true share is as given."""
+    """Share of n cases that the observed share exceeds with probability 1e-4, given the true share."""
     return float(binom.isf(FAILURE_RATE, n, share)) / n
 
 
 def mean_and_noise(values: Tensor) -> tuple[float, float]:
-    """Mean of (n,) values and four standard errors of it."""
+    """Mean of (n,) values and four times its standard error."""
     return float(values.mean()), STANDARD_ERRORS * float(values.std()) / math.sqrt(values.numel())
 
 

@@ -1,4 +1,4 @@
-"""Checks of the audit that concern tests, scores and integrals."""
+"""Checks of the audit for tests, scores and integrals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVEL = 0.05
 
 
 def check_tests(scale: float) -> Iterator[Line]:
-    """Share of right models that each test rejects at 5 %, and of wrong ones."""
+    """Share of calibrated and of miscalibrated models that each test rejects at 5 %."""
     cases: dict[str, tuple[int, int, Callable[[Tensor], float], Callable[[Tensor], Tensor], str]] = {}
     for statistic, n in itertools.product(("ks", "cvm", "ad"), (20, 200)):
         cases[f"uniformity, {statistic}, n = {n}"] = (
@@ -109,7 +109,7 @@ def _diagnose(repetitions: int, faulty: int) -> Line:
 
 
 def check_scores(scale: float) -> Iterator[Line]:
-    """Scores of samples against their exact expectations, and whether the true law has the lowest."""
+    """Scores of samples against their exact expectations, and whether the true law has the lowest score."""
     rows = round(scale * 100_000)
     for name, dim in (("CRPS", 1), ("energy score", 3)):
         for s in (2, 5):
@@ -158,7 +158,7 @@ def _variogram(s: int, rows: int) -> Line:
 
 
 def _propriety(rows: int) -> Iterator[Line]:
-    """The true law N(0, S) against laws with another mean, scale or correlation."""
+    """Scores of the true law N(0, S) and of laws with another mean, scale or correlation."""
     s, half = 10, math.sqrt(0.75)
     y, *noise = (torch.randn(rows, 2, dtype=torch.float64, generator=seeded(k)) for k in range(s + 1))
     drawn = torch.stack(noise)
@@ -200,7 +200,7 @@ def _propriety(rows: int) -> Iterator[Line]:
 
 
 def check_integrals(scale: float) -> Iterator[Line]:
-    """Share of boxes whose exact probability, or utility, is within the stated error."""
+    """Share of boxes whose exact probability or utility is within the stated error."""
     boxes, samples = round(scale * 800), 2**11
     for method, dim in (("qmc", 2), ("qmc", 5), ("sampling", 2)):
         yield _standard_errors(

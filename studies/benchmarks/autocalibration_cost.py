@@ -1,12 +1,13 @@
-"""Time of autocalibrate at n = 2,000, d = 6, p = 5 on one thread, beside that of an earlier commit.
+"""Time of autocalibrate at n = 2,000, d = 6, p = 5 on one thread, compared with an earlier commit.
 
     git worktree add ../before ba22a2a
     python -m studies.benchmarks.autocalibration_cost --before ../before
 
 writes results/autocalibration_cost.json. The two versions take turns, each time in a new process, on the same
-rows of each truth; the first call, which loads scipy, is not counted. Seconds are those of the processor. The
-ratio is taken within a round and is the median over the rounds, so that what else the machine does matters
-little. The flow is the identity, and its own time does not count; ``StackedRadius.fit`` is the plain law.
+rows of each truth. The first call, which loads scipy, is not counted. Times are processor seconds. The ratio
+is computed within each round, and its median over the rounds is reported, so that other load on the machine
+has little influence. The flow is the identity, and its own time is not counted; ``StackedRadius.fit`` is the
+plain law.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def median_seconds(action: Callable[[], object]) -> float:
 
 
 def measure(folder: Path) -> dict[str, dict[str, Any]]:
-    """Seconds of the version that is imported, for the rows of each truth in a folder."""
+    """Seconds of the imported version, for the rows of each truth in a folder."""
     torch.set_num_threads(1)
     flow = LinearGaussianFlow(None, torch.zeros(DIM).double(), torch.eye(DIM).double())
     measured = {}
@@ -65,7 +66,7 @@ def measure(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def measure_elsewhere(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """The same in a new process, of the version in another folder."""
+    """The same for the version in another folder, in a new process."""
     command = [sys.executable, str(Path(__file__).resolve()), "--rows", str(folder)]
     paths = {**os.environ, "PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=paths, capture_output=True, text=True, check=True)
@@ -73,7 +74,7 @@ def measure_elsewhere(source: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def compare(versions: dict[str, Path], folder: Path) -> dict[str, Any]:
-    """Medians of both versions and of their ratio, truth by truth."""
+    """Medians of both versions and of their ratio, by truth."""
     rounds = [
         {name: measure_elsewhere(path, folder) for name, path in versions.items()} for _ in range(ROUNDS)
     ]

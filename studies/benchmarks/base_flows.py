@@ -1,10 +1,11 @@
-"""Test NLL of the base flows on real data, beside the published figures.
+"""Test NLL of the base flows on real data, compared with the published figures.
 
     LATENTCAL_DATA=... python -m studies.benchmarks.base_flows --flows "convex potential" --patience 60
     LATENTCAL_DATA=... python -m studies.benchmarks.base_flows
 
-65 % of the rows train, 20 % decide when to stop, 15 % test; learning rate 1e-3, batches of 1,024. Each run is
-a line of results/base_flows.csv, written when it is done; runs that are there already are skipped.
+Of the rows, 65 % are used for training, 20 % for early stopping and 15 % for testing; the learning rate is
+1e-3 and batches have 1,024 rows. Each run is appended to results/base_flows.csv when it is done; runs that
+are already there are skipped.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def run(cell: tuple[str, str, int, int]) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Mean and standard error over the seeds beside the published ones, as Markdown."""
+    """Mean and standard error over the seeds and the published figures, in Markdown."""
     lines = ["| flow | data | NLL | published | seeds | |", "|---|---|---|---|---|---|"]
     for (name, dataset), (mean, error) in PUBLISHED.items():
         values = [float(r["test_nll"]) for r in rows if (r["flow"], r["dataset"]) == (name, dataset)]

@@ -1,14 +1,15 @@
-"""Chains of univariate models as joint laws, beside independent columns and a trained flow.
+"""Chains of univariate models as joint laws, compared with independent columns and a trained flow.
 
     python -m studies.benchmarks.chained_models run
     python -m studies.benchmarks.chained_models summary
 
-Six tables of the study, 1,000 random rows each: 500 train, 250 calibrate, 250 test. *Chain*: scikit-learn's
-quantile boosting at seven levels, each output given the features and the outputs before it (``fit_chain``).
-*Columns*: the same models without the outputs before, taken as independent (``from_quantiles``). *Flow*: the
-convex potential flow, a fifth of the training rows telling when to stop. *NGBoost*: its multivariate normal,
-stopped early in the same way (up to four outputs). Each before and after ``autocalibrate``. Outputs are
-standardised by the training rows; the energy score is from 100 draws; seconds are of one processor.
+The data are six tables of the study with 1,000 random rows each: 500 for training, 250 for calibration and
+250 for testing. *Chain*: scikit-learn's quantile boosting at seven levels, each output given the features and
+the previous outputs (``fit_chain``). *Columns*: the same models without the previous outputs, taken as
+independent (``from_quantiles``). *Flow*: the convex potential flow, with early stopping on a fifth of the
+training rows. *NGBoost*: its multivariate normal with the same early stopping (up to four outputs). Each is
+evaluated before and after ``autocalibrate``. Outputs are standardised by the training rows; the energy score
+uses 100 draws; times are processor seconds.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def fit_ngboost(x: Tensor, y: Tensor) -> tuple[Any, Callable[[Tensor], Any]]:
 
 
 class Stopped:
-    """NGBoost as of its best round on the rows that tell when to stop."""
+    """NGBoost at its best round on the rows for early stopping."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -89,7 +90,7 @@ WAYS = {"chain": fit_chain, "columns": fit_columns, "flow": fit_flow, "ngboost":
 
 
 def run(cell: tuple[str, int, str]) -> dict[str, object]:
-    """One line: a way on a table, before and after autocalibrate."""
+    """Record of one method on one table, before and after autocalibrate."""
     name, split, way = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -107,7 +108,7 @@ def run(cell: tuple[str, int, str]) -> dict[str, object]:
     row["fit_seconds"] = time.process_time() - started
     started = time.process_time()
     rows = features(x[calibration]), y[calibration]
-    # Quantile forecasts choose their tails by the calibration rows.
+    # The tails of quantile forecasts are chosen on the calibration rows.
     start = flow.with_tails(*rows) if way == "columns" else flow
     model = lc.autocalibrate(start, *rows)
     row["calibration_seconds"] = time.process_time() - started
@@ -122,7 +123,7 @@ def run(cell: tuple[str, int, str]) -> dict[str, object]:
 
 
 def summary() -> None:
-    """The table of the page: means over splits, and ranks over tables."""
+    """Print the table of the page: means over splits, and ranks over tables."""
     rows = read(PATH)
     print("| table | d | way | NLL before | after | energy score before | after | fit, s | calibration, s |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -3,8 +3,8 @@
     LATENTCAL_DATA=... python -m studies.benchmarks.command_line households
     python -m studies.benchmarks.command_line cars
 
-``households`` makes tables of the paper's data set, ``cars`` of the 406 cars that come with vega_datasets
-(MIT), in random order and in a temporary folder, and runs the commands.
+``households`` writes tables from the paper's data set, ``cars`` from the 406 cars of vega_datasets (MIT), in
+random order and to a temporary folder, and runs the commands.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write_cars(folder: Path) -> None:
 
 
 def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
-    """A table whose last three rows, or three random ones, are new."""
+    """Write a table; its last three rows, or three random ones, become the new rows."""
     ordered = frame if "date" in frame else frame.sample(frac=1, random_state=0)
     lines = ordered.astype(object).where(ordered.notna(), "").to_numpy().tolist()
     write_tables(folder, list(frame), {f"{name}.csv": lines[:-3], "new.csv": lines[-3:]})
@@ -129,7 +129,7 @@ def main() -> None:
         WRITERS[story](Path(folder))
         for command in STORIES[story].splitlines():
             print(f"$ {command}", flush=True)
-            # The first fit of a story may fail, to show what is said then.
+            # The first fit of a session may fail, to show the error.
             subprocess.run(f"{command} 2>&1", shell=True, check=False, cwd=folder)
             print(flush=True)
 

@@ -1,14 +1,16 @@
-"""Which concrete to use for what: decisions from predicted probabilities, on the slump data.
+"""Decisions on the use of concrete from predicted probabilities, on the slump data.
 
     LATENTCAL_DATA=... python -m studies.benchmarks.concrete_decisions --splits 50
 
-A batch of ingredients may go to project A or B, which need its properties in a box, or be discarded. Every
-strategy takes the action of highest expected utility and is paid by what came out. The experiment is that of
-Dheur and Ben Taieb (2025, appendix on decision-making): 125 samples against a 5 x 5 x 5 trapezoid grid; two
-strategies are added. Each split is a line of results/decisions.csv; those that are there are skipped.
+A batch of ingredients may go to project A or to project B, which both require its properties to be in a box,
+or be discarded. Every strategy takes the action of highest expected utility and is paid according to the
+outcome. The experiment is that of Dheur and Ben Taieb (2025, appendix on decision-making): 125 samples
+against a 5 x 5 x 5 trapezoid grid; two strategies are added. Each split is a row of results/decisions.csv;
+those that are there are skipped.
 
-Only 2 of the 103 batches are fit for A and none for B: who knows every outcome earns 29 a batch. The
-published utilities (up to 113) are therefore not means over batches of these data; what they are is unknown.
+Only 2 of the 103 batches are suitable for A and none for B; an oracle that knows every outcome earns 29 per
+batch. The published utilities (up to 113) are therefore not means over batches of these data; their meaning
+is unknown.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ PUBLISHED = {
 
 
 def mean_utility(actions: list[str], y: Tensor) -> float:
-    """What the actions earned on the outcomes y (n, 3)."""
+    """Utilities of the actions for the outcomes y (n, 3)."""
     total = 0.0
     for action, outcome in zip(actions, y, strict=True):
         payoff = UTILITIES[action]
@@ -94,7 +96,7 @@ def run(seed: int) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Mean utility and its standard error over the splits beside the published ones, as Markdown."""
+    """Mean utility with its standard error over the splits, and the published utilities, in Markdown."""
     lines = ["| strategy | mean utility | published |", "|---|---|---|"]
     for name in list(rows[0])[1:]:
         values = [float(row[name]) for row in rows]

@@ -2,11 +2,12 @@
 
     python -m studies.benchmarks.conformal_coverage --repetitions 500
 
-The data are heteroscedastic with heavy tails, the models are skewed and overconfident. A repetition draws n
-calibration rows, makes the region, and counts how many of 500 new rows it holds. Averaged over repetitions
-this must lie in [level, level + 1/(n + 1)], up to four standard errors. Two controls must not: a region
-calibrated on draws of the model in place of data, and the ceil(level n)-th score as threshold (at n = 50 and
-level 0.9, where 500 repetitions can tell it from the right one). The table is results/conformal_coverage.csv.
+The data are heteroscedastic with heavy tails; the models are skewed and overconfident. Each repetition draws
+n calibration rows, makes the region, and counts how many of 500 new rows it contains. The average over
+repetitions must lie in [level, level + 1/(n + 1)], up to four standard errors. Two controls must not: a
+region calibrated on draws of the model instead of data, and the ceil(level n)-th score as threshold (at
+n = 50 and level 0.9, where 500 repetitions can distinguish it from the correct threshold). The table is
+results/conformal_coverage.csv.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Skewed(ConditionalFlow):
 
 
 def mixture(x: Tensor | None) -> MixtureSameFamily:
-    """A model of one output without features, latent space or distribution function."""
+    """A model of one output that has no features, latent space or distribution function."""
     normals = Normal(torch.tensor([[-0.5], [1.0]], dtype=torch.float64), 0.5)
     return MixtureSameFamily(Categorical(torch.ones(2, dtype=torch.float64)), Independent(normals, 1))
 
@@ -84,7 +85,7 @@ def uncalibrated(x: Tensor, y: Tensor) -> Region:
 
 
 def one_rank_short(x: Tensor, y: Tensor) -> Region:
-    """The threshold without a rank for the new point: ceil(level n) of n."""
+    """The control threshold, which ignores the rank of the new point: ceil(level n) of n."""
     short = [math.ceil(level * len(x) - 1e-9) / (len(x) + 1) for level in LEVELS]
     return conformal_region(Skewed(2), x, y, coverage=short)
 

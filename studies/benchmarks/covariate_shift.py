@@ -1,10 +1,10 @@
-"""Coverage of 90 % regions where the features shift between calibration and test, with and without weights.
+"""Coverage of 90 % regions under covariate shift between calibration and test, with and without weights.
 
     python -m studies.benchmarks.covariate_shift --repetitions 40
 
-A flow in two dimensions takes the scale of y for constant, but it is exp(0.5 x_0); x_0 moves by ``shift``
-standard deviations after calibration. The density ratio is known, or estimated from the features alone
-(``features`` columns, of which one shifts). Each cell is a line of results/covariate_shift.csv: mean coverage
+A flow in two dimensions assumes that the scale of y is constant, but it is exp(0.5 x_0). After calibration,
+x_0 moves by ``shift`` standard deviations. The density ratio is known, or estimated from the features only
+(``features`` columns, of which one shifts). Each cell is a row of results/covariate_shift.csv: mean coverage
 over the repetitions and the root mean square distance from 0.9.
 """
 

@@ -1,10 +1,10 @@
-"""Coverage over many simulated calibration sets, against what the finite-sample statements allow.
+"""Coverage over many simulated calibration sets, compared with the finite-sample bounds.
 
     python -m studies.benchmarks.coverage --calibrations 2000 --other-calibrations 150
 
-The norms follow 1.3 chi_2 and the model assumes chi_2. The set {F(l) <= level} of a fitted law has a coverage
-that is known exactly, F_true(F^-1(level)), so nothing is sampled but the calibration sets. Each cell (law, n)
-is a line of results/coverage.csv, written when it is done; cells that are there already are skipped.
+The norms follow 1.3 chi_2 and the model assumes chi_2. The set {F(l) <= level} of a fitted law F has a
+coverage that is known exactly, F_true(F^-1(level)), so only the calibration sets are sampled. Each cell (law,
+n) is appended to results/coverage.csv when it is done; cells that are already there are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVELS = torch.linspace(0.05, 0.95, 10, dtype=torch.float64)
 REFERENCE = lc.radius.Chi(2)
 TRUTH = lc.ScaledRadius(REFERENCE, 1.3)
 MAX_LAMBDA = 1.0
-IN_ADVANCE = ("tightened", "uncalibrated")  # of these lambda <= 1 is said before the data are seen
+IN_ADVANCE = ("tightened", "uncalibrated")  # for these laws, lambda <= 1 is fixed before the data are seen
 # A mean of bounded coverages is Gaussian to good accuracy: 5.5 standard errors fail at one of the 10 levels
 # with probability below 4e-7.
 STANDARD_ERRORS = 5.5
@@ -64,7 +64,7 @@ def own_regions(
     cdf: Callable[[torch.Tensor], torch.Tensor],
     levels: torch.Tensor,
 ) -> tuple[torch.Tensor, list[lc.radius.Guarantee]]:
-    """True coverage (calibrations, levels) of a law's own regions, and what is stated about each law.
+    """True coverage (calibrations, levels) of a law's own regions, and the interval stated for each law.
 
     Args:
         name: of the fit.
@@ -84,7 +84,7 @@ def own_regions(
 
 
 def share_held(coverage: torch.Tensor, stated: list[lc.radius.Guarantee], level: float = 0.9) -> float:
-    """Share of calibration sets whose interval holds the true coverage (calibrations,) of their region."""
+    """Share of calibration sets whose interval contains the true coverage (calibrations,) of their region."""
     intervals = torch.tensor([bound.coverage_interval(level) for bound in stated], dtype=torch.float64)
     return float(((intervals[:, 0] <= coverage) & (coverage <= intervals[:, 1])).double().mean())
 
@@ -120,7 +120,7 @@ def run_cell(cell: tuple[str, int, int]) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The cells as Markdown; in bold what is not as it should be."""
+    """Table of the cells, in Markdown; values outside the allowed range are bold."""
     lines = ["| law | n | largest gap | allowed | within | interval holds |", "|" + "---|" * 6]
     for name, n in itertools.product(FITS, SIZES):
         for row in rows:
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrations", type=int, default=2000)
     parser.add_argument(
-        "--other-calibrations", type=int, default=150, help="of laws about which no bound is claimed"
+        "--other-calibrations", type=int, default=150, help="for laws without a claimed bound"
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)

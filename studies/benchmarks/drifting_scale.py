@@ -1,17 +1,18 @@
-"""A law that forgets, on one thread: time of an update, memory over a million, calibration under drift.
+"""Streaming law on one thread: time of an update, memory over a million updates, calibration under drift.
 
     python -m studies.benchmarks.drifting_scale
 
-writes results/streaming.json. Each observation is scored before it is learned. L-ECE is the mean over
-streams; "L-ECE, uniform" is that of as many true uniforms, which is what noise alone gives. The loss of
-log-likelihood against the reference is that of the 500 observations before the drift. "followed" compares
-half-lives and their mixture, the default, on scales that go round in 600 observations between a half and 2,
-stay, or double and halve again every 1,000: loss of log-likelihood against the true law and coverage of the
-90 % region, without the first 500 of each stream.
+writes results/streaming.json. Each observation is scored before the update with it. L-ECE is the mean over
+streams; "L-ECE, uniform" is that of as many true uniforms, the effect of noise alone. The loss of
+log-likelihood relative to the reference is measured on the 500 observations before the drift. "followed"
+compares half-lives and the default, which is their mixture. The scale oscillates between 0.5 and 2 with a
+period of 600 observations, is constant, or alternately doubles and halves every 1,000 observations. Measured
+are the loss of log-likelihood relative to the true law and the coverage of the 90 % region, without the first
+500 observations of each stream.
 
     python -m studies.benchmarks.drifting_scale --only-followed
 
-measures these alone and keeps the rest of the file.
+only measures these and keeps the rest of the file.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def resident_bytes() -> int:
 
 
 def memory(settings: dict[str, float], updates: int) -> dict[str, float]:
-    """Bytes before and after a million updates, a thousandth of them one by one."""
+    """Bytes before and after a million updates, 0.1 % of them one at a time."""
     law, generator = StreamingRadius(lc.radius.Chi(2), **settings), torch.Generator().manual_seed(0)
     radii = lc.radius.Chi(2).sample((updates // 100,), generator)
     law.update(radii[:1000])
@@ -115,7 +116,7 @@ def memory(settings: dict[str, float], updates: int) -> dict[str, float]:
 
 
 def stream(dim: int, settings: dict[str, float], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """PIT values of the law that learns and of the one that does not, and the loss of log-likelihood."""
+    """PIT values of the updated law and of the fixed law, and the loss of log-likelihood."""
     reference, generator = lc.radius.Chi(dim), torch.Generator().manual_seed(seed)
     law = StreamingRadius.fit(reference.sample((1000,), generator), reference=reference, **settings)
     fixed, radii = law.snapshot(), reference.sample((BEFORE + AFTER,), generator)

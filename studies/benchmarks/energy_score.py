@@ -1,13 +1,13 @@
-"""How well likelihood and energy score tell a wrong spread from the right one, on the arc.
+"""Power of likelihood and energy score to distinguish a wrong spread from the correct one, on the arc.
 
     python -m studies.benchmarks.energy_score --runs 10
     python -m studies.benchmarks.energy_score --runs 5000
 
-Oracles know the law of the arc but for the deviation sigma across it. A run draws 1,000 test points, and for
-each 100 samples of every oracle, all from the same random numbers. Units are those of the standardised
-outputs. Each table goes to results/energy_score_<runs>.csv, beside the published one. With many runs the
-spread of the samples is estimated from 50 pairs of neighbours instead of all 4,950 pairs: as unbiased, and
-its noise is small beside that of the test points.
+The oracles know the law of the arc except the deviation sigma across it. A run draws 1,000 test points and
+100 samples of every oracle at each of them, all from the same random numbers. Units are those of the
+standardised outputs. Each table is written to results/energy_score_<runs>.csv, with the published one. With
+many runs, the spread of the samples is estimated from 50 disjoint pairs instead of all 4,950 pairs. This
+estimate is also unbiased, and its noise is small compared with that of the test points.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Cost of convex potential flows and of training them, on one thread: medians, and ratios to plain code.
+"""Time of convex potential flows and of their training on one thread: medians, and ratios to plain code.
 
     python -m studies.benchmarks.flows
 
 writes results/flows.json. A convex potential flow (16 features, 40 units, 2 layers), trained on a curved law,
-is timed beside a straightforward implementation on the same weights: the Hessian by autograd with d backward
-passes, and decoding by one L-BFGS over the whole batch, in float32 (where it stops early) and in float64
-(where it gets there). ``train_flow`` is timed beside a bare loop that does the same steps on the same batches
-(forward, backward, clipping, Adam) and the same validation pass after each epoch, and ends with the same
-weights. The two sides take turns, and a ratio is the median over the turns. All times are of the processor,
-so that other work on the machine counts as little as possible.
+is compared with a straightforward implementation with the same weights: the Hessian by autograd with d
+backward passes, and decoding by one L-BFGS over the whole batch, in float32 (which stops early) and in
+float64 (which converges). ``train_flow`` is compared with a bare loop that performs the same steps on the
+same batches (forward, backward, clipping, Adam) and the same validation pass after each epoch, and ends with
+the same weights. The two sides take turns, and a ratio is the median over the turns. All times are processor
+times, so that other load on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Action = Callable[[int], object]
 
 
 def curved(dim: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Features (n, 16) and outputs (n, d), each bent by the one before it and moved by x."""
+    """Features (n, 16) and outputs (n, d); each output depends on the previous one and on x."""
     generator = torch.Generator().manual_seed(seed)
     x, noise = torch.randn(n, FEATURES, generator=generator), torch.randn(n, dim, generator=generator)
     columns = [noise[:, 0] * torch.exp(0.5 * x[:, 0])]
@@ -63,7 +63,7 @@ def encode(flow: ConvexPotentialFlow, y: Tensor, x: Tensor) -> tuple[Tensor, Ten
 
 
 def plain_encode(flow: ConvexPotentialFlow, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with the gradient by autograd and the Hessian by one more backward pass for each output."""
+    """Plain encoding: the gradient by autograd, and the Hessian by one backward pass per output."""
     training = torch.is_grad_enabled()
     with torch.enable_grad():
         u = (y - flow.first_shift) * torch.exp(flow.first_log_scale)
@@ -85,7 +85,7 @@ def decode(flow: ConvexPotentialFlow, z: Tensor, x: Tensor) -> Tensor:
 
 
 def plain_decode(flow: ConvexPotentialFlow, z: Tensor, x: Tensor) -> Tensor:
-    """The same by one L-BFGS over the whole batch on the summed objectives, until nothing changes."""
+    """Plain decoding: one L-BFGS over the whole batch on the sum of the objectives, until convergence."""
     with torch.no_grad():
         v = z * torch.exp(-flow.last_log_scale) + flow.last_shift
         context = flow.potential.context_of(x)
@@ -111,7 +111,7 @@ def worst_error(flow: ConvexPotentialFlow, y: Tensor, z: Tensor, x: Tensor) -> f
 
 
 def check_agreement(flow: ConvexPotentialFlow, x: Tensor, y: Tensor) -> None:
-    """Both encodings give the same latents, log-determinants and gradients by the weights, in float64."""
+    """Assert that both encodings give the same latents, log-determinants and weight gradients in float64."""
     flow, x, y = flow.double(), x.double(), y.double()
     results = []
     for method in (encode, plain_encode):
@@ -126,7 +126,7 @@ def check_agreement(flow: ConvexPotentialFlow, x: Tensor, y: Tensor) -> None:
 
 
 def step_of(flow: ConvexPotentialFlow, method: Encode, x: Tensor, y: Tensor) -> Action:
-    """A training step with learning rate 0: everything is computed and the weights stay comparable."""
+    """A training step with learning rate 0, which computes everything and keeps the weights."""
     optimizer = torch.optim.Adam(flow.parameters(), lr=0.0)
 
     def step(turn: int) -> None:
@@ -158,7 +158,7 @@ def library_training(x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor]) ->
 
 
 def bare_training(x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor]) -> ConvexPotentialFlow:
-    """The same training as a loop without log, checks, best weights or early stopping."""
+    """The same training as a bare loop, without log, checks, best weights or early stopping."""
     flow = fresh(y.shape[1])
     flow.initialize(x[:BATCH], y[:BATCH])
     optimizer = torch.optim.Adam(flow.parameters(), lr=1e-3)
@@ -187,7 +187,7 @@ def seconds(action: Action, turn: int, repeat: int) -> float:
 
 
 def compare(ours: Action, plain: Action, turns: int, repeat: int = 3) -> dict[str, float]:
-    """Milliseconds of both, each turn's time the median of some runs, and the median ratio."""
+    """Milliseconds of both actions (each turn is the median of several runs), and the median ratio."""
     ours(0)
     plain(0)
     pairs = [(seconds(ours, turn, repeat), seconds(plain, turn, repeat)) for turn in range(turns)]
@@ -208,10 +208,10 @@ def measure(dim: int, turns: int) -> dict[str, dict[str, float]]:
             log_prob_of(flow, encode, x, y), log_prob_of(flow, plain_encode, x, y), turns
         ),
     }
-    # Other latents each turn: how long L-BFGS takes, and where it stops, is a matter of luck.
+    # Other latents each turn: the time and the end point of L-BFGS vary strongly.
     z = torch.randn(turns, POINTS, dim, generator=torch.Generator().manual_seed(4))
     error = max(worst_error(flow, decode(flow, draw, x), draw, x) for draw in z)
-    # It sees the sum over the batch, whose rounding in float32 hides what single points still lack.
+    # L-BFGS uses the sum over the batch; its rounding in float32 hides errors of single points.
     for name, precise in (("1,000 samples", flow), ("1,000 samples, L-BFGS in float64", trained_copy(flow))):
         dtype = precise.first_shift.dtype
         own_x, own_z = x.to(dtype), z.to(dtype)

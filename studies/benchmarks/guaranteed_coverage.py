@@ -1,13 +1,13 @@
-"""Coverage of ``autocalibrate(guarantee=True)`` over many calibration sets, against its bound.
+"""Coverage of ``autocalibrate(guarantee=True)`` over many calibration sets, compared with its bound.
 
     python -m studies.benchmarks.guaranteed_coverage --repetitions 1000 --processes 2
 
-The model says N(0, I) in two dimensions; in truth y is correlated and has scale 1.3 exp(0.4 x_1). With a
-guarantee, the rung and its maps are learned from one half of the n rows and the law of the radius from the m
-others, held to lambda <= 1: over calibration sets the mean coverage of {u <= level} is then within
-2 / (m + 1) of the level. Coverage is measured on 2,000 new points for each calibration set. Without a
-guarantee no bound holds in advance, and the unchanged model shows what the bound excludes. Ten calibration
-sets are a line of results/guaranteed_coverage.csv; those that are there are skipped.
+The model states N(0, I) in two dimensions; in truth, y is correlated and has scale 1.3 exp(0.4 x_1). With a
+guarantee, the rung and its maps are learned from one half of the n rows, and the law of the radius from the m
+others with lambda <= 1. The mean coverage of {u <= level} over calibration sets is then within 2 / (m + 1) of
+the level. Coverage is measured on 2,000 new points for each calibration set. Without a guarantee, no bound
+holds in advance; the unchanged model serves as the control. Ten calibration sets are a row of
+results/guaranteed_coverage.csv; those that are there are skipped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run_block(cell: tuple[int, int]) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Mean coverage (its standard error) of each method and level, with the verdict, as Markdown."""
+    """Mean coverage (with its standard error) of each method and level, and the verdict, in Markdown."""
     lines = [
         "| n | level | within | guaranteed | unchanged | guarantee holds |",
         "|" + "---|" * 6,

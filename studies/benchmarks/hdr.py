@@ -1,15 +1,15 @@
-"""HDR-ECE and NLL of HDR recalibration on misspecified toys and real data, beside the published figures.
+"""HDR-ECE and NLL of HDR recalibration on misspecified toys and real data, with the published figures.
 
     LATENTCAL_DATA=... python -m studies.benchmarks.hdr --seeds 3
 
-Toys are analytic models that are wrong on purpose (one is right), recalibrated on 2,000 points and tested on
-2,000. Real data follow the paper's protocol: 65 % of the rows train a convex potential flow, 20 % decide when
-to stop and are the calibration set, 15 % test. HDR-ECE is the plain estimate from 100 samples; samples of HDR
-recalibration are ranked by the base density. ``hdr_r`` counts the first bin from 0, ``hdr_r_published`` keeps
-to the published formula, ``lr`` is latent recalibration by the gamma KDE. NLLs are those of the base and of
-the tilted density, whose draws are common to all points: ``integral_error`` is the deviation of its integral
-from 1 over seeds, and so about that of its NLL. Each run is a line of results/hdr.csv, written when it is
-done; runs that are there already are skipped.
+The toys are analytic models that are wrong on purpose (one is correct), recalibrated on 2,000 points and
+tested on 2,000. Real data follow the paper's protocol: 65 % of the rows are used for training a convex
+potential flow, 20 % for early stopping and calibration, and 15 % for testing. HDR-ECE is the plain estimate
+from 100 samples; samples of HDR recalibration are ranked by the base density. ``hdr_r`` counts the first bin
+from 0, ``hdr_r_published`` follows the published formula, and ``lr`` is latent recalibration by the gamma
+KDE. NLLs are those of the base and of the tilted density, whose draws are common to all points:
+``integral_error`` is the deviation of its integral from 1 over seeds, and so approximately that of its NLL.
+Each run is appended to results/hdr.csv when it is done; runs that are already there are skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOY_ROWS = 2000
 
 
 def two_normals(scale: float) -> Callable[[Tensor], Distribution]:
-    """The law of the bimodal toy with its standard deviations multiplied: no latents."""
+    """The law of the bimodal toy with multiplied standard deviations; it has no latents."""
 
     def model(x: Tensor) -> Distribution:
         centres = x.new_tensor([[2.0, 2.0], [-2.0, -2.0]]).expand(*x.shape[:-1], 2, 2)
@@ -123,7 +123,7 @@ def run(name: str, seed: int) -> dict[str, object]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Means and standard errors over the seeds beside the published ones, as Markdown."""
+    """Means and standard errors over the seeds and the published figures, in Markdown."""
 
     def cell(values: list[float]) -> str:
         if len(values) < 2 or math.isnan(values[0]):

@@ -1,12 +1,12 @@
-"""Held-out negative log-likelihood of the latent norm under each calibration map, on norms of known law.
+"""Held-out negative log-likelihood of the latent norm under each calibration map, for norms with a known law.
 
     python -m studies.benchmarks.held_out --repetitions 200 --spline-repetitions 50
 
-Each cell (law of the norms, dimension, number of calibration norms) is a line of results/held_out.csv,
-written when it is done; cells that are there already are skipped. The expectation over new norms is an exact
-quadrature (stratified quantiles of the true law), so the only noise is that of the calibration set. Beside
-the mean over calibration sets stands the worst of them (in the cells of calibrated norms; the others were
-made before it was kept).
+Each cell (law of the norms, dimension, number of calibration norms) is appended to results/held_out.csv when
+it is done; cells that are already there are skipped. The expectation over new norms is computed by quadrature
+(stratified quantiles of the true law), so the only noise is that of the calibration set. The cells of
+calibrated norms also have the largest loss of any calibration set; the others were made before it was
+recorded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def draw(parts: list[tuple[float, RadiusLaw]], n: int, generator: torch.Generato
 
 
 def quadrature(parts: list[tuple[float, RadiusLaw]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights whose weighted mean is the expectation under the true law."""
+    """Points and weights of a quadrature rule for expectations under the true law."""
     levels = (torch.arange(QUADRATURE, dtype=torch.float64) + 0.5) / QUADRATURE
     points = torch.cat([law.icdf(levels) for _, law in parts])
     weights = torch.cat([torch.full_like(levels, p / QUADRATURE) for p, _ in parts])
@@ -96,7 +96,7 @@ def _standard_error(values: torch.Tensor) -> float:
 
 
 def verdict(rows: list[dict[str, str]]) -> str:
-    """The claims made of the default law, each with its figure."""
+    """The claims about the default law, each with its figure."""
     lines = []
     for low, high, limit in ((20, 20, 0.05), (70, 10**9, 0.02)):
         worst = max(
@@ -119,7 +119,7 @@ def verdict(rows: list[dict[str, str]]) -> str:
 
 
 def table(rows: list[dict[str, str]], sizes: tuple[int, ...] = (20, 400)) -> str:
-    """The cells of some sizes as Markdown."""
+    """Table of the cells of some sizes, in Markdown."""
     lines = [
         "| norms | d | n | as assumed | gamma KDE | spline | stacked |",
         "|---|---|---|---|---|---|---|",
@@ -135,7 +135,7 @@ def table(rows: list[dict[str, str]], sizes: tuple[int, ...] = (20, 400)) -> str
 
 
 def harm(rows: list[dict[str, str]]) -> str:
-    """What laws lose on calibrated norms, in the mean and in the worst calibration set, as Markdown."""
+    """Mean and largest losses of the laws on calibrated norms, in Markdown."""
     lines = ["| d | n | gamma KDE: mean | worst | stacked: mean | worst |", "|" + "---|" * 6]
     for dim, n in itertools.product(DIMENSIONS, SIZES):
         for row in rows:

@@ -2,12 +2,12 @@
 
     python -m studies.benchmarks.large_images
 
-writes results/large_images.json. An untrained, tiny TarFlow (patches of 16, 32 channels, 2 blocks of a layer)
-meets synthetic images: smooth fields of three classes with noise, made when they are asked for. Images pass
-through in batches of 8; of the calibration images their norms are kept. The parts run in a process of their
-own, once with a quarter of the images, whose peak of resident memory tells what the number of images costs.
-There glibc is told to give blocks of a megabyte back at once (MALLOC_MMAP_THRESHOLD_): left to itself it puts
-images and the few bytes that are kept of them side by side, and its heap may grow by an image for an image.
+writes results/large_images.json. An untrained, tiny TarFlow (patches of 16, 32 channels, 2 blocks of one
+layer) is applied to synthetic images: smooth fields of three classes with noise, generated on request. Images
+are processed in batches of 8; only the norms of the calibration images are kept. Each part runs in a separate
+process. A second run uses a quarter of the images; its peak of resident memory shows the memory that further
+images need. The processes make glibc return blocks of a megabyte at once (MALLOC_MMAP_THRESHOLD_). Otherwise
+it places images next to the few bytes that are kept of them, and its heap may grow by one image per image.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def peak_megabytes() -> float:
 
 
 def scores(models: dict[str, lc.ConditionalFlow], images: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Latent PIT values and log densities of the test images under flows with common maps, encoded once."""
+    """Latent PIT values and log densities of the test images, encoded once for flows with the same maps."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in models}
     for number, (x, y) in enumerate(batches(TEST, images)):
         norms, log_abs_det = next(iter(models.values()))(x).norm_and_log_abs_det(y)
@@ -117,8 +117,8 @@ def in_a_process(images: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=3000, help="to calibrate on, and as many to test on")
-    parser.add_argument("--part", action="store_true", help="measure in this process and print")
+    parser.add_argument("--images", type=int, default=3000, help="number for calibration, and for testing")
+    parser.add_argument("--part", action="store_true", help="measure in this process and print the result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.part:

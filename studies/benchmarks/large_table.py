@@ -2,12 +2,12 @@
 
     python -m studies.benchmarks.large_table
 
-writes results/large_table.json. The tables are artificial households (7 features, 3 targets). Each command is
-a process of its own; its peak memory is what the operating system tells of it. A command that reads rows as
-they come needs as much for the larger table as for the smaller one; `info` reads none and shows what the
-libraries themselves take. Commands that are done are
-skipped, so the benchmark can be stopped and goes on from there. The default flow is linear, and quick to
-decode; memory is about reading and writing, which all flows share.
+writes results/large_table.json. The tables are artificial households (7 features, 3 targets). Each command
+runs in a separate process; its peak memory is that reported by the operating system. A command that streams
+rows needs as much memory for the larger table as for the smaller one. `info` reads no rows and shows the
+memory of the libraries themselves. Commands that are done are skipped, so an interrupted benchmark resumes.
+The default flow is linear and decodes quickly; memory depends on reading and writing, which is the same for
+all flows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCK = 50_000
 
 
 def table(folder: Path, name: str, rows: int, first_seed: int = 0) -> Path:
-    """A file of households, made some at a time where it is not there yet."""
+    """A file of households, written in parts if it does not exist."""
     path = folder / f"{name}-{rows}.csv"
     if not path.exists():
         unfinished = path.with_suffix(".part")
@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, help="for tables and models; a temporary one by default")
+    parser.add_argument("--folder", type=Path, help="of tables and models; temporary by default")
     parser.add_argument("--flow", default="linear-gaussian")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

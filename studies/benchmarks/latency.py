@@ -1,10 +1,10 @@
-"""How long users wait for one answer: one row, the first call, the command line; beside the bare work.
+"""Latency of one answer: one row, the first call, the command line; each compared with a bare implementation.
 
     python -m studies.benchmarks.latency
 
-writes results/latency.csv and prints a table: work | limit | beside | its time | ours | ratio. One thread,
-medians of processor time; the two sides take turns. Limits are in the unit of the last columns: "2x + 0.3 ms"
-is twice the bare work and 0.3 ms, which Python takes to check arguments.
+writes results/latency.csv and prints a table: work | limit | beside | its time | ours | ratio. All runs use
+one thread; times are medians of processor time, and the two sides take turns. Limits are in the unit of the
+last columns: "2x + 0.3 ms" is twice the bare work plus 0.3 ms, which Python needs to check arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ print(time.process_time() - start)
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: a piece of work beside another, in milliseconds of processor time."""
+    """A row of the table: two pieces of work, in milliseconds of processor time."""
 
     work: str
     limit: str
@@ -78,7 +78,7 @@ HEADER = "| work | limit | beside | takes | ours | ratio | met |\n|---|---|---|-
 
 
 def medians(*actions: Callable[[], object], turns: int = 7, repeat: int = 1) -> list[float]:
-    """Median processor time of each action in milliseconds; they take turns, and the first turn is free."""
+    """Median processor time of each action in milliseconds; they take turns, and the first is not counted."""
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(turns + 1):
         for own, action in zip(times, actions, strict=True):
@@ -99,20 +99,20 @@ def at_most(
     extra: float = 0.0,
     **how: int,
 ) -> Line:
-    """A line that is met where ours takes at most ``factor`` times the bare work and ``extra`` ms."""
+    """A row whose limit is ``factor`` times the bare work plus ``extra`` ms."""
     other, own = medians(bare, ours, **how)
     limit = f"{factor:g}x" + (f" + {extra:g} ms" if extra else "")
     return Line(work, limit, beside, other, own, own <= factor * other + extra)
 
 
 def within(work: str, limit_ms: float, own_ms: float, beside: str = "–", other_ms: float = 0.0) -> Line:
-    """A line with a limit in milliseconds, on top of another time where there is one."""
+    """A row whose limit is in milliseconds, added to another time if one is given."""
     said = f"{_three_digits(limit_ms)} ms" if not other_ms else f"that + {limit_ms:g} ms"
     return Line(work, said, beside, other_ms, own_ms, own_ms <= other_ms + limit_ms)
 
 
 def write(lines: Iterable[Line], path: Path) -> None:
-    """Print the lines as they come, and write them."""
+    """Print the rows as they are computed, and write them."""
     names = [*(field.name for field in fields(Line)), "ratio"]
     print(HEADER)
     with open(path, "w", newline="") as file:
@@ -136,7 +136,7 @@ def fitted(flow: str) -> Any:
 
 @torch.no_grad()
 def answers(name: str, estimator: Any, n: int) -> Iterable[Line]:
-    """Four questions about n rows, beside the flow's own maps."""
+    """Four queries for n rows, compared with the flow's own maps."""
     model, draws = estimator.model_, estimator.draws
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(n, k, generator=generator, dtype=torch.float64) for k in (4, 2))
@@ -166,7 +166,7 @@ def answers(name: str, estimator: Any, n: int) -> Iterable[Line]:
 
 
 def plain_rate(radii: np.ndarray) -> float:
-    """The rate of the gamma KDE as the paper's text has it: 10 folds, 100 rates, all pairs, in numpy."""
+    """The rate of the gamma KDE as in the paper's text: 10 folds, 100 rates, all pairs, in numpy."""
     from scipy.special import gammaln, logsumexp
 
     t = np.cbrt(radii)
@@ -183,7 +183,7 @@ def plain_rate(radii: np.ndarray) -> float:
 
 
 def recalibrations() -> Iterable[Line]:
-    """The first recalibration after import, later ones, and fits of laws beside the paper's as written."""
+    """The first recalibration after import, later ones, and fits of laws compared with the paper's text."""
     first = [1e3 * float(subprocess.check_output([sys.executable, "-c", FIRST])) for _ in range(4)]
     yield within("first recalibrate after import, n = 1,000", 300, statistics.median(first[1:]))
     flow = lc.flows.LinearGaussianFlow(torch.zeros(2, 3), torch.zeros(2), torch.eye(2))
@@ -203,7 +203,7 @@ def recalibrations() -> Iterable[Line]:
 
 
 def child_ms(*command: str, turns: int = 3) -> float:
-    """Processor time of a command, the median of some turns; the first one is free."""
+    """Median processor time of a command over several turns; the first is not counted."""
     times = []
     for _ in range(turns + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -248,7 +248,7 @@ def main() -> None:
         yield from commands()
 
     with tempfile.TemporaryDirectory() as folder:
-        # Other processes find bytecode, as they do where packages were installed by pip.
+        # Other processes find bytecode, as after an installation by pip.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = folder
         write(lines(), arguments.out)

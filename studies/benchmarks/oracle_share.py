@@ -1,17 +1,17 @@
-r"""How much of what an oracle would gain does autocalibrate gain?
+r"""Gain of autocalibrate as a share of the gain of an oracle.
 
-    python -m studies.benchmarks.oracle_share                     # an hour of one core; resumes
+    python -m studies.benchmarks.oracle_share                     # an hour on one core; resumes
     python -m studies.benchmarks.oracle_share --truths calibrated --repetitions 200 --sizes 30 60 120 200
-    python -m studies.benchmarks.oracle_share --table             # the table of what is there
+    python -m studies.benchmarks.oracle_share --table             # the table of the available runs
 
-The model says that y is N(0, I) at every x; the truth differs from it in one respect. Features are uniform on
-[-2, 2]^2. An oracle that knows the truth gains, in nats a row on 4,000 new rows,
+The model states that y is N(0, I) at every x; the truth differs from it in one respect. Features are uniform
+on [-2, 2]^2. An oracle that knows the truth gains, in nats per row on 4,000 new rows,
 
 .. math:: \overline{\log f_\text{true}(y | x) - \log f_\text{model}(y | x)};
 
-a recalibration gains its own share of that. The ladder was designed on the truths above the line; those below
-(``FRESH``) were written down afterwards and changed nothing. ``all`` is ``autocalibrate(rungs="all")``.
-Every run is a line of results/oracle_share.csv.
+a recalibration gains a share of that. The ladder was designed on the truths above the line. Those below
+(``FRESH``) were written down afterwards and led to no change. ``all`` is ``autocalibrate(rungs="all")``.
+Every run is a row of results/oracle_share.csv.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def mixed(dim: int, share: float, scales: tuple[float, float]) -> Truth:
 
 
 def gap(dim: int) -> Truth:
-    """No radii between 1 and 1.6 of the median: those are pushed to the outside."""
+    """No radii between 1 and 1.6 times the median: these are moved outwards."""
     law = Chi(dim)
     low = float(law.icdf(torch.tensor(0.4, **DOUBLE)))
 
@@ -109,7 +109,7 @@ def gap(dim: int) -> Truth:
 
 
 def pareto(dim: int) -> Truth:
-    """|t| with 2.5 degrees of freedom, in every direction: a tail that falls like a power."""
+    """Radii |t| with 2.5 degrees of freedom, in every direction: a power-law tail."""
     law = StudentRadius(dim, 2.5)
     return radial(dim, lambda n, source: law.sample((n,), source), law.log_prob)
 
@@ -153,7 +153,7 @@ def correlated(rho: Callable[[Tensor], Tensor], dim: int = 2) -> Truth:
 
 
 def rotated(rotation: Tensor, draw_axes: Callable, log_axes: Callable) -> Truth:
-    """Independent coordinates, turned."""
+    """Independent coordinates after a rotation."""
     return Truth(
         lambda x, source: draw_axes((len(x), len(rotation)), source) @ rotation.T,
         lambda x, y: log_axes(y @ rotation).sum(-1),
@@ -238,7 +238,7 @@ def tailed() -> Truth:
 
 
 def one_of(column: Tensor, dim: int) -> Tensor:
-    """A column (n,) for the first output and nothing for the others, (n, d)."""
+    """A column (n,) for the first output and zeros for the others, (n, d)."""
     return torch.cat([column[:, None], column.new_zeros(len(column), dim - 1)], 1)
 
 
@@ -268,7 +268,7 @@ RICH = ("three modes", "banana", "rotated Laplace, d = 3")  # that all rungs are
 
 
 def run(cell: tuple[str, int, int]) -> dict[str, object]:
-    """One calibration set."""
+    """Record of one calibration set."""
     name, n, seed = cell
     torch.set_num_threads(1)
     source = torch.Generator().manual_seed(10_007 * list(TRUTHS).index(name) + 101 * n + seed)
@@ -299,7 +299,7 @@ COLUMNS += ("all", "all_rung", "all_seconds")
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Each truth and size a line: gains of the oracle, and shares of it."""
+    """Table of the gains by truth and size: the oracle's, and the shares of it, in Markdown."""
     lines = ["| truth | n | runs | oracle | radial | auto | auto / oracle | all / oracle | rungs of auto |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for name in TRUTHS:
