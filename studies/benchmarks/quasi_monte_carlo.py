@@ -1,9 +1,10 @@
-"""How much less Sobol points scatter than draws: probabilities of boxes under a linear-Gaussian flow, d = 3.
+"""Variance of Sobol points compared with draws: probabilities of boxes under a linear-Gaussian flow, d = 3.
 
     python -m studies.benchmarks.quasi_monte_carlo
 
 The variance of N = 2^14 draws is p (1 - p) / N. "one rule" is the variance of a scrambled Sobol set of N
-points, "as used" that of N points shared out among 32 scramblings, whose spread gives the reported error.
+points. "as used" is the variance of N points divided among 32 scramblings, whose spread gives the reported
+error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from latentcal.flows import LinearGaussianFlow
 
 RESULTS = Path(__file__).parent / "results" / "quasi_monte_carlo.json"
 POINTS, REPETITIONS, BOXES = 2**14, 4, 12
-RANDOMIZATIONS = 32  # that ``probability`` makes of its rule
+RANDOMIZATIONS = 32  # number of scramblings that ``probability`` uses
 
 
 def main() -> None:

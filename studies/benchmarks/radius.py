@@ -1,9 +1,9 @@
-"""Time and memory of fitting and evaluating laws of the radius, on one thread; medians and ratios.
+"""Time and memory of fitting and evaluating laws of the radius on one thread: medians and ratios.
 
     python -m studies.benchmarks.radius
 
-writes results/radius.json. "fit" is the time until the law exists, "table" the further time of its first
-evaluation; both are paid once.
+writes results/radius.json. "fit" is the time until the law exists, and "table" the additional time of its
+first evaluation; both are paid once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIM = 2
 
 
 def norms(n: int, seed: int = 0) -> torch.Tensor:
-    """Norms that a spherical model with too small a scale would see."""
+    """Latent norms under a spherical model with a scale that is too small."""
     return 1.3 * lc.radius.Chi(DIM).sample((n,), torch.Generator().manual_seed(seed))
 
 
@@ -48,7 +48,7 @@ def median_seconds(action: Callable[[], object], repetitions: int) -> float:
 
 
 def peak_megabytes(task: str, law: str, n: int) -> float:
-    """Growth of the resident memory's peak while a fresh process does one task."""
+    """Growth of the peak of resident memory while a new process does one task."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_of, (task, law, n))
 
@@ -58,9 +58,9 @@ def _peak_of(task: str, law: str, n: int) -> float:
     fit = LAWS[law]
     fit(norms(100), reference=lc.radius.Chi(DIM)).cdf(
         torch.ones(1)
-    )  # what the code itself takes is there already
+    )  # the memory of the code itself is already counted
     fitted, points = fit(norms(1000), reference=lc.radius.Chi(DIM)), norms(n, seed=1)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     if task == "evaluate":
         fitted.log_prob(points)
@@ -70,13 +70,13 @@ def _peak_of(task: str, law: str, n: int) -> float:
 
 
 def _status(name: str) -> int:
-    """A line of the process's status, in kilobytes (Linux)."""
+    """An entry of the process status, in kilobytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def rate_by_definition(radii: torch.Tensor) -> float:
-    """The paper's choice of the rate as it is written: every fold, every rate, every pair of points."""
+    """The paper's choice of the rate, implemented literally: every fold, every rate, every pair of points."""
     t = radii.pow(1 / 3)
     folds = torch.tensor_split(torch.arange(t.numel()), 10)
     best = (-math.inf, 0.0)

@@ -1,12 +1,12 @@
-"""The regressors that are compared: each fitted with its usual settings, nothing tuned.
+"""The regressors in the comparison, each fitted with its usual settings, without tuning.
 
-Two peers got a remedy after a look at test rows of six of the tables, which is in their favour. NGBoost stops
-early, as it overfits small tables otherwise. Spline flows have batches of 64 below 1,000 rows and of 128
-above, as they were up to 0.6 nats worse with 256.
+Two other methods were changed in their favour after results on test rows of six of the tables had been seen.
+NGBoost uses early stopping because it overfits small tables otherwise. Spline flows use batches of 64 rows
+below 1,000 rows and of 128 above, because they were up to 0.6 nats worse with 256.
 
-A family is a generator of (method, forecaster): methods that share a fit follow each other, and what a method
-costs is the time since the start of its family. Features and outputs come standardised. A forecaster is a
-function of the features (n, p) of new rows and a source of randomness, and returns a ``Forecast``.
+A family is a generator of (method, forecaster). Methods that share a fit follow each other, and the cost of a
+method is the time since the start of its family. Features and outputs are standardised before. A forecaster
+is a function of the features (n, p) of new rows and a source of randomness; it returns a ``Forecast``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Fits = Iterator[tuple[str, Forecaster]]
 FOLDS = 5
 JITTER = 1e-8  # on the diagonal of covariances, in standardised units
 MEMBERS = 5
-AT_A_TIME = 20  # draws of all rows, of a flow
+AT_A_TIME = 20  # draws of a flow for all rows
 TREES, LEAF = 200, 5
-ONE_SCALE_FROM = 20  # features: a Gaussian process with more has one length scale for all of them
-VALIDATION_SHARE, PATIENCE = 0.15, 30  # of peers that stop early
+ONE_SCALE_FROM = 20  # features; with more, a Gaussian process has one length scale for all of them
+VALIDATION_SHARE, PATIENCE = 0.15, 30  # for methods with early stopping
 PEER_SECONDS = 180.0  # of CPU, for one fit
 
 
@@ -56,7 +56,7 @@ class Family:
         methods: their names.
         fit: function of x (n, p), y (n, d) and a seed that yields them.
         limit: CPU seconds for each of them; None for no limit.
-        most_rows: of a table that they are tried on.
+        most_rows: largest number of rows of a table that they are fitted to.
     """
 
     methods: tuple[str, ...]
@@ -66,7 +66,7 @@ class Family:
 
 
 def fit_linear(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """Ridge regression, its penalties by leave-one-out, with the covariance of out-of-fold residuals."""
+    """Ridge regression (penalties by leave-one-out) with the covariance of out-of-fold residuals."""
     model = RidgeCV(alphas=np.logspace(-2, 4, 13), alpha_per_target=True)
     residuals = out_of_fold_residuals(model, x, y, seed)
     model.fit(x, y)
@@ -74,7 +74,7 @@ def fit_linear(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_boosting(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """Gradient boosting of each output, with a Gaussian of, or draws from, its out-of-fold residuals."""
+    """Gradient boosting of each output, with a Gaussian fitted to, or draws from, out-of-fold residuals."""
     model = MultiOutputRegressor(HistGradientBoostingRegressor(random_state=seed))
     residuals = out_of_fold_residuals(model, x, y, seed)
     model.fit(x, y)
@@ -83,7 +83,7 @@ def fit_boosting(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_forest(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """Random forest of all outputs, whose leaves weight the training outputs."""
+    """Random forest of all outputs; its leaves weight the training outputs."""
     model = RandomForestRegressor(TREES, min_samples_leaf=LEAF, max_features=1 / 3, random_state=seed)
     model.fit(x, y if y.shape[1] > 1 else y[:, 0])
     leaves, outputs = model.apply(x), torch.from_numpy(y)
@@ -97,7 +97,7 @@ def fit_forest(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_ngboost(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """NGBoost with a Gaussian of all outputs, stopped early."""
+    """NGBoost with a multivariate Gaussian and early stopping."""
     from ngboost import NGBRegressor
     from ngboost.distns import MultivariateNormal as Joint
     from ngboost.distns import Normal
@@ -117,7 +117,7 @@ def fit_ngboost(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_gaussian_process(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """A Gaussian process for each output; their errors have the correlation of leave-one-out residuals."""
+    """One Gaussian process per output; the errors have the correlation of leave-one-out residuals."""
     scales = np.ones(x.shape[1]) if x.shape[1] <= ONE_SCALE_FROM else 1.0
     size = math.sqrt(x.shape[1])  # distances of standardised features
     kernel = ConstantKernel(1.0, (1e-3, 1e3)) * RBF(size * scales, (1e-2, 1e4)) + WhiteKernel(
@@ -139,7 +139,7 @@ def fit_gaussian_process(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_spline_flows(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """Neural spline flows of zuko with its own settings: one, and the mean density of five."""
+    """Neural spline flows of zuko with its default settings: a single flow, and the mean density of five."""
     import zuko
 
     members: list[lc.ConditionalFlow] = []
@@ -167,7 +167,7 @@ def fit_spline_flows(x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
 
 
 def fit_ours_before(recalibration: bool | str, name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """``FlowRegressor`` as it was before it could choose its flow, all its settings of then by name."""
+    """``FlowRegressor`` before it could choose its flow, with all its settings of that time."""
     model = lc.FlowRegressor(
         "convex_potential",
         outputs="real",  # densities, as those of all others
@@ -185,7 +185,7 @@ def fit_ours_before(recalibration: bool | str, name: str, x: np.ndarray, y: np.n
 
 
 def fit_ours(budget: str, x: np.ndarray, y: np.ndarray, seed: int) -> Fits:
-    """``FlowRegressor`` that chooses its flow within a budget; outputs of few values are real ones too."""
+    """``FlowRegressor`` that chooses its flow within a budget; all outputs are treated as real."""
     model = lc.FlowRegressor(flow="auto", outputs="real", budget=budget, random_state=seed)
     yield f"ours, {budget}", partial(forecast_estimator, model.fit(x, y))
 
@@ -210,7 +210,7 @@ METHODS = tuple(method for family in FAMILIES for method in family.methods)
 
 
 def hold_out(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of rows that tell when to stop, and of the others."""
+    """Indices of the rows for early stopping, and of the others."""
     order = np.random.default_rng(seed).permutation(n)
     return np.split(order, [round(VALIDATION_SHARE * n)])
 
@@ -234,9 +234,9 @@ def leave_one_out_errors(cholesky: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def leaf_weights(leaves: np.ndarray, new_leaves: np.ndarray) -> np.ndarray:
-    """Weights (m, n) of n training rows at m new ones; leaves are (n, trees) and (m, trees).
+    """Weights (m, n) of n training rows at m new rows; leaves are (n, trees) and (m, trees).
 
-    In each tree all training rows of the new row's leaf have the same weight; trees count alike.
+    In each tree, all training rows in the leaf of the new row have the same weight; all trees count equally.
     """
     weights = np.zeros((len(new_leaves), len(leaves)))
     for old, new in zip(leaves.T, new_leaves.T, strict=True):
@@ -272,7 +272,7 @@ def forecast_bootstrap(
 
 @torch.no_grad()
 def forecast_mixture(members: list[lc.ConditionalFlow], x: np.ndarray, source: Generator) -> Forecast:
-    """The mean density of flows; each draw is one of a random member's."""
+    """The mean density of flows; each draw comes from a random member."""
     laws = [member(torch.from_numpy(x)) for member in members]
     counts = torch.bincount(torch.randint(len(laws), (DRAWS,), generator=source), minlength=len(laws))
     pairs = zip(laws, counts.tolist(), strict=True)
@@ -291,7 +291,7 @@ def forecast_mixture(members: list[lc.ConditionalFlow], x: np.ndarray, source: G
 
 
 def forecast_estimator(model: lc.FlowRegressor, x: np.ndarray, source: Generator) -> Forecast:
-    """What a fitted ``FlowRegressor`` says, asked as any user would."""
+    """Forecast of a fitted ``FlowRegressor``, from its public methods."""
     seed = int(torch.randint(2**31 - 1, (), generator=source))
 
     def log_prob(y: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ SUBSETS: dict[str, Callable[[str, int], bool]] = {
 def mean_values(records: Iterable[Record], metric: str) -> dict[str, dict[str, float]]:
     """Mean of a metric by table and method over the splits that all methods have; infinite after a failure.
 
-    A method that was stopped at its time limit, or that lacks the metric, is left out of the table. Coverage
-    is replaced by its distance to the nominal one.
+    A method that was stopped at its time limit, or that lacks the metric, is omitted. Coverage is replaced by
+    its distance to the nominal coverage.
     """
     values: dict[str, dict[str, dict[str, float]]] = {}
     for record in records:
@@ -55,7 +55,7 @@ def mean_values(records: Iterable[Record], metric: str) -> dict[str, dict[str, f
 
 
 def mean_ranks(values: dict[str, dict[str, float]]) -> dict[str, tuple[float, int]]:
-    """Mean rank of each method over the tables that it has a value on, and their number; equal ones share."""
+    """Mean rank of each method over the tables with a value, and their number; ties share ranks."""
     ranks: dict[str, list[float]] = {}
     for by_method in values.values():
         for method, rank in zip(by_method, rankdata(list(by_method.values())), strict=True):
@@ -64,9 +64,9 @@ def mean_ranks(values: dict[str, dict[str, float]]) -> dict[str, tuple[float, in
 
 
 def paired_difference(rows: Rows, table: str, one: str, other: str) -> tuple[float, float] | None:
-    """Mean over the splits of one method's value minus another's, with its standard error; None without both.
+    """Mean difference of two methods over the splits, with its standard error; None if one has no value.
 
-    The error is that of the rows within the splits. Splits share rows, so it is somewhat too small.
+    The error is that of the rows within the splits. Splits share rows, so it is slightly too small.
     """
     splits = [split for name, split, method in rows if (name, method) == (table, one)]
     pairs = [(rows[table, s, one], rows.get((table, s, other))) for s in splits]
@@ -78,7 +78,7 @@ def paired_difference(rows: Rows, table: str, one: str, other: str) -> tuple[flo
 
 
 def show_values(records: Sequence[Record], methods: Sequence[str], metric: str) -> str:
-    """A line for each table, a column for each method; the best is bold."""
+    """Table of values by data set and method, in Markdown; the best are bold."""
     means = mean_values(records, metric)
     sizes = {record["table"]: (int(record["rows"]), record["outputs"]) for record in records}
     shown = [method for method in methods if any(method in by_method for by_method in means.values())]
@@ -93,7 +93,7 @@ def show_values(records: Sequence[Record], methods: Sequence[str], metric: str) 
 
 
 def show_ranks(records: Sequence[Record], methods: Sequence[str], subset: str) -> str:
-    """Mean ranks on a subset of the tables, a line for each method; CPU seconds of a fit at the end."""
+    """Mean ranks of the methods on a subset of the tables, with the CPU seconds of a fit, in Markdown."""
     keep = SUBSETS[subset]
     records = [record for record in records if keep(record["table"], int(record["rows"]))]
     ranks = {metric: mean_ranks(mean_values(records, metric)) for metric in RANKED}
@@ -115,7 +115,7 @@ def show_ranks(records: Sequence[Record], methods: Sequence[str], subset: str) -
 
 
 def show_differences(rows: Rows, methods: Sequence[str], base: str) -> str:
-    """Each method's values minus those of one of them, row by row, with two standard errors."""
+    """Paired differences of each method to one of them, with two standard errors, in Markdown."""
     tables = list(dict.fromkeys(table for table, _, _ in rows))
     shown = [m for m in methods if m != base and any(method == m for _, _, method in rows)]
     lines = [["table", *shown], ["---"] * (1 + len(shown))]
@@ -126,7 +126,7 @@ def show_differences(rows: Rows, methods: Sequence[str], base: str) -> str:
 
 
 def show_stopped(records: Iterable[Record]) -> str:
-    """Which methods have no result on which tables, and why."""
+    """Methods without a result, with the tables and the reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record["status"] != "ok":

@@ -1,9 +1,9 @@
-"""Scores of a predictive distribution on test rows, from draws and, where there is one, from its density.
+"""Scores of a predictive distribution on test rows, from draws and, if available, from its density.
 
-Everything but the log density is computed from the same number of draws for every method, so that none gains
-by a closed form. Joint calibration is measured in two ways, by the rank of the observation among draws: by
-density (``hdr_ece``, regions of highest density) and by mean distance to the others (``depth_ece``), which
-needs no density.
+Everything except the log density is computed from the same number of draws for every method, so that no
+method has an advantage by a closed form. Joint calibration is measured in two ways, by the rank of the
+observation among draws: by density (``hdr_ece``, regions of highest density) and by mean distance to the
+others (``depth_ece``), which needs no density.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS += ("marginal_ece", "rmse", "coverage", "region_coverage")
 
 
 class Forecast(NamedTuple):
-    """What a method says about n rows.
+    """The forecast of a method for n rows.
 
     Args:
         draws: (s, n, d) independent draws.
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 def score_forecast(forecast: Forecast, y: Tensor, seed: int = 0) -> Scores:
-    """All scores; NaN where the method lacks what one needs.
+    """All scores; NaN if the method lacks what a score needs.
 
     Args:
         forecast: for n rows.
@@ -97,7 +97,7 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def rank_among(value: Tensor, values: Tensor, source: torch.Generator) -> Tensor:
-    """Randomised rank of a value among s others, (...), (s, ...) -> (...): uniform where they are alike."""
+    """Randomised rank of a value among s others, (...), (s, ...) -> (...); uniform if all have one law."""
     below, equal = (values < value).sum(0), (values == value).sum(0)
     chance = torch.rand(value.shape, generator=source, dtype=torch.float64)
     return (below + chance * (1 + equal)) / (len(values) + 1)
@@ -108,7 +108,7 @@ def distances_to_others(y: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     points = torch.cat([y[None], draws]).transpose(0, 1)
     exact = "donot_use_mm_for_euclid_dist"
     sums = torch.stack([torch.cdist(part, part, compute_mode=exact).sum(1) for part in points])
-    # Equal points have equal distances, in whatever order they are added up.
+    # Equal points must have equal distances, whatever the order of summation.
     mean = (sums.T / len(draws)).round(decimals=9)
     return mean[0], mean[1:]
 
@@ -116,7 +116,7 @@ def distances_to_others(y: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
 def interval_score(draws: Tensor, y: Tensor, coverage: float = COVERAGE) -> Tensor:
     """Interval score of central intervals, mean over the outputs; (s, n, d), (n, d) -> (n,).
 
-    It is the width of the interval, plus 2 / (1 - coverage) times the distance of a y outside to it.
+    The score is the width of the interval plus 2 / (1 - coverage) times the distance of y to the interval.
     """
     tail = (1 - coverage) / 2
     lower, upper = torch.quantile(draws, torch.tensor([tail, 1 - tail], dtype=draws.dtype), dim=0)

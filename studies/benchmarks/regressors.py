@@ -1,19 +1,19 @@
-"""FlowRegressor beside other probabilistic regressors on twenty real tables, nothing tuned.
+"""FlowRegressor and other probabilistic regressors on twenty real tables, without tuning.
 
     LATENTCAL_DATA=... python -m studies.benchmarks.regressors run --splits 3
     LATENTCAL_DATA=... python -m studies.benchmarks.regressors run --tables slump enb --methods NSF "5 NSFs"
     python -m studies.benchmarks.regressors table --metric energy
 
 Tables and splits are in regression_tables.py, methods in regression_peers.py, scores in regression_scores.py.
-Every method gets the same 80 % of at most 3,000 rows, from which it takes what it sets aside itself, and is
-scored on the other 20 %; units are standard deviations of the training outputs, seconds those of the process.
-Results are lines of results/regressors.csv, written as they come; what is there already is not run again,
-unless ``--again`` is given: then later lines replace earlier ones. The test rows' own negative log densities
-and energy scores are in results/regressors_rows.csv.gz, for paired comparisons of any two methods. A peer
-that takes more than 3 CPU minutes for one fit is stopped, and not tried on further splits of that table.
+Every method is fitted to the same 80 % of at most 3,000 rows, including any validation rows of its own, and
+scored on the other 20 %. Units are standard deviations of the training outputs; times are processor seconds.
+Results are appended to results/regressors.csv. Runs that are already there are skipped, unless ``--again`` is
+given: then later rows replace earlier ones. The negative log densities and energy scores of the test rows are
+in results/regressors_rows.csv.gz, for paired comparisons of any two methods. A method that takes more than 3
+CPU minutes for one fit is stopped, and not tried on further splits of that table.
 
-``ours before`` is FlowRegressor("convex_potential") as it was when it could not choose its flow; its lines
-were made with that code, and ``--again`` with a later one would change them.
+``ours before`` is FlowRegressor("convex_potential") before it could choose its flow. Its rows were made with
+that code, and ``--again`` with later code would change them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ read_once = cache(read_table)
 
 
 def run_family(family: Family, case: Case, wanted: Sequence[str]) -> Iterator[tuple[Record, Scores | None]]:
-    """The wanted methods of a family on one split: a line of results each, and the scores of its rows."""
+    """Records of the wanted methods of a family on one split, and the scores of the test rows."""
     fits, spent, left = family.fit(case.x, case.y, case.split), 0.0, list(family.methods)
     while not set(left).isdisjoint(wanted):
         started, forecast, scores, status = time.process_time(), None, None, "ok"
@@ -72,9 +72,9 @@ def run_family(family: Family, case: Case, wanted: Sequence[str]) -> Iterator[tu
                 )
         except TimeoutError:
             status = f"stopped after {family.limit:.0f} s"
-        except Exception as error:  # of any library; the others go on
+        except Exception as error:  # from any library; the other methods continue
             status = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        # Without a fit there is none of the later methods either.
+        # Without a fit, the later methods have none either.
         ended, left = (left, []) if forecast is None else (left[:1], left[1:])
         for method in ended:
             if method in wanted:
@@ -115,7 +115,7 @@ def rows_path(out: Path) -> Path:
 
 
 def append_rows(path: Path, key: Key, scores: Scores) -> None:
-    """Scores of the test rows as one more member of a gzip file, which is a whole file at any time."""
+    """Append scores of the test rows as a gzip member, so that the file is valid at any time."""
     text = io.StringIO()
     values = [" ".join(f"{value:.3f}" for value in part) for part in (scores.nll, scores.energy)]
     csv.writer(text).writerow([*key, *values])
@@ -125,7 +125,7 @@ def append_rows(path: Path, key: Key, scores: Scores) -> None:
 
 
 def read_rows(path: Path, metric: str) -> Rows:
-    """Values of the test rows, ``"nll"`` or ``"energy"``; without methods that have none."""
+    """Values of the test rows, ``"nll"`` or ``"energy"``, for the methods that have them."""
     rows: Rows = {}
     if not path.exists():
         return rows
@@ -138,7 +138,7 @@ def read_rows(path: Path, metric: str) -> Rows:
 
 
 def latest(records: Sequence[Record]) -> list[Record]:
-    """The last line of each table, split and method."""
+    """The last record of each table, split and method."""
     return list({(r["table"], r["split"], r["method"]): r for r in records}.values())
 
 
@@ -148,7 +148,7 @@ def stopped_before(records: Sequence[Record]) -> dict[tuple[str, str], str]:
 
 
 def list_cells(tables: Sequence[str], methods: Sequence[str], splits: int) -> list[tuple[str, int, Family]]:
-    """What to run, small tables and early splits first."""
+    """The runs to do, small tables and early splits first."""
     sizes = {name: len(split_table(name, read_once(name), 0).x) for name in tables}
     order = sorted(tables, key=sizes.__getitem__)
     return [
@@ -217,11 +217,11 @@ def main() -> None:
         if name == "run":
             own.add_argument("--splits", type=int, default=SPLITS)
             own.add_argument("--threads", type=int, default=1)
-            own.add_argument("--again", action="store_true", help="also run what is there already")
+            own.add_argument("--again", action="store_true", help="repeat runs that are already there")
         else:
             own.add_argument("--metric", choices=RANKED, default="nll")
             own.add_argument(
-                "--base", choices=METHODS, default="linear Gaussian", help="to take differences to"
+                "--base", choices=METHODS, default="linear Gaussian", help="method for the differences"
             )
     arguments = parser.parse_args()
     with threadpool_limits(getattr(arguments, "threads", 1)), warnings.catch_warnings():

@@ -1,16 +1,16 @@
-"""Remake the figures of all result pages but the tabular study's, one command after the other.
+"""Remake the figures of all result pages except those of the tabular study, one command after the other.
 
     python -m studies.benchmarks.remake_pages --list     # pages, commands, processor time of the last run
-    python -m studies.benchmarks.remake_pages            # runs what is not done; hours
+    python -m studies.benchmarks.remake_pages            # commands that are not done; hours
     python -m studies.benchmarks.remake_pages --fresh    # removes earlier results first
 
-A finished command is recorded in results/remade.csv with its processor time and commit, and is skipped from
-then on. A command that was stopped goes on from its own results. The output of each command is in
-build/results, to be copied to its page unless the command writes the page itself.
+A finished command is recorded in results/remade.csv with its processor time and commit, and is then skipped.
+An interrupted command resumes from its own results. The output of each command is in build/results. Copy it
+to its page unless the command writes the page itself.
 
-Not included: the tabular study with its search of sizes and its rounding, the training of image flows, and
+Not included are the tabular study with its search of sizes and its rounding, the training of image flows, and
 ``autocalibration_cost --before``, which needs the sources of an earlier commit. ``throughput`` needs the
-folder ``peers``, and some commands need the data; their pages and modules say where these come from.
+folder ``peers``, and some commands need data; their pages and modules describe the sources.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def list_steps(pages: Sequence[str]) -> Iterator[Step]:
 
 
 def find_seconds() -> dict[str, float]:
-    """Processor seconds of each command that was run to its end."""
+    """Processor seconds of each finished command."""
     return {row["command"]: float(row["CPU s"]) for row in read(DONE)}
 
 
@@ -131,7 +131,7 @@ def show(steps: Sequence[Step]) -> str:
 
 
 def run(step: Step) -> bool:
-    """Run a command to its end and record its processor time; False where it failed."""
+    """Run a command and record its processor time; False if it fails."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{step.command.replace(' ', '_')}.txt"
     commit = subprocess.run(
@@ -151,7 +151,7 @@ def run(step: Step) -> bool:
 
 
 def forget(steps: Sequence[Step]) -> None:
-    """Remove the results of these commands and the record that they were run."""
+    """Remove the results of these commands and their records."""
     forgotten = {step.command for step in steps}
     kept = [row for row in read(DONE) if row["command"] not in forgotten]
     for path in [DONE, *(RESULTS / name for step in steps for name in step.results)]:
@@ -166,7 +166,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}; all by default")
-    parser.add_argument("--list", action="store_true", help="print the table and run nothing")
+    parser.add_argument("--list", action="store_true", help="only print the table")
     parser.add_argument("--fresh", action="store_true", help="remove earlier results of these pages first")
     arguments = parser.parse_args()
     if unknown := set(arguments.pages) - set(PAGES):

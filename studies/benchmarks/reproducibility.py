@@ -1,9 +1,9 @@
-"""How far the same calls with the same seeds lie apart on other processors and with other numbers of threads.
+"""Differences between the same calls with the same seeds on other processors and other numbers of threads.
 
     python -m studies.benchmarks.reproducibility
 
-Each setting runs in a process of its own, the first one twice. Printed and written to
-benchmarks/results/reproducibility.csv: the largest difference to the first run, relative to 1 + |value|.
+Each setting runs in a separate process, the first one twice. The largest difference to the first run,
+relative to 1 + |value|, is printed and written to benchmarks/results/reproducibility.csv.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def cases() -> dict[str, torch.Tensor]:
-    """What is compared."""
+    """The cases to compare."""
     source = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(3000, source)
     x, y = x.double(), y.double()
@@ -58,7 +58,7 @@ def cases() -> dict[str, torch.Tensor]:
 
 
 def compute(path: str) -> None:
-    """Write the cases of this process to a file."""
+    """Compute the cases in this process and write them to a file."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     np.savez(path, **{name: value.detach().numpy() for name, value in cases().items()})
 

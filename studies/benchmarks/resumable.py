@@ -1,4 +1,4 @@
-"""Long runs that write each result when it is there, and go on where they were stopped."""
+"""Long runs that write each result as soon as it is known, and resume after an interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Results that are there already."""
+    """Results that are already in a file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -21,7 +21,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def append(path: Path, row: dict[str, object]) -> None:
-    """One more line of results; numbers with five decimals."""
+    """Append a row of results; numbers have five decimals."""
     fresh = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
@@ -34,7 +34,7 @@ def append(path: Path, row: dict[str, object]) -> None:
 def run_all(
     run: Callable[[Any], dict[str, object]], cells: Sequence[Any], path: Path, processes: int
 ) -> None:
-    """``run(cell)`` of all cells, side by side; each answer is a line of the file as soon as it is known."""
+    """Compute ``run(cell)`` for all cells in parallel, and append each result to the file at once."""
     start = time.time()
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for count, row in enumerate(pool.imap_unordered(run, cells), 1):

@@ -1,16 +1,16 @@
-"""Posteriors of sbi before and after recalibration, on tasks whose truth is known.
+"""Posteriors of sbi before and after recalibration, on tasks with a known truth.
 
     python -m studies.benchmarks.sbi_posteriors
     python -m studies.benchmarks.sbi_posteriors --estimators fmpe npse --seeds 1
 
-1,000 simulations: 500 train an estimator, 500 recalibrate it, by its latent norms ("radial") or by the ladder
-("auto"); "all" is the same estimator trained on all 1,000 instead. Each cell (task, estimator, seed) gives
-four lines of results/sbi_posteriors.csv when it is done; cells that are there already are skipped.
+Of 1,000 simulations, 500 train an estimator and 500 recalibrate it, by its latent norms ("radial") or by the
+ladder ("auto"). "all" is the same estimator trained on all 1,000. Each cell (task, estimator, seed) appends
+four rows to results/sbi_posteriors.csv when it is done; cells that are already there are skipped.
 
-NLL and L-ECE are those of the estimators on 2,000 new pairs, HDR-ECE on 300 with 100 draws each; so are
-"sbc" (smallest Kolmogorov-Smirnov p-value over the parameters, times their number) and "tarp" (largest
-distance of expected coverage from its level), from sbi's own run_sbc and run_tarp. "truth" is the NLL of the
-true posterior. Models that solve an equation for each density have a third of the 300 pairs.
+NLL and L-ECE are measured on 2,000 new pairs, and HDR-ECE on 300 pairs with 100 draws each. "sbc" (smallest
+Kolmogorov-Smirnov p-value over the parameters, times their number) and "tarp" (largest distance of expected
+coverage from its level) use the same 300 pairs and sbi's own run_sbc and run_tarp. "truth" is the NLL of the
+true posterior. For models that solve an equation for each density, a third of the 300 pairs is used.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .sbi_tasks import TASKS, Task
 
 RESULTS = Path(__file__).parent / "results" / "sbi_posteriors.csv"
 TRAIN, CALIBRATION, TEST, CHECKED, DRAWS = 500, 500, 2000, 300, 100
-ROWS = 50  # whose draws are held at a time
+ROWS = 50  # whose draws are in memory at once
 SLOW = {"fmpe": FMPE, "npse": NPSE}
 ESTIMATORS = ("maf", "nsf", "zuko_nsf")
 
 
 def trained(task: Task, estimator: str, x: torch.Tensor, theta: torch.Tensor) -> Any:
-    """A posterior of sbi with its own defaults."""
+    """A posterior of sbi with the defaults of sbi."""
     if estimator in SLOW:
         inference = SLOW[estimator](task.prior, show_progress_bars=False)
     else:
@@ -54,7 +54,7 @@ def trained(task: Task, estimator: str, x: torch.Tensor, theta: torch.Tensor) ->
 
 
 def measured(flow: lc.ConditionalFlow, posterior: Any, x: Any, theta: Any, share: int) -> dict[str, float]:
-    """All figures of one posterior; ``share`` of the pairs are for what needs many densities or draws."""
+    """All figures of one posterior; HDR-ECE, SBC and TARP use 1 / ``share`` of the checked pairs."""
     checked = slice(CHECKED // share)
     with torch.no_grad():
         pred = flow(x)
@@ -105,7 +105,7 @@ def run(task_name: str, estimator: str, seed: int) -> list[dict[str, object]]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Means over the seeds, as Markdown."""
+    """Means over the seeds, in Markdown."""
     head = "| task | estimator | | NLL | truth | L-ECE | HDR-ECE | SBC, p | TARP gap |"
     lines = [head, "|---|---|---|---|---|---|---|---|---|"]
     keys = dict.fromkeys((row["task"], row["estimator"], row["model"]) for row in rows)

@@ -1,4 +1,4 @@
-"""Inference tasks whose true posterior is known: linear Gaussian, Gaussian mixture, two moons."""
+"""Inference tasks with a known posterior: linear Gaussian, Gaussian mixture, two moons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbi.utils import BoxUniform
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal
 
-_CANDIDATES = 2000  # draws that tell how much of a posterior the prior's box cuts off
+_CANDIDATES = 2000  # draws to estimate the part of a posterior outside the box of the prior
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def gaussian_linear(dim: int = 5, variance: float = 0.1) -> Task:
 
 
 def gaussian_mixture(dim: int = 2, spread: float = 3.0, narrow: float = 0.1) -> Task:
-    """theta ~ N(0, 9 I) and x normal about it, half the time ten times as narrow: a mixture of two again."""
+    """theta ~ N(0, 9 I); x is normal around it, ten times as narrow in half of the cases: also a mixture."""
     scales = torch.tensor([1.0, narrow])[:, None, None]
 
     def simulate(theta: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def gaussian_mixture(dim: int = 2, spread: float = 3.0, narrow: float = 0.1) -> 
 
 
 def two_moons() -> Task:
-    """A crescent about (-|theta_1 + theta_2|, theta_2 - theta_1) / sqrt(2); the posterior has two."""
+    """A crescent around (-|theta_1 + theta_2|, theta_2 - theta_1) / sqrt(2); the posterior has two."""
     radius = Normal(0.1, 0.01)
 
     def arc(n: int) -> Tensor:

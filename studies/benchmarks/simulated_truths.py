@@ -1,29 +1,30 @@
-r"""Does autocalibrate find out what is wrong with a model, repair it, and leave a right one alone?
+r"""Choice of the rung, cost and remaining faults of autocalibrate on simulated truths.
 
     python -m studies.benchmarks.simulated_truths
     python -m studies.benchmarks.simulated_truths --group-rows 400 --truths skewness "scale by x" groups \
-        --out benchmarks/results/simulated_truths_small_groups.csv
+        --out studies/benchmarks/results/simulated_truths_small_groups.csv
 
-The model says that y in four dimensions is N(0, I) at every x; the truth differs from it in one respect. x
-has two Gaussian columns and a label 0, 1 or 2. A run is one calibration set, and a line of
-results/simulated_truths.csv; runs that are there already are skipped. It says
+The model states that y in four dimensions is N(0, I) at every x; the truth differs from it in one respect. x
+has two Gaussian columns and a label 0, 1 or 2. A run is one calibration set and a row of
+results/simulated_truths.csv; runs that are already there are skipped. The columns are
 
-- which rung was chosen, and whether that is the right one;
+- the chosen rung, and whether it is the right one;
 - ``cost``: NLL of autocalibrate minus that of the unchanged model on 5,000 new points;
 - ``energy``: p-value of an energy test (199 permutations) of 500 new latents against 500 draws of N(0, I).
-  The latents are transported by the model's own law of the radius to N(0, I), which is what those of a true
-  model follow. A right model whose parameters come from n rows carries their noise: ``energy_reference`` is
-  the test of N(0, I) latents standardised by the mean and covariance of n others. At n = 1,000 it rejects in
-  10 % of runs, not in 5 %;
-- ``by_x``: p-value of the test of ``conditional_calibration`` whether the PIT of these 500 depends on x. The
-  latents alone show little of that: a mixture over x of scaled normals is close to a normal law;
+  The latents are transported by the model's own law of the radius to N(0, I), the law of the latents of a
+  true model. A correct model whose parameters are estimated from n rows has the noise of these estimates:
+  ``energy_reference`` is the test of N(0, I) latents standardised by the mean and covariance of n others. At
+  n = 1,000, it rejects in 10 % of runs, not in 5 %;
+- ``by_x``: p-value of the test of ``conditional_calibration`` for dependence of the PIT of these 500 points
+  on x. The latents alone show little of it: a mixture over x of scaled normals is close to a normal law;
 - ``group``: L-ECE of 2,000 new points in the worst of the three groups, as a share of the limit that all
-  groups respect at once with probability 0.95 (Bonferroni): up to 1 is inside. ``test`` is the limit of a law
-  that is known exactly, so that all noise is that of the m test points. A law that was fitted to n norms adds
-  their noise: F_n - F and F_m - F are independent Brownian bridges of variances 1/n and 1/m, so the limit is
-  sqrt(1 + m/n) as large, with n all calibration rows (``all``) or those of the group (``own``);
-- ``slab``: distance of the coverage from 0.9 in the slab of lowest coverage of a 90 % region (of the slab of
-  highest coverage: ``high_slab``), on 5,000 new points, half of which choose the slab.
+  groups satisfy simultaneously with probability 0.95 (Bonferroni); values up to 1 are inside. ``test`` is the
+  limit for a law that is known exactly, so that all noise is that of the m test points. A law fitted to n
+  norms adds their noise: F_n - F and F_m - F are independent Brownian bridges with variances 1/n and 1/m, so
+  the limit is larger by the factor sqrt(1 + m/n), with n all calibration rows (``all``) or those of the
+  group (``own``);
+- ``slab``: distance from 0.9 of the coverage of a 90 % region in the slab of lowest coverage (``high_slab``:
+  of highest coverage), on 5,000 new points, half of which are used to choose the slab.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from latentcal.flows import LinearGaussianFlow
 from .resumable import read, run_all
 
 RESULTS = Path(__file__).parent / "results" / "simulated_truths.csv"
-# The rungs that are right for a truth: the simplest one that can say it, then others that hold it too.
+# The right rungs for a truth: the simplest one that can represent it, then others that contain it.
 RIGHT = {
     "calibrated": ("unchanged",),
     "shift": ("aligned, radial",),
@@ -112,7 +113,7 @@ def gaussian_latents(model: lc.ConditionalFlow, x: Tensor, y: Tensor) -> Tensor:
 
 
 def energy_test(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
-    r"""p-value of the hypothesis that (n, d) and (n, d) draws have one law.
+    r"""p-value of the hypothesis that two sets of draws (n, d) have the same law.
 
     .. math:: T = 2 \overline{|a_i - b_j|} - \overline{|a_i - a_j|} - \overline{|b_i - b_j|}
     """
@@ -128,7 +129,7 @@ def energy_test(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
 
 
 def estimated_reference(n: int, generator: torch.Generator) -> Tensor:
-    """N(0, I) latents standardised by mean and covariance of n others: a right model, but a fitted one."""
+    """N(0, I) latents standardised by mean and covariance of n others: a correct, fitted model."""
     rows = torch.randn(n + ENERGY, DIM, generator=generator, dtype=torch.float64)
     root = torch.linalg.cholesky(torch.cov(rows[:n].T))
     return torch.linalg.solve_triangular(root, (rows[n:] - rows[:n].mean(0)).T, upper=False).T
@@ -194,7 +195,7 @@ def run(cell: tuple[str, int, int, int]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The runs of one truth and size; counts and medians by method, in the order of METHODS."""
+    """The runs of one truth and size, with counts and medians by method in the order of METHODS."""
 
     truth: str
     n: int
@@ -204,7 +205,7 @@ class Summary:
         return [float(row[key]) for row in self.runs]
 
     def at_most(self, key: str, limit: float) -> list[int]:
-        """Runs in which the value of each method is at most the limit."""
+        """Number of runs in which the value of each method is at most the limit."""
         return [sum(value <= limit for value in self.column(f"{key}_{name}")) for name in METHODS]
 
     def right(self, key: str) -> int:
@@ -237,7 +238,7 @@ class Summary:
         return f"| {' | '.join(cells)} |"
 
     def failures(self) -> Iterator[str]:
-        """What is not as wanted."""
+        """Results outside their limits."""
         from scipy.stats import binom
 
         count, right = len(self.runs), self.right("right")
@@ -259,7 +260,7 @@ class Summary:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Each truth and size a line, and what is not as wanted."""
+    """Table by truth and size, and the results outside their limits, in Markdown."""
     heads = (
         "truth | n | runs | right rung | or one that holds it | cost | energy rejects | reference "
         "| PIT and x rejects | groups inside: test | all | own | slab gap | rungs"
@@ -274,7 +275,7 @@ def table(rows: list[dict[str, str]]) -> str:
         "Triples are unchanged / plain / auto: runs in which a test rejects at 5 %, runs in which all groups "
         "are inside\ntheir limits, median slab gap."
     )
-    return "\n".join([*lines, "", legend, "", "Not as wanted:", *(failures or ["nothing"])])
+    return "\n".join([*lines, "", legend, "", "Outside the limits:", *(failures or ["nothing"])])
 
 
 def main() -> None:

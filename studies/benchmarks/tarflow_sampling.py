@@ -1,11 +1,11 @@
-"""Sampling from a TarFlow with cached keys and values, beside recomputing all earlier patches; one thread.
+"""Sampling from a TarFlow with cached keys and values, and with recomputing all earlier patches; one thread.
 
     python -m studies.benchmarks.tarflow_sampling
 
 writes results/tarflow_sampling.json. Both decode the same latents with the same weights and must give the
-same images. Recomputing sends the patches found so far through the transformer for every next one, which is
-what causal attention does without a cache. The two take turns; times are of the processor, so that other work
-on the machine counts as little as possible, and a ratio is that of the medians.
+same images. Recomputing sends all previous patches through the transformer for every new one, as causal
+attention does without a cache. The two take turns; times are processor times, so that other load on the
+machine has little influence. A ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES = {
 
 
 def awake(image_shape: tuple[int, int, int], patch_size: int, classes: int) -> TarFlow:
-    """A flow of the size that learns MNIST, with output layers that are not zero: every weight matters."""
+    """A flow of the size used for MNIST, with non-zero output layers so that every weight matters."""
     torch.manual_seed(0)
     flow = TarFlow(image_shape, patch_size, 128, 4, 2, classes)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def awake(image_shape: tuple[int, int, int], patch_size: int, classes: int) -> T
 
 
 def decode_by_recomputing(flow: TarFlow, z: Tensor, x: Tensor) -> Tensor:
-    """As ``flow.decode``, without a cache."""
+    """Decode as ``flow.decode``, without a cache."""
     _, patches, label = flow._patches_of(z, x)
     for block in reversed(flow._blocks()):
         latents = block._turn(patches)

@@ -1,11 +1,12 @@
-"""How much is done in a second: many rows, draws, scores, regions; how it grows; beside peers or bare work.
+"""Throughput: rows, draws, scores and regions per second, their growth with n and d, and comparisons.
 
     pip install --target peers --no-deps properscoring scoringrules numba llvmlite
     python -m studies.benchmarks.throughput --peers peers
 
-writes results/throughput.csv, growth.csv and prints both. One thread, medians of processor time; the two
-sides take turns. The peers are no part of the library: without --peers their lines are left out. Steps and
-draws of convex potential flows are beside the plain code of ``studies.benchmarks.flows``.
+writes results/throughput.csv and growth.csv and prints both. All runs use one thread; times are medians of
+processor time, and the two sides take turns. The other packages are no part of the library: without --peers,
+their rows are omitted. Steps and draws of convex potential flows are compared with the plain code of
+``studies.benchmarks.flows``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ MOST_SAMPLES_ERROR = 1e-4
 
 
 def faster(work: str, beside: str, plain: float, own: float, factor: float, note: bool = True) -> Line:
-    """A line that is met where ours takes a ``factor``-th of the plain work."""
+    """A row whose limit is 1 / ``factor`` of the time of the plain work."""
     return Line(work, f"1/{factor:g}", beside, plain, own, own <= plain / factor and note)
 
 
 def rates() -> Iterable[Line]:
-    """Rows a second of fitted regressors, as milliseconds for 1,000 rows, and of reading a table."""
+    """Milliseconds of fitted regressors for 1,000 rows, and of reading a table."""
     rows = np.random.default_rng(1).normal(size=(200, 4))
     for name, limits in (("linear", (30_000, None)), ("convex potential", (1_500, 1_500))):
         estimator = fitted(FLOWS[name])
@@ -132,7 +133,7 @@ def scores_and_sorts(peers: bool) -> Iterable[Line]:
 
 
 def convex_potentials() -> Iterable[Line]:
-    """Training steps and draws, beside autograd and L-BFGS on the same weights."""
+    """Training steps and draws, compared with autograd and L-BFGS on the same weights."""
     for dim, factor in ((2, 3), (16, 8)):
         report = flows.measure(dim, turns=3)
         step, draws = report["training step"], report["1,000 samples, L-BFGS in float64"]
@@ -163,7 +164,10 @@ def whole_tasks() -> Iterable[Line]:
         yield within(f"{what}, n = {n:,}, d = {d}", limit, own)
     for dim, rows in ((2, 64), (6, 16)):
         flow, (x, y) = flows.trained(dim).requires_grad_(False), flows.curved(dim, 400, 3)
-        region, before = lc.conformal_region(flow, x, y), 512 + 3840 * dim  # what a random search decodes
+        region, before = (
+            lc.conformal_region(flow, x, y),
+            512 + 3840 * dim,
+        )  # points that a random search decodes
         z = region.threshold * torch.nn.functional.normalize(torch.randn(before // 64, rows, dim), dim=-1)
 
         def search(flow: ConvexPotentialFlow = flow, x: Tensor = x[:rows], z: Tensor = z) -> None:
@@ -189,7 +193,7 @@ JOBS = (
 
 
 def job(name: str, n: int, d: int) -> Callable[[], object]:
-    """One of the jobs, of n rows and d outputs under a linear flow."""
+    """One of the jobs, for n rows and d outputs with a linear flow."""
     generator = torch.Generator().manual_seed(0)
     flow = lc.flows.LinearGaussianFlow(torch.zeros(d, 3), torch.zeros(d), torch.eye(d))
     x, y = torch.randn(n, 3, generator=generator), 1.1 * torch.randn(n, d, generator=generator)
@@ -211,12 +215,12 @@ def job(name: str, n: int, d: int) -> Callable[[], object]:
 
 
 def growth() -> Iterable[dict[str, object]]:
-    """Slopes of the logs of time by the logs of n (with d = 2) or d (with n = 2,000), and peaks of memory."""
+    """Slopes of log time on log n (with d = 2) or log d (with n = 2,000), and peaks of memory."""
     for by in "nd":
         sizes = ((1000, 2), (10_000, 2), (100_000, 2)) if by == "n" else ((2000, 2), (2000, 8), (2000, 32))
         steps = [size["nd".index(by)] for size in sizes]
         for name in JOBS:
-            if (name, by) == ("bounds", "n"):  # a hundred rows at any n
+            if (name, by) == ("bounds", "n"):  # a hundred rows for any n
                 continue
             times = [medians(job(name, *size), turns=3)[0] for size in sizes]
             slopes = np.diff(np.log(times)) / np.diff(np.log(steps))
@@ -230,7 +234,7 @@ def growth() -> Iterable[dict[str, object]]:
 
 
 def peak_megabytes(name: str, n: int, d: int) -> float:
-    """Growth of the resident memory's peak while a fresh process does one job (Linux)."""
+    """Growth of the peak of resident memory while a new process does one job (Linux)."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_of, (name, n, d))
 
@@ -238,7 +242,7 @@ def peak_megabytes(name: str, n: int, d: int) -> float:
 def _peak_of(name: str, n: int, d: int) -> float:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    job(name, 100, d)()  # what the code itself takes is there already
+    job(name, 100, d)()  # the memory of the code itself is already counted
     act = job(name, n, d)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")

