@@ -1,4 +1,4 @@
-"""Where files lie: the data folder, the cache with whole entries only, and downloads with checksums."""
+"""Paths of data files, a cache that only holds complete entries, and downloads with checksums."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Of what is downloaded or trained: ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
+    """Folder of downloaded and trained files: ``$LATENTCAL_CACHE``, by default ``~/.cache/latentcal``.
 
-    Where ``$XDG_CACHE_HOME`` is set, it stands for ``~/.cache``.
+    If ``$XDG_CACHE_HOME`` is set, it replaces ``~/.cache``.
     """
     general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LATENTCAL_CACHE") or Path(general) / "latentcal").expanduser()
 
 
 def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write a folder of files that appears complete or not at all; False where it was there already.
+    """Write a folder of files that appears complete or not at all; False if it already exists.
 
     The files are written under a temporary name beside the folder and forced to disk before it is renamed.
-    What earlier processes left unfinished is swept away.
+    Unfinished folders of earlier processes are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
@@ -76,7 +76,7 @@ def write_entry(folder: Path, files: Mapping[str, bytes]) -> bool:
         except OSError:
             if not folder.is_dir():
                 raise
-            return False  # another process was faster: its entry is as good
+            return False  # another process was faster; its entry is equivalent
         _sync(folder.parent)
         return True
     finally:
@@ -112,12 +112,12 @@ def fetch(
     wait: float = 1.0,
     timeout: float = _TIMEOUT,
 ) -> Path:
-    """Path of the whole file in the cache, downloaded if it is not there yet.
+    """Path of the complete file in the cache, downloaded if it is not there yet.
 
-    Each round tries every mirror once, so that a good second one costs no waiting for the first. Mirrors that
-    lack the file or hold another one are not asked again. A transfer goes to a temporary file, which takes
-    its name only when its checksum is right: what was interrupted, even by the end of the process, is never
-    taken for whole. A cached file is checked at every call, and replaced where it is damaged.
+    Each round tries every mirror once, so that a second mirror is tried before the first is retried. Mirrors
+    that lack the file or have a different one are not tried again. A transfer goes to a temporary file, which
+    gets its name only if its checksum is correct. An interrupted transfer is therefore never taken for
+    complete. A cached file is checked at every call, and replaced if it is damaged.
 
     Args:
         remote: the file.
@@ -162,7 +162,7 @@ def fetch(
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in a few words; the address is named beside it."""
+    """Short reason of a failed download; the caller adds the address."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return f"the server answered {status}"

@@ -5,13 +5,13 @@
     python -m studies.images --data afhq256 --checkpoint afhq_model_8_768_8_8_0.07.pth \\
         --images afhq/ --device cuda --batch-size 64
 
-The first two train a small flow (or go on where training was stopped), the last one takes the published
-weights and the folders ``train`` and ``test`` of full-size images. Then each of 20 evaluations draws new
-noise for the calibration and the test images and adds its lines to images.csv in the results of the
-benchmarks; what is there, or in the cache of latent norms, is not computed again. Calibration on ``train``
-images is the paper's; ``held-out`` ones were set aside before training. Samples before and after go to
-docs/images/images, the times of calibration to images_time.json, and the page docs/results/images.md is
-written by studies.images.image_pages.
+The first two commands train a small flow, or resume its training. The last one uses the published weights and
+the folders ``train`` and ``test`` of full-size images. Then each of 20 evaluations draws new noise for the
+calibration and the test images and appends its rows to images.csv in the results of the benchmarks; rows that
+are there, and norms in the cache, are not computed again. Calibration on ``train`` images is as published;
+``held-out`` images were set aside before training. Samples before and after recalibration are written to
+docs/images/images, and calibration times to images_time.json. studies.images.image_pages writes the page
+docs/results/images.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COLUMNS = 6  # samples of a class in a row
 
 @dataclass(frozen=True)
 class Study:
-    """A data set and how a flow learns it.
+    """A data set and the training of its flow.
 
     Attributes:
         held_out: images of the training part that are set aside, for calibration.
@@ -67,7 +67,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A flow after so many steps, images to calibrate and to test it on, and the noise that it learned."""
+    """A flow after a number of steps, its calibration and test images, and the noise of its training."""
 
     flow: TarFlow
     steps: int | str
@@ -128,7 +128,7 @@ STUDIES = {
 
 
 def prepare_trained(name: str, folder: Path, minutes: float | None) -> Prepared:
-    """The study's flow, trained to the end of its recipe, or of the time that it has over all calls."""
+    """The study's flow, trained to the end of its recipe or of its time budget over all calls."""
     study, images, test = STUDIES[name], load_images(name, "train"), load_images(name, "test")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     own, aside = order[: -study.held_out], order[-study.held_out :]
@@ -156,7 +156,7 @@ def prepare_trained(name: str, folder: Path, minutes: float | None) -> Prepared:
     print(log, flush=True)
     spent_file.write_text(json.dumps(spent))
     if log.stopped.startswith("interrupted"):
-        raise SystemExit("The training was interrupted: the same command goes on from here.")
+        raise SystemExit("The training was interrupted. The same command resumes it.")
     report = {
         "parameters": sum(weight.numel() for weight in flow.parameters()),
         "steps": len(log.train_bpd),
@@ -170,7 +170,7 @@ def prepare_trained(name: str, folder: Path, minutes: float | None) -> Prepared:
     (RESULTS / f"images_training_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     shape, classes = flow.image_shape, flow.num_classes
     taken = {"train": own[: study.calibration], "held-out": aside[: study.calibration]}
-    # The first test images of MNIST are easier than the others: a part of them is drawn.
+    # The first test images of MNIST are easier than the others, so the test images are drawn at random.
     tested = torch.randperm(len(test), generator=torch.Generator().manual_seed(1))[: study.tested]
     return Prepared(
         flow,
@@ -186,7 +186,7 @@ def prepare_trained(name: str, folder: Path, minutes: float | None) -> Prepared:
 
 
 def prepare_published(checkpoint: Path, images: Path, held_out: int, device: str) -> Prepared:
-    """The published flow on folders of images; ``held_out`` test images are for calibration, not scored."""
+    """The published flow on folders of images; ``held_out`` test images are used only for calibration."""
     flow = TarFlow.from_checkpoint(checkpoint).to(device)
     size = flow.image_shape[1], flow.image_shape[2]
     train, test = (ImageFolder(images / part, size) for part in ("train", "test"))
@@ -205,7 +205,7 @@ def prepare_published(checkpoint: Path, images: Path, held_out: int, device: str
 
 
 def evaluate(name: str, prepared: Prepared, evaluations: int, batch_size: int, path: Path) -> None:
-    """Add the evaluations of this flow that are not in the file, each at once."""
+    """Append the missing evaluations of this flow to the file, each as soon as it is done."""
     known = {"data": name, "steps": str(prepared.steps)}
     done = {int(row["evaluation"]) for row in read(path) if known.items() <= row.items()}
     for evaluation in range(evaluations):
@@ -237,7 +237,7 @@ def evaluate(name: str, prepared: Prepared, evaluations: int, batch_size: int, p
 
 
 def draw(name: str, prepared: Prepared, batch_size: int) -> None:
-    """Write samples before | after | after and denoised, the first two from the same latents."""
+    """Write samples before, after, and after with denoising; the first two use the same latents."""
     flow, classes = prepared.flow, len(prepared.classes)
     first = next(iter(prepared.calibration.values()))
     encoded = encode_images(flow, first, transform=prepared.noise, seed=(0, 1), batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Latent norms of images under fresh noise: streamed in batches, computed once, kept on disk."""
+"""Latent norms of images with fresh noise: streamed in batches, computed once, kept on disk."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TENSORS, _FACTS = "encoded.safetensors", "facts.json"
 
 @dataclass(frozen=True, eq=False)
 class EncodedImages:
-    """What calibration and likelihood have to know of n images, whatever their size: 24 bytes each.
+    """The numbers of n images that calibration and likelihood need: 24 bytes per image of any size.
 
     Attributes:
         norms: (n,) latent norms, float64.
         log_abs_det: (n,) log|det dz/dy|, float64.
         labels: (n,) classes; all 0 for a flow without classes.
-        seconds: that encoding took when it was done.
+        seconds: duration of the encoding.
     """
 
     norms: Tensor
@@ -127,7 +127,7 @@ def _encode(
 def _key(
     flow: TarFlow, images: ImageSource, transform: ImageTransform | None, seed: Sequence[int], batch_size: int
 ) -> str:
-    """SHA-256 of everything that the numbers depend on; the last bits may depend on the machine, too."""
+    """SHA-256 of everything that the numbers depend on, except the machine, which can change last bits."""
     # A transform without a repr of its own is another one in every process: encoded anew, never mistaken.
     sizes = (flow.image_shape, flow.patch_size, flow.head_dim)  # the weights' shapes tell the others
     facts = [sizes, repr(transform), images.fingerprint(), list(seed), batch_size]

@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[..., RadiusLaw]] = {
     "LR-KDE": GammaKDE.fit,
     "LR by class": partial(ConditionalRadius.fit, groups=0),
 }
-"""Laws of the latent norm: our default, the published one, one a class."""
+"""Laws of the latent norm: our default, the published one, and one per class."""
 
 BASE, ALL = "BASE", "all"
 
@@ -47,7 +47,7 @@ def image_records(
     cache: Path | None = None,
     progress: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Scores of a flow and of its recalibrations, evaluation by evaluation, of all test images and by class.
+    """Scores of a flow and of its recalibrations by evaluation, over all test images and by class.
 
     Each evaluation draws the noise of all images anew, calibration images included.
 
@@ -135,7 +135,7 @@ def paired_samples(
 
 
 def denoise(flow: ConditionalFlow, y: Tensor, x: Tensor | None, std: float) -> Tensor:
-    r"""The mean of clean images given noisy ones, (n, d) -> (n, d), for a flow that learned noisy images.
+    r"""Mean of the clean images given noisy ones, (n, d) -> (n, d), for a flow trained on noisy images.
 
     .. math:: \mathbb{E}[y - \varepsilon \mid y] = y + \sigma^2 \nabla_y \log f(y \mid x)
 

@@ -1,4 +1,4 @@
-"""The choices that, with the data, decide to the last bit what training on images ends with."""
+"""The settings that, with the data, determine the result of training on images to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images to train on, in an order that depends on nothing but the seed and the position in it."""
+"""Images to train on, in an order that depends only on the seed and the position."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 
 def generator_for(*key: int) -> torch.Generator:
-    """A generator that a tuple of whole numbers names: (seed, purpose, step).
+    """A generator determined by a tuple of integers: (seed, purpose, step).
 
-    What is drawn from it in one step owes nothing to the steps before, so a resumed run draws the same.
+    Its draws in one step do not depend on earlier steps, so a resumed run draws the same numbers.
     """
     (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(seed))

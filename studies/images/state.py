@@ -1,4 +1,4 @@
-"""Everything that a training run carries from one step to the next, and its form in a checkpoint."""
+"""The state that a training run carries from one step to the next, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TrainingState:
         self.saved_step = self.step
 
     def restore(self, folder: Path) -> bool:
-        """Take over the folder's checkpoint, if it has one; whether it had.
+        """Load the folder's checkpoint if there is one; returns whether there was.
 
         Raises:
             CheckpointError: where it is damaged, or comes from another recipe, flow or data.

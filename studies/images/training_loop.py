@@ -1,4 +1,4 @@
-"""Maximum-likelihood training of a TarFlow on images, which may be interrupted and goes on exactly there."""
+"""Maximum-likelihood training of a TarFlow on images, which can be interrupted and resumes exactly."""
 
 from __future__ import annotations
 

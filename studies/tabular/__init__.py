@@ -1,4 +1,4 @@
-"""The paper's study on tables: a spec, a run, a record; its tables and figures beside the published ones."""
+"""The paper's study on tables: specs, runs, records, and tables and figures with the published values."""
 
 from .datasets import DatasetEntry, download, find, list_datasets, load
 from .evaluate import evaluate

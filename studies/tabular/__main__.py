@@ -1,6 +1,6 @@
 """The paper's study on tables, from the command line: run, status, table, figures, import, export.
 
-The data lie in the folder that the variable LATENTCAL_DATA names. For a first look:
+The variable LATENTCAL_DATA names the folder with the data. Start with:
 
     python -m studies.tabular run quick
     python -m studies.tabular table quick --metric nll
@@ -57,7 +57,7 @@ _EXAMPLES = {
 
 
 class CommandError(Exception):
-    """What ends a command with one line."""
+    """An error that ends a command with one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Do what the words of a command line say; errors are one line, with --debug a traceback."""
+    """Run a command line; errors are one line, or a traceback with --debug."""
     given = _parser().parse_args(words)
     options = vars(given)
     command, debug = options.pop("command"), options.pop("debug")
@@ -93,10 +93,10 @@ def run(
     scheduler: str | None,
     report: bool,
 ) -> None:
-    """Do the runs of suites that are not yet recorded, then write tables and figures beside the records.
+    """Do the runs of suites that are not yet recorded, then write tables and figures next to the records.
 
-    Stop it at any time (Ctrl-C): the same command goes on where it was. What fails is recorded and does not
-    stop the rest.
+    It can be stopped at any time (Ctrl-C), and the same command resumes. Failures are recorded and do not
+    stop the other runs.
     """
     specs = _specs(suites, seeds, datasets, weights, methods)
     how: dict[str, Any] = {"retry_failed": retry_failed, "samples": samples}
@@ -120,10 +120,9 @@ def run(
 
 
 def show_status(suites: Sequence[str], store: Path) -> None:
-    """Show what is recorded, what failed and why, and what is missing; of all suites if none is named.
+    """Show what is recorded, what failed and why, and what is missing; for all suites if none is named.
 
-    What was done without samples is part of what is done. Records that were made by other trainings or laws
-    are an error.
+    Runs without samples count as done. Records made with other trainings or laws are an error.
     """
     records = _records(store)
     print("\n".join(status_lines(records, suites)))
@@ -140,10 +139,10 @@ def show_table(
     store: Path,
     weights: Weights,
 ) -> None:
-    """Show a table of suites beside the published figures.
+    """Show a table of suites with the published figures.
 
-    Besides the measures there are the terms of the NLL (decomposition), calibration times (times), paired
-    differences (paired), ranks, and what the study shows (claims); the last two are about all suites that are
+    Besides the measures, there are tables of the terms of the NLL (decomposition), calibration times (times),
+    paired differences (paired), ranks (ranks) and claims (claims). The last two combine all suites that are
     named.
     """
     text = format_tables(tables_of(metric, _studies(store, suites, weights, datasets), method), form)
@@ -165,8 +164,8 @@ def show_figures(
 ) -> None:
     """Draw the figures of suites as PNG and SVG.
 
-    Laws of the latent norm and predictive densities need the trained flows of the cache; without those, or
-    with --no-flows, they are left out.
+    Laws of the latent norm and predictive densities need the trained flows of the cache. Without these, or
+    with --no-flows, they are omitted.
     """
     found = _studies(store, suites, weights, datasets)
     for cells in found:
@@ -324,7 +323,7 @@ def _specs(
     weights: Weights,
     methods: Sequence[str],
 ) -> list[RunSpec]:
-    """Seed by seed, so that what is done first is about all suites and data sets."""
+    """Runs ordered by seed, so that the first ones cover all suites and data sets."""
     chosen: dict[str, Any] = {"weights": weights, "recalibrations": tuple(dict.fromkeys(methods))}
     if datasets is not None:
         chosen["datasets"] = list(dict.fromkeys(datasets))
@@ -334,7 +333,7 @@ def _specs(
 
 
 def _records(path: Path) -> Store:
-    """The store of a file that must be there."""
+    """The store in an existing file."""
     if not path.is_file():
         raise CommandError(f"There is no file {path}. `{PROGRAM} run` makes it; --store names another one.")
     return Store(path)
@@ -343,7 +342,7 @@ def _records(path: Path) -> Store:
 def _studies(
     path: Path, names: Sequence[str], weights: Weights, datasets: Sequence[str] | None
 ) -> list[Cells]:
-    """The records of suites, of each at least one."""
+    """The records of suites, at least one for each."""
     store = _records(path)
     found = [Cells.read(store, name, weights, datasets) for name in dict.fromkeys(names)]
     for cells in found:
@@ -357,7 +356,7 @@ def _studies(
 
 
 def _refuse(lines: Sequence[str], path: Path) -> None:
-    """Fail where records were made by other code and would be taken for the same."""
+    """Raise if records were made by different code and must not be combined."""
     if lines:
         raise CommandError(
             f"The records of {path} do not belong together: {'; '.join(lines)}. "
@@ -370,7 +369,7 @@ def _complain(line: str) -> None:
 
 
 def _check(specs: Sequence[RunSpec], store: Store) -> None:
-    """Fail where records failed or are missing."""
+    """Raise if runs failed or are missing."""
     status = store.status()
     ids = [record_id(spec, method) for spec in specs for method in spec.recalibrations]
     failed, missing = sum(status.get(i) == FAILED for i in ids), sum(i not in status for i in ids)

@@ -1,4 +1,4 @@
-"""Bars over data sets: scores relative to BASE, and errors of calibration; sizes and colours."""
+"""Bar charts over data sets: scores relative to BASE, and calibration errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ METHOD_COLOURS = {
     "auto": COLOURS[4],
     "HDR-R": COLOURS[3],
 }
-"""One colour a method, the same in all figures."""
+"""The colour of each method in all figures."""
 
 
 def new_axes(ax: Axes | None) -> Axes:
@@ -125,7 +125,7 @@ def relative_bars(
 def error_bars(
     cells: Cells, metric: str = "l_ece", methods: Sequence[str] = SHOWN, *, ax: Axes | None = None
 ) -> Axes:
-    """An error of calibration by data set; the grey ticks are what a calibrated model has on average.
+    """Calibration error by data set; grey ticks are the mean error of a calibrated model.
 
     Lines are standard errors over seeds. Diamonds are published figures.
 
@@ -166,7 +166,7 @@ def _bars(
     marks: Mapping[str, Mapping[str, float | None]],
     ax: Axes | None,
 ) -> Axes:
-    """A group of bars for each data set, one bar a method, with a mark for what was published."""
+    """A group of bars for each data set, one bar per method, with a mark for the published value."""
     ax = new_axes(ax)
     width = 0.84 / max(1, len(series))
     for i, name in enumerate(series):

@@ -12,7 +12,7 @@ MAX_ROWS = 50_000  # that one run uses; the sizes of the entries count no more
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """What is known about a data set before its file is read.
+    """Description of a data set, without reading its file.
 
     Args:
         name: full name.

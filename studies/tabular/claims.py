@@ -1,4 +1,4 @@
-"""What a study shows, claim by claim."""
+"""Claims about a study, and the data sets on which they hold."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _COMPARED = {  # with the published figures
 
 
 class Claim(NamedTuple):
-    """Something that may hold on a data set."""
+    """A statement that may hold on a data set."""
 
     words: str
     methods: tuple[str, ...]
-    """Those that it speaks of."""
+    """Methods of the statement."""
     judge: Callable[[Cells], Verdict]
 
 
 def claims() -> list[Claim]:
-    """What is asked of a study."""
+    """All claims about a study."""
     found = [
         Claim(
             f"{name} at most 2 joint s.e. above the published",
@@ -80,7 +80,7 @@ def claims() -> list[Claim]:
 
 
 def claims_table(studies: Sequence[Cells]) -> Table:
-    """For each claim the number of data sets where it holds; below it the exceptions, and what is not judged.
+    """Number of data sets on which each claim holds, with the exceptions and the data sets not judged.
 
     Args:
         studies: records of one or more suites, with one choice of weights.

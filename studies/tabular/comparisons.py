@@ -1,4 +1,4 @@
-"""Statements about the methods of a study: where one is worse, how they rank, what agrees with print."""
+"""Comparisons of the methods of a study: where one is worse, ranks, agreement with the published values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TOLERANCE = 0.01  # of a negative log-likelihood
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of each case of a claim.
+    """The result of a claim on each data set.
 
     Attributes:
-        holds: data sets where it holds.
-        misses: those where it does not, each with a number that says by how much.
-        unjudged: those where nothing can be said, each with the reason.
+        holds: data sets on which it holds.
+        misses: data sets on which it does not, each with the size of the violation.
+        unjudged: data sets on which it cannot be judged, each with the reason.
     """
 
     holds: tuple[str, ...]
@@ -39,24 +39,25 @@ class Verdict:
 
     @property
     def held(self) -> int:
-        """Number of data sets where it holds."""
+        """Number of data sets on which it holds."""
         return len(self.holds)
 
     @property
     def judged(self) -> int:
-        """Number of those of which something can be said."""
+        """Number of data sets on which it can be judged."""
         return len(self.holds) + len(self.misses)
 
     @property
     def open(self) -> int:
-        """Number of those of which nothing can be said."""
+        """Number of data sets on which it cannot be judged."""
         return len(self.unjudged)
 
 
 def against_published(cells: Cells, metric: str, method: str, limit: float = 2.0) -> Verdict:
-    """Where our mean is better than the published one, or worse by at most ``limit`` joint standard errors.
+    """Data sets on which our mean is better than the published one, or worse by at most ``limit``.
 
-    The misses are in joint standard errors. Sets with one seed, or without published figure, are not judged.
+    ``limit`` and the misses are in joint standard errors. Data sets with one seed, or without a published
+    figure, are not judged.
     """
     distances: dict[str, float | str] = {}
     for dataset in cells.datasets:
@@ -75,7 +76,7 @@ def against_published(cells: Cells, metric: str, method: str, limit: float = 2.0
 
 
 def not_above(cells: Cells, metric: str, method: str, other: str, limit: float = 2.0) -> Verdict:
-    """Where a method's mean is not above another's by more than ``limit`` joint standard errors."""
+    """Data sets on which a method's mean exceeds another's by at most ``limit`` joint standard errors."""
     distances: dict[str, float | str] = {}
     for dataset in cells.datasets:
         ours, theirs = (cells.estimate(dataset, name, metric) for name in (method, other))
@@ -100,9 +101,9 @@ def differences(cells: Cells, method: str, other: str, metric: str = "nll") -> d
 def not_worse(
     cells: Cells, method: str, other: str, metric: str = "nll", by: float = TOLERANCE, errors: float = 2.0
 ) -> Verdict:
-    """Where a method is not worse than another by more than ``by`` and by ``errors`` paired standard errors.
+    """Data sets on which a method is not worse by more than ``by`` and ``errors`` paired standard errors.
 
-    The misses are the mean differences. A set with one seed is judged only where the difference is at most
+    The misses are the mean differences. A data set with one seed is judged only if the difference is at most
     ``by``, or infinite.
     """
     found = differences(cells, method, other, metric)
@@ -127,7 +128,7 @@ def not_worse(
 def lower_mean(
     cells: Cells, method: str, other: str, metric: str = "nll", *, below: int | None = None
 ) -> Verdict:
-    """Where a method's mean is lower than another's over the seeds that both have.
+    """Data sets on which a method's mean is lower than another's, over common seeds.
 
     Args:
         cells: records of a suite.
@@ -157,7 +158,7 @@ class Ranks:
 
     Attributes:
         by_case: for each (suite, data set) the rank of every method.
-        left_out: cases in which some method has no figure, and which.
+        left_out: cases in which some methods have no figure, with these methods.
     """
 
     by_case: dict[tuple[str, str], dict[str, float]]
@@ -172,14 +173,14 @@ class Ranks:
 
 
 def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] | None = None) -> Ranks:
-    """Ranks of the methods' means over seeds, in every suite and data set that has a figure of all of them.
+    """Ranks of the methods' means over seeds, in every suite and data set with figures of all methods.
 
-    Where a method lacks a seed that others have, only the seeds of all count.
+    Only seeds that all methods have are used.
 
     Args:
         studies: records of one or more suites.
         metric: one of ``MEASURES``.
-        methods: those that are ranked; None for all that any record is of.
+        methods: methods to rank; None for all methods with a record.
     """
     studies = list(studies)
     names = methods or list(dict.fromkeys(name for cells in studies for name in cells.methods))
@@ -199,7 +200,7 @@ def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] 
 def median_differences(
     studies: Iterable[Cells], method: str, metric: str = "nll"
 ) -> dict[str, tuple[float, int]]:
-    """Median, over suites and data sets, of the paired mean difference to each other method; of how many."""
+    """Median paired mean difference to each other method over suites and data sets, and their number."""
     pooled: dict[str, list[float]] = {}
     for cells in studies:
         for other in cells.methods:
@@ -216,7 +217,7 @@ def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
 
 
 def _rank(means: dict[str, float]) -> dict[str, float]:
-    """Rank of each mean; equal ones share the mean of their places."""
+    """Rank of each mean; ties share the mean rank."""
     ordered = sorted(means.values())
     return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}
 
@@ -255,22 +256,22 @@ def curve_of(record: Record, name: str = "latent_curve", confidence: float = CON
 
 
 def rows_of(record: Record, name: str) -> int:
-    """Test rows that a curve or an error rests on."""
+    """Number of test rows behind a curve or an error."""
     sampled = record.get("sampled_rows") if name in ("hdr_curve", "hdr_ece") else None
     return int(sampled or record["n_test"])
 
 
 def leaves_band(record: Record, name: str = "latent_curve", confidence: float = CONFIDENCE) -> bool:
-    """Whether the curve of a record leaves the simultaneous band somewhere, as far as its levels show."""
+    """Whether the curve of a record leaves the simultaneous band at any of its levels."""
     curve = curve_of(record, name, confidence)
     inside = (curve.simultaneous_lower <= curve.frequency) & (curve.frequency <= curve.simultaneous_upper)
     return not bool(inside.all())
 
 
 def lower_where_base_leaves_band(cells: Cells, method: str) -> Verdict:
-    """Where a method lowers the mean L-ECE of BASE, over the seeds in which BASE leaves its 90 % band.
+    """Data sets on which a method lowers the mean L-ECE of BASE, over seeds where BASE leaves its 90 % band.
 
-    The misses are the mean differences; data sets in which BASE stays in its band are no cases.
+    The misses are the mean differences. Data sets on which BASE stays in its band are not counted.
     """
     holds, misses, unjudged = [], {}, {}
     for dataset in cells.datasets:

@@ -1,4 +1,4 @@
-"""The paper's tables by name: which there are, where their files lie or come from, and how they are read."""
+"""The data sets of the paper by name: the list, the files, and the rules of reading."""
 
 from __future__ import annotations
 

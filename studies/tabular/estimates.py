@@ -1,4 +1,4 @@
-"""Means over seeds with standard errors, their differences, and which of them are as good as the best."""
+"""Means over seeds with standard errors, their differences, and means as good as the best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class HasError(Protocol):
-    """What has a mean and, perhaps, a standard error."""
+    """A mean with an optional standard error."""
 
     @property
     def mean(self) -> float: ...
@@ -61,7 +61,7 @@ def estimate(values: Iterable[float]) -> Estimate | None:
 def paired_difference(ours: Mapping[Key, float], others: Mapping[Key, float]) -> Estimate | None:
     """Mean difference, ours minus the others', over the keys that both have, with its paired standard error.
 
-    Pairs of which both are infinite tell nothing and are left out of n.
+    Pairs of two infinite values are omitted from n.
     """
     keys = [key for key in ours if key in others]
     return estimate(ours[key] - others[key] for key in keys if not _both_infinite(ours[key], others[key]))
@@ -92,9 +92,9 @@ def joint_errors(ours: HasError | None, other: HasError | None) -> float | None:
 
 
 def as_good_as_best(estimates: Mapping[Key, Estimate | None], significance: float = 0.1) -> set[Key]:
-    """Keys of the means that a two-sided Z-test does not tell from the lowest one, itself among them.
+    """Keys of the means that a two-sided Z-test does not distinguish from the lowest one, including it.
 
-    Only finite means with a standard error take part: one run cannot be tested.
+    Only finite means with a standard error are tested; a single run is not.
 
     Examples:
         >>> close, far = Estimate(1.1, 0.1, 5), Estimate(1.3, 0.1, 5)

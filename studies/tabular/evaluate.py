@@ -70,7 +70,7 @@ def evaluate(run: TrainedRun, calibrated: Calibrated, samples: int = SAMPLES) ->
 
 
 def _of_latents(run: TrainedRun, calibrated: Calibrated) -> Figures:
-    """What the cached latents tell, without the flow."""
+    """Figures that only need the cached latents."""
     model, x, z = calibrated.model, run.split.test.x, run.latents.test_z.double()
     log_det = run.latents.test_log_det.double()
     u = latent_pit(model(x), z)
@@ -138,7 +138,7 @@ class _Resampled(NamedTuple):
 
 
 def _resample(prerank: PrerankRecalibrated, part: Draws, y: Tensor, log_prob: Tensor) -> _Resampled:
-    """Energy score, HDR PIT and rank of rows (m,), in the mean over the resampling of their candidates."""
+    """Energy score, HDR PIT and rank of rows (m,), averaged over the resampling of their candidates."""
     order = part.log_prob.argsort(0, descending=True)
     shares = torch.tensor(prerank.quotas, dtype=torch.float64) / sum(prerank.quotas)
     sizes = torch.tensor(prerank.pools).diff()
@@ -150,7 +150,7 @@ def _resample(prerank: PrerankRecalibrated, part: Draws, y: Tensor, log_prob: Te
 
 
 def pooled_energy_score(samples: Tensor, y: Tensor, sizes: Tensor, shares: Tensor) -> Tensor:
-    r"""Energy score of each observation where samples are drawn from pools, each with a share of its own.
+    r"""Energy score of each observation for samples drawn from pools with different shares.
 
     .. math:: \sum_i w_i \lVert y_i' - y \rVert
               - \tfrac12 \sum_{i \ne j} w_{ij} \lVert y_i' - y_j' \rVert, \qquad

@@ -33,7 +33,7 @@ _ALONE = threading.RLock()  # random numbers and threads of torch belong to the 
 
 
 def record_id(spec: RunSpec, method: str) -> str:
-    """What a record is known by: training, weights, method."""
+    """Identifier of a record: training, weights, method."""
     return f"{spec.key}/{spec.weights}/{method}"
 
 
@@ -47,7 +47,7 @@ def run(
 ) -> list[Record]:
     """Records of a run, one for each of its recalibrations; a failure is a record with its traceback.
 
-    Threads of one process do their runs one after the other, so that they have the numbers of a process each.
+    Threads of one process do their runs one after the other and get the same numbers as separate processes.
 
     Args:
         spec: the run.
@@ -67,7 +67,7 @@ def records_of(
     load: Load = load,
     cache: Path | None = None,
 ) -> Iterator[Record]:
-    """As ``run``, each record as soon as it is known."""
+    """The records of ``run``, each as soon as it is known."""
     wanted = spec.recalibrations if methods is None else tuple(methods)
     with _ALONE, one_thread():
         try:
@@ -115,9 +115,9 @@ def failures_of(
 def runs_left(
     specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, samples: bool = True
 ) -> list[RunSpec]:
-    """Runs that are not all done yet, with what is missing as their recalibrations; failures if asked for.
+    """Runs that are not complete, with the missing recalibrations; on request, also the failed ones.
 
-    What was done without samples is missing where samples are asked for.
+    A recalibration that was done without samples is missing if samples are requested.
     """
     status = store.status()
     partial = store.partial()
@@ -136,7 +136,7 @@ def runs_left(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: ``"done"``, ``"failed"`` (at least in part) or ``"lost"`` (its workers died)."""
+    """The outcome of a run: ``"done"``, ``"failed"`` (at least in part) or ``"lost"`` (its workers died)."""
 
     spec: RunSpec
     state: str
@@ -155,14 +155,14 @@ def run_suite(
     cache: Path | None = None,
     report: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> list[Outcome]:
-    """Do what is not yet in the store, on the workers of a dask cluster: of this machine, or of another.
+    """Do the runs that are not in the store, on the workers of a local or remote dask cluster.
 
-    A run whose worker dies is begun again on another one, as often as the scheduler allows
-    (``distributed.scheduler.allowed-failures``, by default 3). Each record comes here as soon as it is known
-    and is written here, so workers need no common disk; they need this package, and the data in their own
-    ``LATENTCAL_DATA``. Every run has one thread and its own seed: numbers do not depend on where it is done.
-    An interrupt (Ctrl-C) ends the workers of this machine and is passed on; if this process is killed, they
-    end, too. What is recorded stays, and the same call goes on from there.
+    A run whose worker dies is restarted on another one, as often as the scheduler allows
+    (``distributed.scheduler.allowed-failures``, by default 3). Each record is sent to this process as soon as
+    it is known and is written here, so workers need no common disk. They need this package, and the data in
+    their own ``LATENTCAL_DATA``. Every run has one thread and its own seed, so its numbers do not depend on
+    the worker. An interrupt (Ctrl-C) ends the workers of this machine and is raised again; if this process is
+    killed, they end, too. Records are kept, and the same call resumes.
 
     Args:
         specs: the runs, in their order.
@@ -176,7 +176,7 @@ def run_suite(
         report: takes one line for each run.
 
     Returns:
-        What became of each run, in the order in which they ended.
+        The outcome of each run, in the order in which they ended.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}.")
@@ -239,7 +239,7 @@ def _work(spec: RunSpec, topic: str, **options: Any) -> list[Record]:
 
 
 def _keep(future: Any, spec: RunSpec, store: Store) -> Outcome:
-    """Write down what a run gave, or that its workers died."""
+    """Store the records of a run, or that its workers died."""
     name = f"{spec.key}/{spec.weights}"
     try:
         records = future.result()
@@ -254,7 +254,7 @@ def _keep(future: Any, spec: RunSpec, store: Store) -> Outcome:
 
 
 class Progress:
-    """Lines that say how far it is and how long it will take.
+    """Lines with the progress and the remaining time.
 
     Args:
         costs: expected durations of the runs, in any unit.
@@ -265,7 +265,7 @@ class Progress:
         self._done, self._start = 0.0, time.monotonic()
 
     def line(self, cost: float, outcome: Outcome) -> str:
-        """The line of a run of this cost that has ended."""
+        """The line for a finished run of this cost."""
         self._count, self._done = self._count + 1, self._done + cost
         elapsed = time.monotonic() - self._start
         left = elapsed * (self._cost - self._done) / self._done if self._done else 0.0

@@ -43,7 +43,7 @@ _ESCAPES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table: words or a figure.
+    """The content of one cell of a table: words or a figure.
 
     Attributes:
         text: words, where there is no figure or beside it.
@@ -74,7 +74,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under named columns, with what else has to be said.
+    """Rows of cells under named columns, with notes.
 
     ``str(table)`` is its text.
     """
@@ -102,14 +102,14 @@ class Table:
         return [row[found[0]] for row in self.rows]
 
     def frame(self, words: Callable[[Cell], str]) -> pd.DataFrame:
-        """The cells in words, under their names and, where there are any, the headings of groups."""
+        """The cells as text, under their names and the headings of groups, if any."""
         heads = [(column.group, column.name) for column in self.columns]
         grouped = any(group for group, _ in heads)
         names = pd.MultiIndex.from_tuples(heads) if grouped else pd.Index([name for _, name in heads])
         return pd.DataFrame([[*map(words, row)] for row in self.rows], columns=names, dtype=object)
 
     def groups(self) -> list[tuple[str, int]]:
-        """Headings with the number of neighbouring columns that they stand over."""
+        """Headings with the number of columns that they span."""
         groups: list[tuple[str, int]] = []
         for column in self.columns:
             if groups and groups[-1][0] == column.group:
@@ -120,7 +120,7 @@ class Table:
 
 
 def figures(value: float, error: float | None, digits: int = 3) -> tuple[str, str]:
-    """A value and its standard error in words of equal precision; the error is empty where there is none.
+    """A value and its standard error as text of equal precision; the error is empty if there is none.
 
     Examples:
         >>> figures(2.6123, 0.1894)
@@ -142,7 +142,7 @@ def figures(value: float, error: float | None, digits: int = 3) -> tuple[str, st
 
 
 def words_of(cell: Cell) -> tuple[str, str]:
-    """A cell's value and standard error in words; it must have a value."""
+    """A cell's value and standard error as text; the cell must have a value."""
     assert cell.value is not None
     if cell.as_printed:
         return f"{cell.value:g}", "" if cell.error is None else f"{cell.error:g}"
@@ -172,7 +172,7 @@ def signed(value: float) -> str:
 
 
 def as_text(table: Table) -> str:
-    """Aligned columns; ``*`` where LaTeX and HTML have bold, ``[ ]`` around differences."""
+    """Aligned columns; ``*`` replaces bold, and differences are in ``[ ]``."""
     body = [[_text_of(cell) for cell in row] for row in table.rows]
     names = [column.name for column in table.columns]
     widths = [max(map(len, parts)) for parts in zip(names, *body, strict=True)]
@@ -222,7 +222,7 @@ _PARTS: dict[str, Callable[[Cell], object]] = {
 
 
 def as_csv(table: Table) -> str:
-    """Full precision; standard error, bold and so on in columns of their own, where some row has them."""
+    """CSV with full precision; standard error, bold and so on are separate columns if any row has them."""
     columns: list[tuple[str, list[object]]] = []
     for i, column in enumerate(table.columns):
         cells = [row[i] for row in table.rows]
@@ -238,7 +238,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_html(*tables: Table) -> str:
-    """A page with tables one below the other, which needs nothing else."""
+    """A self-contained page with several tables."""
     title = html.escape(tables[0].title if tables else "Tables")
     head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
     parts = "\n".join(_html_table(table) for table in tables)
@@ -291,7 +291,7 @@ def as_latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Words with LaTeX's own characters made harmless.
+    r"""Text with the special characters of LaTeX escaped.
 
     Examples:
         >>> print(escape_latex("blog_data, 90 %"))
@@ -320,11 +320,11 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "latex": as_latex,
     "html": as_html,
 }
-"""Ways of writing a table, by name."""
+"""Formats of a table by name."""
 
 
 def format_tables(tables: Sequence[Table], format: str) -> str:
-    """Tables one after the other in one of ``FORMATS``."""
+    """Several tables in one of ``FORMATS``."""
     if format not in FORMATS:
         raise ValueError(f"There is no format {format!r}; choose one of {', '.join(FORMATS)}.")
     return as_html(*tables) if format == "html" else "\n".join(FORMATS[format](table) for table in tables)

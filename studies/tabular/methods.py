@@ -1,4 +1,4 @@
-"""The recalibrations that are compared, each from the latents of one trained flow."""
+"""The recalibrations in the comparison, each from the latents of one trained flow."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Calibrated:
 def calibrate(method: str, run: TrainedRun) -> Calibrated:
     """Recalibrate a trained flow on its validation rows, as published, and measure the time.
 
-    Methods that look at latents alone get those of the cache; the time that the flow takes to encode the
-    rows is measured and counted.
+    Methods that only need latents use those of the cache; the time of encoding the rows with the flow is
+    measured and included.
 
     Args:
         method: one of ``METHODS``.
@@ -102,9 +102,9 @@ def calibrate(method: str, run: TrainedRun) -> Calibrated:
 
 @cache
 def law_numbers(method: str) -> list[float]:
-    """Log densities that a method gives after recalibration on fixed latents; none where it has no law.
+    """Log densities of a method after recalibration on fixed latents; none if it has no law.
 
-    They change where the law does.
+    They change if the law changes.
     """
     if method not in _FITS:
         return []
@@ -126,7 +126,7 @@ def latent_flow(flow: ConditionalFlow) -> ConditionalFlow:
 
 
 def attach(model: ConditionalFlow, flow: ConditionalFlow) -> ConditionalFlow:
-    """A model of latents put on top of the flow that they come from: a flow from y."""
+    """A flow of y: the composition of a trained flow and a model of its latents."""
     whole = Aligned(flow, model.map) if isinstance(model, Aligned) else flow
     whole = whole.with_base(model.base)
     whole.recalibration = model.recalibration

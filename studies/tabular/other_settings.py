@@ -1,14 +1,14 @@
-"""NLL of the study's base flows with one of their settings changed, to find what keeps it above print.
+"""NLL of the study's base flows with one setting changed, to explain differences from the published values.
 
     LATENTCAL_DATA=... python -m studies.tabular.other_settings rate misspecified
     LATENTCAL_DATA=... python -m studies.tabular.other_settings rate maf flow-matching --datasets house
     LATENTCAL_DATA=... python -m studies.tabular.other_settings patience convex-potential --datasets wage
 
 The study trains every flow with one size, one learning rate and one patience; the published flows were tuned
-on a grid. ``rate`` is its largest learning rate, 0.005 instead of 0.001; ``size`` its largest number of
-layers (convex potential and flow matching: 5) or of transforms (autoregressive: 8); ``patience`` waits for
-300 epochs instead of 30 or 60. Each run is a line of results/other_settings.csv, written when it is done;
-runs that are there already are skipped.
+on a grid. ``rate`` uses the largest learning rate of that grid, 0.005 instead of 0.001. ``size`` uses its
+largest number of layers (convex potential and flow matching: 5) or of transforms (autoregressive: 8).
+``patience`` uses 300 epochs instead of 30 or 60. Each run is appended to results/other_settings.csv when it
+is done; runs that are already there are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS = {"rate": "rate 0.005", "size": "deepest", "patience": "patience 300"}
 
 
 def change(setting: str, spec: RunSpec) -> RunSpec:
-    """The same run, of the base alone, with one setting changed."""
+    """The same run with one setting changed and only the base flow."""
     fields: dict[str, Any] = {**spec.to_dict(), "recalibrations": ["BASE"]}
     if setting == "patience":
         fields["patience"] = 300
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.setting == "patience" and "misspecified" in arguments.suites:
-        parser.error("flows that stop after two epochs know no patience")
+        parser.error("patience has no effect on flows that stop after two epochs")
     known = {(row["setting"], row["suite"], row["dataset"], int(row["seed"])) for row in read(RESULTS)}
     cells = [
         (arguments.setting, name, change(arguments.setting, spec))

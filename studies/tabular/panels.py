@@ -1,4 +1,4 @@
-"""Figures of many panels: reliability, ranks, laws of the latent norm, predictive densities."""
+"""Figures with several panels: reliability, ranks, laws of the latent norm, predictive densities."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NAMES = {"latent_curve": "Latent calibration", "hdr_curve": "HDR calibration"}
 def reliability_panels(
     cells: Cells, curve: str = "latent_curve", methods: Sequence[str] | None = None, seed: int | None = None
 ) -> list[Axes]:
-    """A reliability diagram for each data set, of one seed, with 90 % consistency bands of its test rows.
+    """A reliability diagram for each data set and one seed, with 90 % consistency bands of its test rows.
 
     Args:
         cells: records of a suite.
         curve: ``"latent_curve"`` or ``"hdr_curve"``.
         methods: those that are shown.
-        seed: whose runs; None for the first of those of each data set that have most of the methods.
+        seed: seed of the runs; None for the first seed with the most methods, by data set.
 
     Returns:
         The axes, one a data set.
@@ -53,7 +53,7 @@ def reliability_panels(
     for ax, (dataset, (chosen, records)) in zip(axes, panels.items(), strict=True):
         for name, record in records.items():
             reliability_diagram(curve_of(record, curve), label=name, ax=ax)
-            # Curves that lie on each other stay visible: the last one is dashed.
+            # The last curve is dashed, so that curves below it stay visible.
             last = len(records) > 2 and name == list(records)[-1]
             dashes = (0, (3.5, 1.5)) if last else "solid"
             ax.lines[-1].set(color=METHOD_COLOURS[name], linewidth=1.5, linestyle=dashes)
@@ -72,7 +72,7 @@ def _compact(ax: Axes) -> None:
 
 
 def _one_legend(axes: Sequence[Axes], title: str) -> None:
-    """Methods and bands once for all panels; the number of rows, which differs, left out."""
+    """One legend of methods and bands for all panels, without the number of rows, which differs."""
     handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -87,7 +87,7 @@ def _one_legend(axes: Sequence[Axes], title: str) -> None:
 
 
 def rank_plot(studies: Sequence[Cells], metric: str = "nll", *, ax: Axes | None = None) -> Axes:
-    """Mean rank of each method, best on top; dots say in how many cases it has each rank.
+    """Mean rank of each method, best on top; dots show the number of cases with each rank.
 
     Args:
         studies: records of one or more suites.
@@ -186,7 +186,7 @@ def law_panels(runs: Mapping[str, TrainedRun], method: str = "LR-KDE") -> list[A
 def law_comparison(
     run: TrainedRun, methods: tuple[str, ...] = ("LR-KDE", "LR-spline", "LR-stacked")
 ) -> list[Axes]:
-    """One panel a law, for one trained flow."""
+    """One panel per law, for one trained flow."""
     axes = grid_of_axes(len(methods), 3, 3.4, 2.8)
     base = run.flow.base
     norms = base.norm_of(run.latents.calibration_z.double())
@@ -256,7 +256,7 @@ def predictive_panels(
 def _draw(ax: Axes, model: ConditionalFlow, x: Tensor, y: Tensor, grid: tuple[Tensor, Tensor]) -> None:
     points = torch.stack(torch.meshgrid(*grid, indexing="ij"), dim=-1)
     pred = model(x.expand(*points.shape[:2], -1))
-    # Means over blocks of the grid: what is narrower than a pixel is blurred, not left out.
+    # Means over blocks of the grid, so that details narrower than a pixel are blurred, not lost.
     maps = pred.log_prob(points).double().exp(), latent_pit(pred, points)
     density, u = (avg_pool2d(values[None], _FINER)[0] for values in maps)
     first, second = (avg_pool1d(values[None], _FINER)[0] for values in grid)

@@ -1,9 +1,9 @@
-"""What made a record, and which records must not stand side by side.
+"""The origin of a record, and which records must not be combined.
 
-A record has numbers that the code which made it gives on fixed data: losses of a short training of its flow,
-and log densities of its law. Records belong together where these agree up to rounding. Other names and
+A record contains numbers that the code which made it computes on fixed data: losses of a short training of
+its flow, and log densities of its law. Records can be combined if these agree up to rounding. Renaming and
 comments do not change them; another initialisation, loss, optimiser or law does. The commit, the version of
-torch and the processor are for people.
+torch and the processor are recorded for information.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORDS = {"training": "trainings", "law": "laws", "version": "versions of latent
 
 
 def made_by(base: TrainedRun, method: str) -> dict[str, Any]:
-    """What makes a record of a method on a trained flow."""
+    """The origin of a record of a method on a trained flow."""
     return {
         "training": base.numbers,
         "law": law_numbers(method),
@@ -38,7 +38,7 @@ def made_by(base: TrainedRun, method: str) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """The commit of this checkout, with a + where files differ from it; None outside of one."""
+    """The commit of this checkout, with a + if files differ from it; None outside a checkout."""
     folder = Path(__file__).parent
 
     def ask(*words: str) -> str:
@@ -53,7 +53,7 @@ def commit() -> str | None:
 
 
 def mixtures(records: Iterable[Record]) -> list[str]:
-    """What must not be compared among records of one suite, in words; empty where all belong together."""
+    """Messages on records of one suite that must not be compared; empty if all can be combined."""
     done = [record for record in records if record["status"] == DONE]
     lines = _mixed("training", "", done)
     for method in dict.fromkeys(record["method"] for record in done):
@@ -65,7 +65,7 @@ def mixtures(records: Iterable[Record]) -> list[str]:
 
 
 def made_otherwise(records: Iterable[Record]) -> list[str]:
-    """What the code as it is now would do otherwise than the code that made records, in words."""
+    """Messages on differences between the present code and the code that made the records."""
     done = [record for record in records if record["status"] == DONE]
     now = [
         {

@@ -1,13 +1,13 @@
-"""How far the NLL of the same run with the same seed lies apart where only the rounding differs.
+"""Differences in NLL between runs with the same seed that only differ in rounding.
 
-    LATENTCAL_DATA=... python -m studies.tabular.rounding                       # resumes where it was stopped
+    LATENTCAL_DATA=... python -m studies.tabular.rounding                       # resumes
     LATENTCAL_DATA=... python -m studies.tabular.rounding maf smoothed-maf --datasets slump enb --seeds 3
     LATENTCAL_DATA=... python -m studies.tabular.rounding --show
 
-Each run is done with the instructions that torch chooses on this machine and with two older sets of them
+Each run is done with the instruction set that torch chooses on this machine and with two older ones
 (ATEN_CPU_CAPABILITY). Nothing else differs, but a training that ends 30 or 60 epochs after the best one can
-end much earlier or later. Each run is a line of results/rounding.csv. ``--show`` prints the spread over the
-three settings beside the spread over seeds.
+end much earlier or later. Each run is a row of results/rounding.csv. ``--show`` prints the spread over the
+three settings and the spread over seeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL_SETS = 12
 
 
 def run_cell(setting: str, name: str, spec: RunSpec) -> dict[str, object]:
-    """NLL of a run in this process, whose instructions the environment decides."""
+    """Record of the NLL of a run in this process; the environment determines the instruction set."""
     with tempfile.TemporaryDirectory() as cache:
         base, recalibrated = run(spec, samples=False, cache=Path(cache))
     for record in (base, recalibrated):
@@ -68,9 +68,9 @@ def cells(names: Sequence[str], datasets: Sequence[str], seeds: int) -> list[tup
 
 
 def table(rows: Iterable[dict[str, str]]) -> list[str]:
-    """Lines in Markdown: for each suite, data set and figure the spread over settings and over seeds.
+    """Lines of a Markdown table: spread over settings and over seeds by suite, data set and figure.
 
-    Only seeds that were run in all settings count.
+    Only seeds that were run in all settings are used.
     """
     lines = [
         "| suite | data set | seeds | NLL of | mean | s.e. (seeds) | s.d. (settings) | means differ by |",
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", help="of the study; all four by default")
     parser.add_argument("--datasets", nargs="+", help="full names; the twelve smallest by default")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--show", action="store_true", help="print what is known")
+    parser.add_argument("--show", action="store_true", help="only print the table")
     arguments = parser.parse_args()
     if arguments.show:
         print("\n".join(table(read(RESULTS))))

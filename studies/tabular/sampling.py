@@ -1,4 +1,4 @@
-"""Predictive samples of a recalibrated flow at the test rows, with their densities, some rows at a time."""
+"""Predictive samples of a recalibrated flow at the test rows, with their densities, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SteppedFlow(ConditionalFlow):
 
     .. math:: \log|\det \partial z / \partial y| \approx -\sum_i c_i \operatorname{tr} \nabla v(t_i, q_i, x)
 
-    The trace, which costs d times as much as the velocity, is needed at the steps' ends only and not at the
-    three points in between. With 12 steps the error is far below what 100 samples can tell, at about a fifth
-    of the adaptive solver's cost.
+    The trace takes d times as long as the velocity. It is only needed at the ends of the steps and not at the
+    three points in between. With 12 steps, the error is far below the noise of 100 samples, and the time is
+    about a fifth of that of the adaptive solver.
 
     Args:
         flow: the trained flow, of at most 32 outputs.
@@ -57,7 +57,7 @@ class SteppedFlow(ConditionalFlow):
     def _path(
         self, start: Tensor, x: Tensor | None, *, backward: bool
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | float]:
-        """The end, the steps' ends (t, q) with the start among them, and what x adds to the network."""
+        """The end, the ends (t, q) of all steps with the start, and the contribution of x to the network."""
         velocity, features = self.flow.velocity, self.flow.features
         context = velocity.context_of(x.to(start.dtype) if x is not None and features else None)
         leading = start.shape[:-1] if x is None else np.broadcast_shapes(start.shape[:-1], x.shape[:-1])
@@ -76,8 +76,8 @@ class SteppedFlow(ConditionalFlow):
         return q, nodes, context
 
 
-SAMPLED_ROWS = 2000  # whose samples are drawn: of more, the scatter between seeds hides the rest
-_POINTS = 1 << 13  # sampled at a time: what they need stays in the processor's cache
+SAMPLED_ROWS = 2000  # test rows with samples; with more, the variation between seeds dominates
+_POINTS = 1 << 13  # rows sampled at a time; their numbers fit in the processor's cache
 
 
 class Draws(NamedTuple):
@@ -93,7 +93,7 @@ class Draws(NamedTuple):
 
 
 def sampler(flow: ConditionalFlow) -> ConditionalFlow:
-    """The flow as it is used for samples: one that solves an equation does so in few steps of fixed size."""
+    """The flow for sampling: a flow that solves an equation uses few steps of fixed size."""
     return SteppedFlow(flow).eval() if isinstance(flow, FlowMatching) else flow
 
 
@@ -101,10 +101,10 @@ def sampler(flow: ConditionalFlow) -> ConditionalFlow:
 def draw_samples(run: TrainedRun, model: ConditionalFlow, samples: int = 100) -> Iterator[Draws]:
     """Samples of a model of latents, decoded by the trained flow, block by block, at the first test rows.
 
-    Test rows are in random order: the first ``SAMPLED_ROWS`` stand for all.
+    Test rows are in random order, so the first ``SAMPLED_ROWS`` represent all.
 
-    Two models of one run are sampled with the same directions and the same quantiles of the radius: their
-    differences are not those of random numbers.
+    Two models of one run are sampled with the same directions and the same quantiles of the radius, so their
+    differences are not due to random numbers.
 
     Args:
         run: the trained flow.
@@ -112,7 +112,7 @@ def draw_samples(run: TrainedRun, model: ConditionalFlow, samples: int = 100) ->
         samples: draws s a row.
 
     Raises:
-        FloatingPointError: where the flow decodes latents to what is not finite, or not at all.
+        FloatingPointError: the flow cannot decode some latents, or decodes them to non-finite values.
     """
     flow, x = sampler(run.flow), run.split.test.x[:SAMPLED_ROWS]
     size = max(1, _POINTS // samples)
@@ -130,13 +130,13 @@ def draw_samples(run: TrainedRun, model: ConditionalFlow, samples: int = 100) ->
 
 
 def _decode(flow: ConditionalFlow, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """y of latents (s, m, d) and float64 log|det dz/dy| at it; in float64 where float32 does not do."""
+    """y of latents (s, m, d) and float64 log|det dz/dy| at y; in float64 if float32 fails."""
     try:
         y = flow.decode(z.to(x.dtype), x)
         log_det = flow.encode(y, x)[1].double()
         if bool((torch.isfinite(y).all(-1) & torch.isfinite(log_det)).all()):
             return y, log_det
-    except (RuntimeError, ArithmeticError):  # points that Newton steps or the solver do not reach
+    except (RuntimeError, ArithmeticError):  # points for which Newton steps or the solver do not converge
         pass
     wide = copy.deepcopy(flow).double()
     try:

@@ -1,8 +1,8 @@
-"""Which sizes and learning rate a data set gets: the trials of a search, and the rule of choice.
+"""Choice of sizes and learning rate for a data set: the trials of a search, and the rule of choice.
 
-The grids are those of the paper (``latentcal.flows.GRIDS``). A search is made with the first seed of a data
-set, by validation NLL; the sizes that it chooses are used for all seeds. Its trials are in
-``benchmarks/results/tuning``, a file for each flow and data set.
+The grids are those of the paper (``latentcal.flows.GRIDS``). A search uses the first seed of a data set and
+the validation NLL; the sizes that it chooses are used for all seeds. Its trials are in
+``studies/benchmarks/results/tuning``, in one file for each flow and data set.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "tuning"
 SEARCH_SEED = 0
 SHARES = (2 / 3, 1 / 3, 0)  # of the sizes that go on after each learning rate
 RUNGS = (2, 10, 25, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600, 2400, 3200)
-"""Numbers of epochs at which the loss of a trial is recorded, and at which it may be given up."""
+"""Numbers of epochs at which the loss of a trial is recorded and at which it may be stopped."""
 
 
 @dataclass
 class Trial:
-    """What became of one combination of a grid so far.
+    """The state of one combination of a grid.
 
     Attributes:
         sizes: the combination.
@@ -49,7 +49,7 @@ class Trial:
     nll_seconds: float = 0.0
 
     def loss_at(self, rung: int) -> float | None:
-        """Lowest loss after so many epochs; None where it is not known yet, infinite after a divergence."""
+        """Lowest loss after a number of epochs; None if not yet known, infinite after a divergence."""
         if rung in self.losses:
             return self.losses[rung]
         if not self.stopped:
@@ -58,7 +58,7 @@ class Trial:
 
 
 Keep = Callable[[Sequence[Trial], float], set[int]]
-"""The trials of a search, known up to the rung before, and a rung -> places of those that go on to it."""
+"""Function of the trials of a search, known up to the previous rung, and a rung -> places to continue."""
 
 
 def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
@@ -69,10 +69,10 @@ def full_grid(trials: Sequence[Trial], rung: float) -> set[int]:
 def halving(trials: Sequence[Trial], rung: float) -> set[int]:
     """Places of the trials that successive halving trains up to a rung.
 
-    All sizes are trained with the largest learning rate until they end, the better two thirds of them with
-    the next rate, and the better third with the one after, where sizes are compared by their lowest NLL so
-    far. Sizes start from the same weights at every rate and mostly keep their order, and small rates take
-    most of the time. Two epochs are trained of everything.
+    All sizes are trained to the end with the largest learning rate, the better two thirds of them with the
+    next rate, and the better third with the smallest rate; sizes are compared by their lowest NLL so far.
+    Sizes start from the same weights at every rate and mostly keep their order, and small rates take most of
+    the time. Every combination is trained for two epochs.
     """
     if rung <= RUNGS[0]:
         return full_grid(trials, rung)
@@ -99,7 +99,7 @@ def halving(trials: Sequence[Trial], rung: float) -> set[int]:
 def walk(
     trials: Sequence[Trial], keep: Keep, advance: Callable[[int, float], None], until: float = math.inf
 ) -> None:
-    """Advance the trials rung by rung, as far as they are kept and not yet known.
+    """Advance the trials that are kept and not yet known, rung by rung.
 
     Args:
         trials: of a search, changed by ``advance``.
@@ -118,7 +118,7 @@ def walk(
 
 
 def replay(full: Sequence[Trial], keep: Keep) -> tuple[Trial | None, float]:
-    """What a rule would have chosen of a full grid, and its processor time, in proportion to epochs."""
+    """The choice of a rule on a full grid, and its processor time in proportion to epochs."""
     trials = [Trial(trial.sizes) for trial in full]
 
     def advance(place: int, rung: float) -> None:
@@ -134,7 +134,7 @@ def replay(full: Sequence[Trial], keep: Keep) -> tuple[Trial | None, float]:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the lowest validation NLL of those that ended well; None if there is none."""
+    """The trial with the lowest validation NLL among those without divergence; None if there is none."""
     ended = {place: trial.nll for place, trial in enumerate(trials) if trial.nll is not None}
     return trials[min(ended, key=ended.__getitem__)] if ended else None
 
@@ -145,7 +145,7 @@ def path_of(dataset: str, flow: str) -> Path:
 
 
 def chosen_sizes(dataset: str, flow: str, epochs: int | None = None) -> dict[str, Any] | None:
-    """What a search chose; None where it has not ended.
+    """The choice of a search; None if it has not ended.
 
     Args:
         dataset: full name.
@@ -161,7 +161,7 @@ def chosen_sizes(dataset: str, flow: str, epochs: int | None = None) -> dict[str
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """The trials of a file; none where there is no file."""
+    """The trials of a file; none if it does not exist."""
     if not path.exists():
         return []
     rows = json.loads(path.read_text(encoding="utf-8"))["trials"]
@@ -170,7 +170,7 @@ def read_trials(path: Path) -> list[Trial]:
 
 
 def write_trials(path: Path, trials: Sequence[Trial], going: set[int], **about: Any) -> None:
-    """Write the trials of a search, one a line, and what it chose so far.
+    """Write the trials of a search, one per line, and its choice so far.
 
     Args:
         path: the file.
@@ -199,7 +199,7 @@ def _chosen(trial: Trial | None) -> dict[str, Any] | None:
 
 
 def _best_after(trials: Sequence[Trial], rung: int) -> dict[str, Any] | None:
-    """The lowest loss after so many epochs; None where one is not known."""
+    """The lowest loss after a number of epochs; None if one is not known."""
     losses = [loss for trial in trials if (loss := trial.loss_at(rung)) is not None]
     if len(losses) < len(trials):
         return None

@@ -1,16 +1,16 @@
-"""Search of sizes and learning rates over the paper's grids, resumable.
+"""Search over the paper's grids of sizes and learning rates; resumable.
 
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential maf flow-matching
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --datasets enb jura
     LATENTCAL_DATA=... python -m studies.tabular.size_search convex-potential --until 2
     python -m studies.tabular.size_search convex-potential --compare
 
-Cells (a flow and a data set) are searched in the order of their expected cost: data sets with fewer than
+Cells (a flow and a data set) are searched in the order of their expected time: data sets with fewer than
 2,000 rows, households and rf1 on the full grid, the others by successive halving. Trainings advance from rung
 to rung of epochs. Each loss is written as soon as it is known, and the same command resumes an interrupted
-search; combinations that are still in the race are then trained again up to their rung. ``--until 2`` stops
-after two epochs: that is the search of the suite ``misspecified``. ``--compare`` shows what halving would
-have chosen of the full grids that are known.
+search; combinations that are still candidates are then trained again up to their rung. ``--until 2`` stops
+after two epochs, which is the search of the suite ``misspecified``. ``--compare`` shows what halving would
+have chosen on the full grids that are known.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ COMPARED = ("households", "rf1")
 
 
 class PausedTraining:
-    """A training that goes on as far as it is told, on a thread of its own; one of them runs at a time.
+    """A training that advances on request, on a separate thread; only one of them runs at a time.
 
-    It is the training that a run of the study with these sizes has.
+    It is identical to the training of a run of the study with these sizes.
 
     Args:
         spec: the run.
@@ -72,7 +72,7 @@ class PausedTraining:
         threading.Thread(target=self._train, daemon=True).start()
 
     def advance(self, epochs: float) -> None:
-        """Train until there are so many epochs, or until the training ends."""
+        """Train up to a number of epochs, or until the training ends."""
         if not self.ended and epochs > len(self.log.train_loss):
             self._limit = epochs
             self._may_go.release()
@@ -88,13 +88,13 @@ class PausedTraining:
             self._has_paused.acquire()
 
     def nll(self) -> float | None:
-        """Validation NLL of the weights of the best epoch; None where it cannot be computed."""
+        """Validation NLL of the weights of the best epoch; None if it cannot be computed."""
         if not hasattr(self._flow, "validation_loss"):
             return self.log.best_loss
         self._flow.load_state_dict(self._snapshots.state["best"])
         try:
             return mean_nll(self._flow, *self._parts.validation)
-        except ArithmeticError:  # the solver of an ordinary differential equation gave up
+        except ArithmeticError:  # the solver of the ordinary differential equation failed
             return None
 
     def _train(self) -> None:
@@ -130,7 +130,7 @@ def grid_of(flow: str) -> list[dict[str, Any]]:
 def search(
     dataset: str, flow: str, *, keep: Keep = full_grid, until: float = math.inf, load: Load = load
 ) -> list[Trial]:
-    """Train the combinations of a grid, rung by rung, from where the file of the search ends.
+    """Train the combinations of a grid, rung by rung, starting at the end of the search's file.
 
     Args:
         dataset: full name.
@@ -156,7 +156,7 @@ def search(
             del trainings[place]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingWarning)  # a divergence is a trial that ended
+        warnings.simplefilter("ignore", TrainingWarning)  # a divergence ends a trial
         walk(trials, keep, advance, until)
     for training in trainings.values():
         training.abandon()
@@ -164,7 +164,7 @@ def search(
 
 
 def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
-    """Write down how far a training is."""
+    """Record the progress of a training."""
     log = training.log
     trial.epochs, trial.best_epoch, trial.loss = len(log.train_loss), log.best_epoch, log.best_loss
     trial.cpu_seconds = training.cpu_seconds
@@ -177,13 +177,13 @@ def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
 
 
 def rule_of(dataset: str) -> Keep:
-    """The full grid of small data sets and of those on which halving is compared with it, else halving."""
+    """The full grid for small data sets and for those that compare it with halving; halving for others."""
     small = find(dataset).shape[0] < FULL_BELOW
     return full_grid if small or dataset in COMPARED else halving
 
 
 def compare(specs: Sequence[RunSpec]) -> list[str]:
-    """Lines in Markdown: what halving chooses beside full grids, as far as these are known."""
+    """Lines of a Markdown table: the choices of halving and of the full grids that are known."""
     lines = [
         "| suite | data set | NLL, full grid | NLL, halving | seconds, full grid | seconds, halving |",
         "|---|---|---|---|---|---|",
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("flows", nargs="+", choices=FLOWS)
     parser.add_argument("--datasets", nargs="+", help="full names; all by default")
     parser.add_argument("--until", type=float, default=math.inf, help="the last rung, in epochs")
-    parser.add_argument("--compare", action="store_true", help="only show halving beside full grids")
+    parser.add_argument("--compare", action="store_true", help="only compare halving with full grids")
     arguments = parser.parse_args()
     cells = [
         RunSpec(name, flow, SEARCH_SEED)

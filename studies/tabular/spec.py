@@ -1,4 +1,4 @@
-"""What the runs of the study are: data, flow, seed, methods; which of them make a suite."""
+"""The runs of the study: data, flow, seed, methods, and the runs that form a suite."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One data set, one flow, one seed; frozen, hashable and the same in every process.
+    """One data set, one flow and one seed; frozen, hashable and equal in every process.
 
     Args:
         dataset: name of the data set; an abbreviation becomes the full name.
@@ -114,7 +114,7 @@ class RunSpec:
 
     @property
     def key(self) -> str:
-        """Readable name of the training, a folder's name too; the choice of weights and methods is no part.
+        """Readable name of the training, also of its folder; it does not contain weights and methods.
 
         Both choices of weights, and all recalibrations, come from one training.
         """
@@ -127,14 +127,14 @@ class RunSpec:
         return "-".join([self.dataset, self.flow, *sizes, *ends])
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields as JSON can hold them."""
+        """Fields as JSON types."""
         fields = dataclasses.asdict(self)
         lists = {name: list(fields[name]) for name in ("split", "recalibrations")}
         return fields | {"sizes": dict(self.sizes)} | lists
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RunSpec:
-        """The spec that ``to_dict`` described."""
+        """The spec from the fields of ``to_dict``."""
         sizes = tuple(sorted(dict(fields.get("sizes", ())).items()))
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
@@ -165,9 +165,9 @@ TUNED_SEEDS, TUNED_SEEDS_OF_LARGE_SETS, LARGE_FROM = range(10), range(5), 1900  
 
 
 def study_sets() -> tuple[str, ...]:
-    """Names of the sets that can be compared with the published ones, small ones first.
+    """Names of the data sets that can be compared with the published results, small ones first.
 
-    Those in the folder that LATENTCAL_DATA names, or, where it names none, those that can be downloaded.
+    These are the sets in the folder LATENTCAL_DATA or, if it is not set, the sets that can be downloaded.
     """
     known = [entry for entry in list_datasets() if entry.comparable]
     named = os.environ.get(FOLDER_VARIABLE)
@@ -258,7 +258,7 @@ SUITES: dict[str, Suite] = {
 
 
 def suite(name: str, seeds: Iterable[int] | None = None, **options: Any) -> list[RunSpec]:
-    """The runs of a suite by its name, in the order in which they are to be done.
+    """The runs of a suite by its name, in their order.
 
     Args:
         name: one of ``SUITES``.
@@ -271,7 +271,7 @@ def suite(name: str, seeds: Iterable[int] | None = None, **options: Any) -> list
 
 
 def cost_of(spec: RunSpec) -> float:
-    """Expected time of a run in arbitrary units: steps of training, which wide outputs make longer."""
+    """Expected time of a run in arbitrary units: training steps, weighted by the number of outputs."""
     try:
         rows, _, dim = find(spec.dataset).shape
     except ValueError:  # a set of the user's own

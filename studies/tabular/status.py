@@ -1,4 +1,4 @@
-"""What a store holds of the study: counts, failures, what is missing, in lines of text."""
+"""Lines about the contents of a store: counts, failures and missing runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .study_cells import Cells, short_name
 
 
 def studies_of(store: Store, suites: Sequence[str] = ()) -> list[Cells]:
-    """Suites of which there are records, of all of them if none is named."""
+    """The named suites with records; all suites with records if none is named."""
     every = [Cells.read(store, name, weights) for name in suites or SUITES for weights in WEIGHTS]
     return [cells for cells in every if cells.records]
 
 
 def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:
-    """Lines about the records of suites, of all of them if none is named."""
+    """Lines about the records of the named suites; of all suites if none is named."""
     found = studies_of(store, suites)
     lines = [f"Records in {store.path}"]
     if found:
@@ -37,7 +37,7 @@ def status_lines(store: Store, suites: Sequence[str] = ()) -> list[str]:
 
 
 def mixed(studies: Iterable[Cells]) -> list[str]:
-    """What records of one suite differ in, so that they must not be compared; empty where in nothing."""
+    """Messages on differences that forbid comparing the records of a suite; empty if there are none."""
     return [
         f"{cells.suite}, {cells.weights}: {line}"
         for cells in studies
@@ -63,7 +63,7 @@ def _counts(cells: Cells) -> dict[str, Any]:
 
 
 def _sets(name: str) -> tuple[str, ...]:
-    """Data sets that a suite should have, as far as they can be had."""
+    """Data sets of a suite, among those available."""
     try:
         return tuple(spec.dataset for spec in suite(name, [0]))
     except FileNotFoundError:

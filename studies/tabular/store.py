@@ -1,4 +1,4 @@
-"""Records in a file of SQLite, which no crash and no second process spoils; JSON lines to exchange them."""
+"""Records in an SQLite file, safe against crashes and concurrent processes, with export as JSON lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WAIT = 60.0  # seconds for another process that writes
 
 
 class StoreWarning(UserWarning):
-    """Lines of a file of records cannot be read."""
+    """Some lines of a file of records cannot be read."""
 
 
 class Store:
@@ -50,7 +50,7 @@ class Store:
         self.path = Path(path)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
-        """Add records, all or none; how many were new. Those whose ``id`` is done as fully are left out."""
+        """Add records, all or none; returns the number of new ones. Complete records are not replaced."""
         fresh = [dict(record) for record in records]
         for record in fresh:
             if not _is_record(record):
@@ -63,7 +63,7 @@ class Store:
             return sum(_add(database, record) for record in fresh)
 
     def check_writable(self) -> None:
-        """Raise where records cannot be added, before they are made."""
+        """Raise if records cannot be added, before any is computed."""
         if self._of_lines:
             raise ValueError(
                 f"{self.path} has records as lines, which can only be read. Import them into a store: "
@@ -71,11 +71,11 @@ class Store:
             )
 
     def records(self) -> list[Record]:
-        """What is done, in the order in which it was added."""
+        """Records that are done, in the order in which they were added."""
         return self._select("SELECT record FROM records WHERE status = 'done' ORDER BY number")
 
     def failures(self) -> list[Record]:
-        """What failed at its last attempt and was not done since; parts that could not be completed too."""
+        """Records that failed at their last attempt, including parts that could not be completed."""
         return self._select("SELECT record FROM records WHERE status = 'failed' ORDER BY number")
 
     def status(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Store:
             return dict(database.execute("SELECT id, status FROM records ORDER BY status, number"))
 
     def partial(self) -> set[str]:
-        """Ids of what is done in part, and would be replaced by all of it."""
+        """Ids of partial records, which a complete record would replace."""
         with self._opened() as database:
             rows = database.execute("SELECT id FROM records WHERE status = 'done' AND partial")
             return {name for (name,) in rows}
@@ -105,7 +105,7 @@ class Store:
 
     @contextmanager
     def _opened(self, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """The records as a database; what is done in the block is done whole or not at all."""
+        """The records as a database; changes in the block are made completely or not at all."""
         in_memory = self._of_lines or not (writing or self.path.exists())
         name = ":memory:" if in_memory else f"{self.path.resolve().as_uri()}?mode=rw{'c' if writing else ''}"
         try:
@@ -133,7 +133,7 @@ class Store:
 
 
 def _add(database: sqlite3.Connection, record: Record) -> bool:
-    """Add a record unless it is there or its id is done as fully; whether it was added."""
+    """Add a record unless an equally complete one exists; returns whether it was added."""
     name, status, text = record["id"], record["status"], json.dumps(record)
     partial = bool(record.get("partial"))
     known = list(database.execute("SELECT status, partial, record FROM records WHERE id = ?", [name]))
@@ -147,7 +147,7 @@ def _add(database: sqlite3.Connection, record: Record) -> bool:
 
 
 def _read_lines(path: Path) -> list[Record]:
-    """Records of a file of JSON lines, with one warning for lines that are none."""
+    """Records of a file of JSON lines, with one warning for all invalid lines."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -168,7 +168,7 @@ def _read_lines(path: Path) -> list[Record]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line; None where it is none."""
+    """The record of a line; None if it is not a record."""
     try:
         record = json.loads(line)
     except ValueError:

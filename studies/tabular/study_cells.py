@@ -1,4 +1,4 @@
-"""The records of one suite, by data set, method and seed, and the figures that they hold."""
+"""The records of one suite by data set, method and seed, and their figures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def measure(name: str) -> Measure:
     return MEASURES[name]
 
 
-_PLACE = frozenset(["dataset", "method", "seed"])  # without which a record is none of the study's
+_PLACE = frozenset(["dataset", "method", "seed"])  # required in a record of the study
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class Cells:
         weights: Weights = "best",
         datasets: Sequence[str] | None = None,
     ) -> Cells:
-        """Those of some records that belong to a suite.
+        """The records that belong to a suite.
 
         Args:
             records: of any suites, done or failed.
@@ -141,11 +141,11 @@ class Cells:
     def read(
         cls, store: Store, name: str, weights: Weights = "best", datasets: Sequence[str] | None = None
     ) -> Cells:
-        """The records of a suite in a store; of a part that could not be completed, the part."""
+        """The records of a suite in a store, including parts that could not be completed."""
         return cls.of(store.failures() + store.records(), name, weights, datasets)
 
     def rows(self, dataset: str) -> int | None:
-        """Size of a data set, as far as it is known."""
+        """Number of rows of a data set; None if it is not known."""
         try:
             return find(dataset).shape[0]
         except ValueError:  # a set of the user's own
@@ -158,7 +158,7 @@ class Cells:
             return next(sizes, None)
 
     def values(self, dataset: str, method: str, metric: str) -> dict[int, float]:
-        """Figures by seed; what is missing, failed or not defined is left out."""
+        """Figures by seed, without missing, failed and undefined ones."""
         figures = {}
         for seed in self.seeds:
             record = self.records.get((dataset, method, seed))
@@ -168,11 +168,11 @@ class Cells:
         return figures
 
     def estimate(self, dataset: str, method: str, metric: str) -> Estimate | None:
-        """Mean over the seeds with its standard error; None where there is no figure."""
+        """Mean over the seeds with its standard error; None if there is no figure."""
         return estimate(self.values(dataset, method, metric).values())
 
     def why_missing(self, dataset: str, method: str, metric: str) -> dict[int, str]:
-        """For each seed without a figure the reason, in a word or two."""
+        """The reason for each seed without a figure, in one or two words."""
         reasons = {}
         for seed in self.seeds:
             record = self.records.get((dataset, method, seed))
@@ -188,12 +188,12 @@ class Cells:
         return reasons
 
     def failures(self) -> list[Record]:
-        """Records of what failed."""
+        """Failed records."""
         return [record for record in self.records.values() if record["status"] == FAILED]
 
 
 def short_name(dataset: str) -> str:
-    """The abbreviation of a data set, or its name where it has none."""
+    """The abbreviation of a data set, or its name if it has none."""
     try:
         return find(dataset).abbreviation or dataset
     except ValueError:

@@ -40,9 +40,9 @@ def draw_figures(
     Args:
         cells: records of the suite.
         folder: where the files go; made if it is not there.
-        from_flows: whether to draw what needs trained flows (laws of the norm, predictive densities). Only
-            flows that are in the cache are used, none is trained.
-        only: names of the figures to draw, as their files have them; None for all.
+        from_flows: whether to draw the figures that need trained flows (laws of the norm, predictive
+            densities). Only flows in the cache are used; none is trained.
+        only: file names of the figures to draw, without ending; None for all.
         report: takes one line for each figure that is left out.
         **options: of ``trained``: ``load``, ``cache``.
 
@@ -93,7 +93,7 @@ def draw_figures(
 def cached_runs(
     cells: Cells, report: Callable[[str], None] = lambda line: None, **options: Any
 ) -> dict[str, TrainedRun]:
-    """The trained flow of the first seed of each data set that has one in the cache."""
+    """The trained flow of the first seed in the cache, for each data set that has one."""
     runs: dict[str, TrainedRun] = {}
     for (dataset, _, _), record in sorted(cells.records.items(), key=lambda pair: pair[0][2]):
         if dataset in runs or record["status"] != DONE:
@@ -108,7 +108,7 @@ def cached_runs(
 
 
 def spec_of(record: Record) -> RunSpec:
-    """The run that a record is of."""
+    """The run of a record."""
     return RunSpec.from_dict({name: record[name] for name in _SPEC if name in record})
 
 
@@ -118,7 +118,7 @@ def _two_rows(cells: Cells, *draw: Callable[[Axes], Axes]) -> list[Axes]:
 
 
 def _typical(runs: dict[str, TrainedRun]) -> TrainedRun:
-    """The run with the calibration rows closest to 70: there the laws differ, and it can be seen."""
+    """The run with closest to 70 calibration rows, where the laws differ visibly."""
     return min(runs.values(), key=lambda run: abs(len(run.split.validation.y) - 70))
 
 
@@ -161,7 +161,7 @@ def write_report(
     report: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> list[Path]:
-    """Write tables and figures of each suite to a folder of its own, and what is about all beside them.
+    """Write tables and figures of each suite to its own folder, and common tables next to the folders.
 
     Args:
         studies: records of suites, each with one choice of weights.

@@ -1,4 +1,4 @@
-"""Rows of a table that are about one data set each, and what has to be said below a table."""
+"""Rows of tables about one data set each, and the notes below a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .spec import PUBLISHED_PATIENCE
 from .study_cells import Cells, short_name
 
 HEAD = (Column("Data set"), Column("n"), Column("seeds"))
-"""Columns that say which data set a row is about, and how many seeds there are of it."""
+"""First columns of a table: data set, number of rows and number of seeds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def seeds(self) -> int:
-        """The most seeds that any figure of the row is made of."""
+        """The largest number of seeds of any figure in the row."""
         counts = (len(self.cells.values(self.dataset, *figure)) for figure in self.figures)
         return max(counts, default=0)
 
@@ -44,7 +44,7 @@ class Row:
         return Cell(label), Cell("?" if rows is None else f"{rows:,}"), Cell(str(self.seeds))
 
     def cell(self, method: str, metric: str, *, bold: bool = False) -> Cell:
-        """Mean with standard error, and of how many seeds where these are fewer than the row's."""
+        """Mean with standard error, and the number of seeds if it is less than that of the row."""
         found = self.cells.estimate(self.dataset, method, metric)
         if found is None:
             reasons = Counter(self.cells.why_missing(self.dataset, method, metric).values())
@@ -64,13 +64,13 @@ _WHY = {
 
 
 def heading(cells: Cells) -> str:
-    """Suite, weights and number of seeds, in words."""
+    """Suite, weights and number of seeds, as text."""
     seeds = f"{len(cells.seeds)} seed{'s' if len(cells.seeds) != 1 else ''}"
     return f"{cells.suite}, {cells.weights} weights, {seeds}"
 
 
 def where_from(cells: Cells) -> list[str]:
-    """What differs between these runs and the published ones."""
+    """Notes on the differences between these runs and the published ones."""
     last = (
         "second and last epoch" if cells.suite.endswith("misspecified") else "last epoch (30 after the best)"
     )
@@ -81,7 +81,7 @@ def where_from(cells: Cells) -> list[str]:
 
 
 def _longer(cells: Cells) -> str:
-    """What is to be added where training goes on after the published stop; two epochs never get there."""
+    """Addition to the note if training continues after the published stop; never after two epochs."""
     patience = {record["patience"] for record in cells.records.values() if "patience" in record}
     if cells.suite.endswith("misspecified") or patience <= {PUBLISHED_PATIENCE}:
         return ""
@@ -96,7 +96,7 @@ def _has_other_rows(dataset: str) -> bool:
 
 
 def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:
-    """One note for each reason for which figures are missing, with the methods, seeds and data sets."""
+    """One note for each reason of missing figures, with the methods, seeds and data sets."""
     places: dict[str, dict[str, list[str]]] = {why: {} for why in _WHY}
     for dataset in cells.datasets:
         missing: dict[tuple[str, tuple[int, ...]], list[str]] = {}
@@ -118,12 +118,12 @@ def gaps(cells: Cells, methods: Sequence[str], metric: str) -> list[str]:
 
 
 def _on(what: str, datasets: Sequence[str]) -> str:
-    """Methods and seeds, if any, and where they are missing."""
+    """Methods and seeds, if any, and the data sets on which they are missing."""
     return f"{what} on {', '.join(datasets)}" if what else ", ".join(datasets)
 
 
 def plural(word: str, numbers: Sequence[int]) -> str:
-    """A noun and its numbers, in a row of three or more only the ends."""
+    """A noun and its numbers; three or more consecutive numbers become a range."""
     first, last = numbers[0], numbers[-1]
     if len(numbers) > 2 and list(numbers) == list(range(first, last + 1)):
         return f"{word}s {first} to {last}"
@@ -131,7 +131,7 @@ def plural(word: str, numbers: Sequence[int]) -> str:
 
 
 def _errors(cells: Cells, methods: Sequence[str]) -> list[str]:
-    """What was said by the failures, each message once, with where it came from."""
+    """Messages of the failures, each once, with the runs that failed."""
     places: dict[str, list[str]] = {}
     for record in cells.failures():
         if record["method"] in methods:
@@ -141,7 +141,7 @@ def _errors(cells: Cells, methods: Sequence[str]) -> list[str]:
 
 
 def absent(cells: Cells) -> list[str]:
-    """A note on the published data sets of which there is no record at all; none for a suite of a few."""
+    """A note on the published data sets without any record; empty for a suite of a few data sets."""
     if cells.part or cells.suite == "quick":
         return []
     missing = [short_name(name) for name in published_sets() if name not in cells.datasets]

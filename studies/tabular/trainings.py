@@ -1,4 +1,4 @@
-"""A run's base flow: trained once, then read from the cache, with the latents of its rows."""
+"""The base flow of a run: trained once, then read from the cache, with the latents of its rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Latents:
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A trained base flow and what it was trained and is tested on.
+    """A trained base flow with its data.
 
     Attributes:
         spec: the run.
@@ -117,7 +117,7 @@ def train_or_load(spec: RunSpec, *, load: Load = load, cache: Path | None = None
 
 @contextmanager
 def _seed_torch(seed: int) -> Iterator[None]:
-    """Torch's own randomness from a seed inside the block, and as it was afterwards."""
+    """Seed torch's global generator inside the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -125,7 +125,7 @@ def _seed_torch(seed: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread of torch inside the block: the same numbers everywhere, and processes side by side."""
+    """Use one thread of torch inside the block, for reproducible numbers and parallel processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,7 +179,7 @@ def _train(spec: RunSpec, parts: Split, digest: str, folder: Path) -> None:
 def training_numbers(flow: str) -> list[float]:
     """Validation losses of epochs 1, 4, 7 and 10 on fixed data.
 
-    They change where the split, the initialisation or the training does.
+    They change if the split, the initialisation or the training changes.
 
     Args:
         flow: as in ``RunSpec``.
@@ -196,7 +196,7 @@ def training_numbers(flow: str) -> list[float]:
 
 
 def agree(first: list[float] | None, second: list[float] | None) -> bool:
-    """Whether numbers of two versions are the same up to rounding; unknown ones agree with each other."""
+    """Whether numbers of two versions agree up to rounding; unknown numbers agree with each other."""
     if first is None or second is None:
         return first is second
     if len(first) != len(second):
@@ -234,10 +234,10 @@ class Snapshots:
         return self._smooth > 1 and waited >= self._patience
 
     def complete(self, log: TrainingLog) -> None:
-        """Where training ended before its time, the weights at its end stand for what is missing."""
+        """Use the weights at the end of training for missing ones if training ended early."""
         for choice in WEIGHTS:
             if choice not in self.state:
-                diverged = log.stopped.startswith("diverged")  # then training went back to the best weights
+                diverged = log.stopped.startswith("diverged")  # then training restored the best weights
                 self._keep(choice, log.best_epoch if diverged else len(log.train_loss) - 1)
 
     def _keep(self, choice: str, epoch: int) -> None:
@@ -258,7 +258,7 @@ def make_flow(spec: RunSpec, parts: Split) -> ConditionalFlow:
 def fit(
     flow: ConditionalFlow, spec: RunSpec, parts: Split, on_epoch: Callable[[int, TrainingLog], bool | None]
 ) -> TrainingLog:
-    """Train the flow of a run; the weights of the last epoch stay.
+    """Train the flow of a run and keep the weights of the last epoch.
 
     Args:
         flow: from ``make_flow``.

@@ -1,12 +1,12 @@
-"""The pages about the tabular study, from its records.
+"""Write the pages about the tabular study from its records.
 
     python -m studies.tabular run misspecified convex-potential maf flow-matching --store FILE
     python -m studies.tabular run convex-potential --weights last --store FILE
     python -m studies.tabular.write_pages --store FILE
 
-The records are copied to studies/benchmarks/results/tabular_study.jsonl.gz; without ``--store`` the
-pages, docs/results/tabular_study.md and tabular_study_tables.md, and their figures are made from that copy.
-Figures that need trained flows are drawn anew where these lie in the cache, and stay as they are elsewhere.
+The records are copied to studies/benchmarks/results/tabular_study.jsonl.gz. Without ``--store``, the pages
+docs/results/tabular_study.md and tabular_study_tables.md and their figures are made from that copy. Figures
+that need trained flows are only redrawn if the flows are in the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLOURS = 64  # of a picture; a third of the bytes
 
 
 def draw(cells: Cells) -> None:
-    """The figures of a suite that the page shows, with few colours."""
+    """Draw the figures of a suite that the page shows, with few colours."""
     target = ROOT / "docs" / IMAGES / cells.suite
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ def draw(cells: Cells) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", type=Path, help="records to copy; the last copy if there is none")
+    parser.add_argument("--store", type=Path, help="records to copy; by default, the last copy is used")
     parser.add_argument("--no-figures", action="store_true")
     arguments = parser.parse_args()
     matplotlib.use("Agg")

@@ -50,7 +50,7 @@ class PublishedFigure(NamedTuple):
 
 
 def published_figure(suite: str, dataset: str, metric: str, method: str) -> PublishedFigure | None:
-    """The published figure; None where there is none.
+    """The published figure; None if there is none.
 
     Args:
         suite: name of a suite, which stands for its base model.
@@ -71,8 +71,8 @@ def published_figure(suite: str, dataset: str, metric: str, method: str) -> Publ
 def published_terms(suite: str, dataset: str) -> dict[tuple[str, str], float]:
     """Published terms of the negative log-likelihood by (method, term); empty where there are none.
 
-    The terms are ``nll_latent``, ``nll_radial`` and their sum with the flow's term, ``nll``. This table and
-    that of the results contradict each other in print.
+    The terms are ``nll_latent``, ``nll_radial`` and their sum with the flow's term, ``nll``. In the paper,
+    this table and that of the results contradict each other.
     """
     return _terms().get((_base_model(suite), _abbreviation(dataset)), {})
 
