@@ -1,4 +1,4 @@
-"""Why one law of the radius is not enough: a wrong direction, and an error that depends on x.
+"""Limits of one law of the radius: a wrong direction, and an error that depends on x.
 
 python examples/beyond_one_radius.py    # prints the ladder, writes demo/beyond_one_radius.png
 """
@@ -13,7 +13,7 @@ import latentcal as lc
 
 
 def truth(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two outputs whose noise is shifted, correlated, and grows with x; the model below knows none of it."""
+    """Two outputs whose noise is shifted, correlated, and grows with x; the model below ignores all three."""
     generator = torch.Generator().manual_seed(seed)
     x = 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64) - 1
     noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def coverage_by_x(model: lc.ConditionalFlow, x: torch.Tensor, y: torch.Tensor) -> tuple[list, list]:
-    """Middle of 20 slices of x, and the share of their points inside the 90 % region."""
+    """Centres of 20 slices of x, and the share of their points inside the 90 % region."""
     inside = lc.latent_pit(model(x), y) <= 0.9
     slices = x[:, 0].argsort().chunk(20)
     return [float(x[s].mean()) for s in slices], [float(inside[s].double().mean()) for s in slices]

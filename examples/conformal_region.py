@@ -1,4 +1,4 @@
-"""Regions that hold a new point with at least the wanted probability, and a picture of them.
+"""Regions that contain a new point with at least the requested probability, and a picture of them.
 
 python examples/conformal_region.py [folder]    # writes conformal_region.png, into demo/ by default
 """
@@ -14,7 +14,7 @@ import latentcal as lc
 
 def main(folder: Path) -> None:
     """Compare scores by coverage and size, and draw one region."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(2500, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:500], y[:500])
@@ -25,9 +25,9 @@ def main(folder: Path) -> None:
         inside = region.contains(y_new, x_new).double().mean()
         volume = region.volume(x_new[:50], samples=512, generator=generator).value.mean()
         print(f"{score:<7} {inside:.1%} of new points inside, mean volume {volume:.1f}")
-    # n calibration rows pin the coverage of one region down to an interval.
+    # With n calibration rows, the coverage of one region lies in an interval.
     low, high = lc.guarantee(lc.EmpiricalRadius(region.scores), region.scores).coverage_interval(0.9)
-    print(f"promised: 90 %; of regions made from 1,000 rows, 95 % hold {low:.1%} to {high:.1%}")
+    print(f"nominal coverage 90 %; 95 % of regions made from 1,000 rows cover {low:.1%} to {high:.1%}")
 
     region = lc.conformal_region(flow, *calibration, coverage=[0.5, 0.9])
     ax = region.plot(x_new[:1])

@@ -1,4 +1,4 @@
-"""The probability of an event, and the action that it calls for.
+"""The probability of an event, and the best action.
 
 python examples/decide.py
 """
@@ -11,12 +11,12 @@ import latentcal as lc
 
 
 def main() -> None:
-    """Act by the chances of a model that is too sure of itself, and by those of the recalibrated one."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    """Decide by the probabilities of an overconfident model, and by those of the recalibrated model."""
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x = 1.5 * torch.randn(3000, 2, generator=generator)
     y = x + torch.randn(3000, 2, generator=generator)
-    flow = lc.from_functions(  # says that the error is 0.5; it is 1
+    flow = lc.from_functions(  # assumes a standard deviation of 0.5; the true one is 1
         lambda y, x: ((y - x) / 0.5, y.new_full((len(y),), -2 * math.log(0.5))),
         lambda z, x: x + 0.5 * z,
         dim=2,

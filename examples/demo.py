@@ -1,4 +1,4 @@
-"""Train a flow on an arc, see that its probabilities are wrong, repair them, and draw both."""
+"""Train a flow on an arc, measure its miscalibration, recalibrate it, and draw both models."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ import torch
 import latentcal as lc
 from latentcal import plots
 
-torch.set_num_threads(1)  # tensors this small gain nothing from more
+torch.set_num_threads(1)  # more threads do not help with tensors this small
 generator = torch.Generator().manual_seed(0)
 toy = lc.toy.arc()
 (_, y_train), (_, y_validation), (_, y_cal), (_, y_test) = (
     toy.sample(n, generator) for n in (100, 500, 2000, 1000)
 )
 
-# Few points and no early stopping: the flow trusts its training points too much.
+# With few points and no early stopping, the flow overfits.
 torch.manual_seed(0)
 flow = lc.flows.ConvexPotentialFlow(dim=2, features=0)
 log = lc.flows.train_flow(
@@ -82,5 +82,6 @@ path = Path("demo/recalibration.png")
 path.parent.mkdir(exist_ok=True)
 figure.savefig(path, dpi=150)
 print(
-    f"Wrote {path}: black lines hold 1, 10, 50 and 90 % of the probability, blue dots are calibration points."
+    f"Wrote {path}: black lines enclose 1, 10, 50 and 90 % of the probability, blue dots are calibration "
+    "points."
 )

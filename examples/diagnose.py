@@ -1,4 +1,4 @@
-"""Is the model calibrated, where is it not, and what helps? The report, before and after.
+"""Diagnose a model before and after recalibration.
 
 python examples/diagnose.py
 """
@@ -9,8 +9,8 @@ import latentcal as lc
 
 
 def main() -> None:
-    """Diagnose a model that is wrong at some x, recalibrate it by x, and diagnose again."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    """Diagnose a model whose error depends on x, recalibrate it by x, and diagnose it again."""
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(3000, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000])  # one width for all x

@@ -1,4 +1,4 @@
-"""Too few rows to set any aside: train on folds, calibrate on what each left out.
+"""Cross-calibration for few rows: train on folds, calibrate on the rows that each fold leaves out.
 
 python examples/little_data.py
 """
@@ -14,8 +14,8 @@ def make_flow(x: torch.Tensor, y: torch.Tensor) -> lc.ConditionalFlow:
 
 
 def main() -> None:
-    """120 rows: half and half, or all of them for both."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    """Compare half of 120 rows for training and half for calibration with all rows for both."""
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(4120, generator)
     few, new = (x[:120], y[:120]), (x[120:], y[120:])
@@ -32,7 +32,7 @@ def main() -> None:
         u = lc.latent_pit(each(new[0]), new[1])
         nll = -each(new[0]).log_prob(new[1]).mean()
         print(f"{name:<14} NLL {nll:.3f}   L-ECE {lc.metrics.calibration_error(u):.3f}")
-    print(f"to know a coverage of 90 % within 5 %: {lc.points_needed(0.05)} points")
+    print(f"points needed for the coverage of a 90 % region to within 5 %: {lc.points_needed(0.05)}")
 
 
 if __name__ == "__main__":

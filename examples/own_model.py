@@ -1,4 +1,4 @@
-"""A model of your own becomes a flow by two functions: y to z with the log-determinant, and back.
+"""A flow from your own model by two functions: y to z with the log-determinant, and back.
 
 python examples/own_model.py
 """
@@ -7,7 +7,7 @@ import torch
 
 import latentcal as lc
 
-network = torch.nn.Linear(3, 4)  # stands for whatever you have trained
+network = torch.nn.Linear(3, 4)  # in place of your trained model
 
 
 def encode(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,11 +24,11 @@ def decode(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Check the functions, then recalibrate."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         network.weight.copy_(0.3 * torch.randn(4, 3, generator=generator))
-        network.bias.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0]))  # widths that are far too small
+        network.bias.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0]))  # scales that are far too small
     network.requires_grad_(False)
     x = torch.randn(3000, 3, generator=generator)
     y = x @ network.weight[:2].T + torch.randn(3000, 2, generator=generator)

@@ -1,4 +1,4 @@
-"""Train a flow, set rows aside, recalibrate it on them, and see what changed.
+"""Train a flow, recalibrate it on rows that were set aside, and compare it before and after.
 
 python examples/recalibrate_a_flow.py
 """
@@ -10,7 +10,7 @@ import latentcal as lc
 
 def main() -> None:
     """Print coverage and likelihood on new rows, before and after."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     toy = lc.toy.heteroscedastic_arc()
@@ -18,7 +18,7 @@ def main() -> None:
         toy.sample(n, generator) for n in (100, 200, 1000, 2000)
     )
 
-    # Few rows and no early stopping: the flow trusts them too much.
+    # With few rows and no early stopping, the flow overfits.
     flow = lc.flows.ConvexPotentialFlow(dim=2, features=x.shape[1])
     lc.flows.train_flow(
         flow,
@@ -37,7 +37,7 @@ def main() -> None:
             nll = -each(x_new).log_prob(y_new).mean()
         u = lc.latent_pit(each(x_new), y_new)
         half, most = lc.metrics.empirical_coverage(u, [0.5, 0.9])
-        print(f"{name:<7} NLL {nll:6.2f}   regions of 50 % and 90 % hold {half:.0%} and {most:.0%}")
+        print(f"{name:<7} NLL {nll:6.2f}   regions of 50 % and 90 % cover {half:.0%} and {most:.0%}")
 
 
 if __name__ == "__main__":

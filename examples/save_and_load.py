@@ -1,4 +1,4 @@
-"""A recalibrated model in a folder: safetensors and JSON, a few kilobytes, no pickle.
+"""Save a recalibrated model to a folder: safetensors and JSON, a few kilobytes, no pickle.
 
 python examples/save_and_load.py [folder]    # writes model/ and law/ there, into demo/ by default
 """
@@ -12,9 +12,9 @@ import latentcal as lc
 
 
 def main(folder: Path) -> None:
-    """Save and load one of our flows, and the law of one of somebody else's."""
+    """Save and load a flow of latentcal, and the law of a flow from another library."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(2000, generator)
     model = lc.recalibrate(lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000]), x[1000:], y[1000:])
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     size = sum(path.stat().st_size for path in (folder / "model").iterdir())
     print(f"{size / 1024:.0f} kB; calibrated on {same.recalibration.n:,} rows")
 
-    # Of a flow that is not ours the law is saved; you bring the flow.
+    # For a flow from another library, only the law is saved; you provide the flow.
     theirs = lc.from_functions(
         lambda y, x: (y - x[:, :2], y.new_zeros(len(y))), lambda z, x: z + x[:, :2], dim=2
     )

@@ -1,4 +1,4 @@
-"""A law that learns as rows come in: the noise doubles halfway, and coverage comes back.
+"""A law that is updated with every batch: the noise doubles after row 3,000, and the coverage recovers.
 
 python examples/streaming.py
 """
@@ -9,13 +9,13 @@ import latentcal as lc
 
 
 def main() -> None:
-    """Score each batch before it is learned, with and without updates."""
-    torch.set_num_threads(1)  # tensors this small gain nothing from more
+    """Score each batch before the update with it, with and without updates."""
+    torch.set_num_threads(1)  # more threads do not help with tensors this small
     generator = torch.Generator().manual_seed(0)
     x, y = lc.toy.heteroscedastic_linear().sample(4000, generator)
     flow = lc.flows.LinearGaussianFlow.fit(x[:1000], y[:1000])
     centre = flow.decode(torch.zeros_like(y), x)
-    y[3000:] = centre[3000:] + 2 * (y[3000:] - centre[3000:])  # the world changes at row 3,000
+    y[3000:] = centre[3000:] + 2 * (y[3000:] - centre[3000:])  # the noise doubles from row 3,000 on
 
     fixed = lc.recalibrate(flow, x[1000:2000], y[1000:2000])
     stream = lc.recalibrate(flow, x[1000:2000], y[1000:2000], fit=lc.StreamingRadius.fit)

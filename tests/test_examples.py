@@ -11,10 +11,10 @@ from printed import contains
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
     "beyond_one_radius": ["Chosen: aligned by x, radial by x"],
-    "conformal_region": ["promised: 90 %; of regions made from 1,000 rows, 95 % hold 88.1% to 91.8%"],
+    "conformal_region": ["nominal coverage 90 %; 95 % of regions made from 1,000 rows cover 88.1% to 91.8%"],
     "decide": ["before  mean chance 2.6% (happened 4.8%)", "after   mean chance 5.2% (happened 4.8%)"],
     "diagnose": ["Not calibrated: ", "Recalibration helped", "Calibrated as far as"],
-    "little_data": ["crossed, by x", "within 5 %: 160 points"],
+    "little_data": ["crossed, by x", "90 % region to within 5 %: 160"],
     "own_model": ["All 13 checks passed.", "before  L-ECE 0.389"],
     "recalibrate_a_flow": ["before  NLL", "after   NLL"],
     "save_and_load": ["same log densities: True", "with it: StackedRadius"],

@@ -1,9 +1,9 @@
-"""Size and shape of the code: modules, lines, names, arguments, repetitions.
+"""Size and structure of the code: modules, lines, names, arguments, repetitions.
 
-    python tools/census.py [FOLDER ...]              # by default src and, where there is one, studies
-    python tools/census.py --commit COMMIT [...]     # the same of another commit
+    python tools/census.py [FOLDER ...]              # by default src and, if it exists, studies
+    python tools/census.py --commit COMMIT [...]     # the same for another commit
 
-Prints a line for each package (modules, lines) and, for everything together, what makes code hard to find.
+Prints a line for each package (modules, lines), and totals of what makes code hard to find.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = 6  # lines that make a repetition
+RUN = 6  # identical lines that count as a repetition
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -31,7 +31,7 @@ def list_modules(root: Path, folders: list[str]) -> list[Path]:
 
 
 def find_functions(tree: ast.Module) -> Iterator[FunctionNode]:
-    """Functions and methods, nested ones too."""
+    """Functions and methods, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, FunctionNode))
 
 
@@ -44,14 +44,14 @@ def count_body_lines(function: FunctionNode) -> int:
 
 
 def count_arguments(function: FunctionNode) -> int:
-    """Arguments that a caller may give."""
+    """Number of arguments that a caller can pass."""
     own = function.args
     names = [argument.arg for argument in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
     return len([name for name in names if name not in ("self", "cls")])
 
 
 def find_repetitions(sources: dict[Path, str]) -> list[tuple[str, str]]:
-    """Pairs of places that share at least six lines to the letter, each pair of files and runs once."""
+    """Pairs of places with at least six identical lines, each pair of files and runs once."""
     windows: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     kept: dict[Path, list[tuple[int, str]]] = {}
     for path, source in sources.items():
@@ -72,7 +72,7 @@ def find_repetitions(sources: dict[Path, str]) -> list[tuple[str, str]]:
 
 
 def count_public_names(package: Path) -> int:
-    """Names that a package offers: of its table for ``attach``, where it is lazy, or of ``__all__``."""
+    """Number of public names of a package: in its table for ``attach`` if it is lazy, or in ``__all__``."""
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
@@ -89,7 +89,7 @@ def count_public_names(package: Path) -> int:
 
 
 def take_census(root: Path, folders: list[str]) -> dict[str, object]:
-    """What is counted, by its name."""
+    """The counts by name."""
     sources = {
         path.relative_to(root): path.read_text(encoding="utf-8") for path in list_modules(root, folders)
     }
@@ -103,14 +103,14 @@ def take_census(root: Path, folders: list[str]) -> dict[str, object]:
         "modules above 400 lines": [f"{path} ({n})" for path, n in lengths.items() if n > 400],
         "median lines of a function": median(map(count_body_lines, functions)),
         "functions with 10 or more arguments": sum(count_arguments(f) >= 10 for f in functions),
-        "file names that stand twice": sorted(name for name, n in names.items() if n > 1),
+        "duplicate file names": sorted(name for name, n in names.items() if n > 1),
         "pairs of files that repeat six lines": len(find_repetitions(sources)),
         "names at the top level": count_public_names(root / "src" / "latentcal"),
     }
 
 
 def list_packages(root: Path, folders: list[str]) -> list[tuple[str, int, int]]:
-    """Every package of the first and second level with its modules and lines."""
+    """Every package of the first and second level with its numbers of modules and lines."""
     sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for path in list_modules(root, folders):
         parts = path.relative_to(root).parts
@@ -126,9 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="*")
-    parser.add_argument(
-        "--commit", help="count the files of this commit instead of those of the working tree"
-    )
+    parser.add_argument("--commit", help="count the files of this commit instead of the working tree")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         root = ROOT

@@ -1,4 +1,4 @@
-"""Pictures of the gallery that no example and no tutorial draws: reliability, paths, and the report.
+"""Draw the pictures of the gallery that no example or tutorial draws: reliability, paths, and the report.
 
     python tools/draw_gallery.py [folder]    # into docs/images by default; the report needs Chromium
 
@@ -43,7 +43,7 @@ def reliability(folder: Path) -> None:
 
 
 def paths(folder: Path) -> None:
-    """Paths of a forecast as it was, and after its correlations were learned."""
+    """Paths of a forecast before and after its correlations were learned."""
     names = _code("how_to/quantile_forecasts.md", blocks=1)
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.6), sharey=True, layout="constrained")
     for ax, title, each in zip(axes, ("before", "after"), (names["flow"], names["model"]), strict=True):
@@ -54,10 +54,10 @@ def paths(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    """The report in a wide light window and, beside it, in a narrow dark one."""
+    """The report in a wide light window and in a narrow dark one, side by side."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        print("No Chromium: report.png is left as it is.")
+        print("Chromium not found: report.png is not redrawn.")
         return
     names = _code("how_to/diagnose.md", blocks=1)
     with tempfile.TemporaryDirectory() as place:
@@ -83,7 +83,7 @@ def report(folder: Path) -> None:
 
 
 def _code(page: str, *, blocks: int) -> dict[str, object]:
-    """Names that the first blocks of Python of a page define."""
+    """Names defined by the first Python blocks of a page."""
     names: dict[str, object] = {}
     found = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
     for code in found[:blocks]:

@@ -1,11 +1,11 @@
-"""What comes of random calls of the public functions: answers, clear errors, and nothing else.
+"""Random calls of the public functions; each must give an answer or a clear error.
 
     python tools/fuzz_api.py --write            20,000 calls, counts by function
-    python tools/fuzz_api.py --case 1234        one call again, with what was given
+    python tools/fuzz_api.py --case 1234        repeat one call and print its arguments
 
-A call is made by its number alone. ``--write`` puts the counts into ``tools/results/fuzz_api.csv``; with
-``--add`` they are added to those that are there, of other numbers or of one function (``--only``).
-Calls that went wrong are printed with their numbers, and the exit status is then 1.
+A call is determined by its number. ``--write`` writes the counts to ``tools/results/fuzz_api.csv``; with
+``--add``, they are added to the existing counts of other numbers or of one function (``--only``). Calls with
+a bad outcome are printed with their numbers, and the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN = 300
 
 
 def function_of(number: int, only: str | None) -> tuple[str, random.Random]:
-    """The function that a case calls, cheap ones more often, and the source of its choices."""
+    """The function of a case (cheap ones are more frequent), and its source of randomness."""
     source = random.Random(number)
     names = [name for name in TABLE if only is None or only in name]
     return source.choices(names, [EFFORT[name] ** -0.6 for name in names])[0], source
@@ -68,10 +68,10 @@ def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--only", help="functions with this in their name")
+    parser.add_argument("--only", help="only functions whose name contains this")
     parser.add_argument("--case", type=int, help="one case, in detail")
     parser.add_argument("--write", action="store_true", help="write the counts")
-    parser.add_argument("--add", action="store_true", help="add them to those in the file")
+    parser.add_argument("--add", action="store_true", help="add the counts to those in the file")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)

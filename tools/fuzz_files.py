@@ -1,21 +1,20 @@
-"""Damaged and forged model files: each is read as it was, refused in one line, or is another valid model.
+"""Damaged and forged model files; each must load unchanged, be refused clearly, or be another valid model.
 
     python tools/fuzz_files.py                  # 105,000 cases, writes results/fuzz_files.csv
-    python tools/fuzz_files.py --first 4711 --cases 1   # one case again, with what came of it
+    python tools/fuzz_files.py --first 4711 --cases 1   # repeat one case and print its outcome
 
-A run that was stopped goes on where it was. A case is a number: it names the model (one of every kind that
-can be saved), the damage and where it is done.
-Two in five change bytes; the others edit the manifest or the tensors and give the files the checksums of the
-edit, as an attacker would. Outcomes:
+An interrupted run resumes. The number of a case determines the model (one of every kind that can be saved),
+the damage and its place. Two in five cases change bytes. The others edit the manifest or the tensors and
+update the checksums, as an attacker would. Outcomes:
 
-- identical answer: what is loaded answers as the model that was saved;
-- clear error: ``ModelFileError``, or the command line's own error, of one line;
-- valid edit: another number, finite, of the type, shape and dtype of the one in its place, accepted by the
-  checks of the constructors, and answers without NaN;
-- another model: to the last bit the file that ``save`` writes for another valid model, such as another law
-  with the same arguments;
-- refused when asked: a valid edit or another model whose answer to these inputs is a ``ValueError``, such as
-  one for another number of features;
+- identical answer: the loaded model answers as the saved model;
+- clear error: ``ModelFileError``, or an error of the command line, in one line;
+- valid edit: a changed number that is finite, has the type, shape and dtype of the original, is accepted by
+  the checks of the constructors, and gives answers without NaN;
+- another model: bit for bit the file that ``save`` writes for another valid model, such as another law with
+  the same arguments;
+- refused when asked: a valid edit or another model that answers these inputs with a ``ValueError``, for
+  example because it has another number of features;
 - other exception, silently different, hang (more than 5 s of computing), more than 1 GB: must not happen.
 """
 
@@ -79,11 +78,11 @@ _VALUES: tuple[Any, ...] = (
 Document = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 Files = tuple[bytes | None, bytes | None]
-"""Content of the manifest and of the file of numbers; None for no such file."""
+"""Content of the manifest and of the file of numbers; None if there is no such file."""
 
 
 class Original:
-    """A saved model, as files and as what it answers."""
+    """A saved model: its files and its answers."""
 
     def __init__(self, name: str, kind: Kind, folder: Path) -> None:
         self.name, self.kind = name, kind
@@ -106,7 +105,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def parent_of(node: Any, path: tuple[Any, ...]) -> Any:
-    """What holds a place."""
+    """The container of a place."""
     for key in path[:-1]:
         node = node[key]
     return node
@@ -116,7 +115,7 @@ def parent_of(node: Any, path: tuple[Any, ...]) -> Any:
 
 
 def flip(rng: random.Random, content: bytes) -> bytes:
-    """Some bits are others."""
+    """Flip some bits."""
     damaged = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
@@ -124,7 +123,7 @@ def flip(rng: random.Random, content: bytes) -> bytes:
 
 
 def cut(rng: random.Random, content: bytes) -> bytes:
-    """The end is missing, or a piece in between, or something is behind it."""
+    """Remove the end or a piece, or append bytes."""
     place = rng.randrange(len(content) + 1)
     end = min(len(content), place + rng.randrange(1, 65))
     return rng.choice(
@@ -133,7 +132,7 @@ def cut(rng: random.Random, content: bytes) -> bytes:
 
 
 def damage_bytes(rng: random.Random, own: Original, others: list[Original]) -> tuple[str, Files]:
-    """Damage without right checksums."""
+    """Damage bytes without updating the checksums."""
     what = rng.choice(("bits", "bits", "truncation", "truncation", "swapped files", "missing file"))
     other, first = rng.choice(others), rng.random() < 0.5
     if what == "swapped files":
@@ -147,11 +146,11 @@ def damage_bytes(rng: random.Random, own: Original, others: list[Original]) -> t
     return what, (own.manifest, change(rng, own.numbers))
 
 
-# --- forged content with right checksums
+# --- forged content with correct checksums
 
 
 def edit_value(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """A value anywhere is another one, of the same or of any type."""
+    """Replace a value by another one, of the same or of any type."""
     path = rng.choice([*places(document)])
     holder = parent_of(document, path)
     old = holder[path[-1]]
@@ -165,7 +164,7 @@ def edit_value(rng: random.Random, document: Document, tensors: Tensors, others:
 
 
 def edit_key(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """An entry is missing, added or renamed; an item is missing or there twice."""
+    """Remove, add or rename an entry; remove or duplicate an item."""
     path = rng.choice([*places(document)])
     holder, key = parent_of(document, path), path[-1]
     what = rng.choice(("missing", "extra", "renamed"))
@@ -186,7 +185,7 @@ def edit_key(rng: random.Random, document: Document, tensors: Tensors, others: l
 
 
 def edit_class(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """An object is of another class, or has another number, or is one that was met before."""
+    """Change the class or the number of an object, or replace it by an earlier object."""
     paths = [path for path in places(document) if isinstance(_at(document, path), dict)]
     objects = [_at(document, path) for path in paths if "id" in _at(document, path)]
     if not objects:
@@ -208,7 +207,7 @@ def edit_class(rng: random.Random, document: Document, tensors: Tensors, others:
 
 
 def edit_tree(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """A part is replaced by another one of this model or of another model, or buried in lists or laws."""
+    """Replace a part by another one of this or another model, or nest it in lists or laws."""
     path = rng.choice([*places(document)])
     holder = parent_of(document, path)
     what = rng.choice(("own part", "part of another", "deep lists", "deep laws"))
@@ -228,7 +227,7 @@ def edit_tree(rng: random.Random, document: Document, tensors: Tensors, others: 
 
 
 def edit_tensor(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """A tensor is missing, added, renamed, of another shape or dtype, or has other numbers."""
+    """Remove, add or rename a tensor, or change its shape, dtype or numbers."""
     if not tensors:
         tensors["model.extra"] = torch.zeros(2)
         return "extra tensor"
@@ -281,7 +280,7 @@ def edit_tensor(rng: random.Random, document: Document, tensors: Tensors, others
 
 
 def edit_frame(rng: random.Random, document: Document, tensors: Tensors, others: list[Original]) -> str:
-    """What stands around the model is another, and is not put right again."""
+    """Change the entries around the model without correcting the checksums."""
     document["_frame"] = rng.choice(
         (
             ("version", rng.choice(_VALUES)),
@@ -303,7 +302,7 @@ _EDITS: tuple[Callable[..., str], ...] = (
 
 
 def forge(rng: random.Random, own: Original, others: list[Original]) -> tuple[str, Files]:
-    """One edit or two, with checksums of what came of it."""
+    """Make one or two edits, with correct checksums of the result."""
     document = {
         name: copy.deepcopy(own.document[name])
         for name in ("model", "estimator", "table")
@@ -359,7 +358,7 @@ def make_case(number: int, originals: list[Original]) -> tuple[Original, str, Fi
 
 
 def outcome_of(own: Original, files: Files, folder: Path) -> tuple[str, str]:
-    """Outcome of a case, and what was said or differs."""
+    """Outcome of a case, with the error or the difference."""
     for name, content in (("model.json", files[0]), (own.numbers_name, files[1])):
         (folder / name).unlink(missing_ok=True)
         if content is not None:
@@ -439,7 +438,7 @@ def _has_nan(answer: Any) -> bool:
 
 
 def _is_number_edit(own: Original, files: Files) -> bool:
-    """Whether nothing but numbers differs: finite, each of the type, shape and dtype of the old one."""
+    """Whether only numbers differ, all finite and with the old type, shape and dtype."""
     document, tensors = json.loads(files[0] or b""), from_safetensors(files[1] or b"")
     sections = ("model", "estimator", "table")
     if [_skeleton(document.get(name)) for name in sections] != [
@@ -463,7 +462,7 @@ def _skeleton(node: Any) -> Any:
 
 
 def _is_own_file(own: Original, loaded: Any, files: Files, folder: Path) -> bool:
-    """Whether saving what was loaded gives these files again."""
+    """Whether saving the loaded model gives the same files."""
     again = folder.with_name("again")
     shutil.rmtree(again, ignore_errors=True)
     own.kind.write(loaded, again)
@@ -496,7 +495,7 @@ def run_batch(numbers: range, originals: list[Original], folder: Path, report: C
 
 
 def run(first: int, cases: int, originals: list[Original], folder: Path) -> Iterator[list[Any]]:
-    """Rows (number, model, damage, outcome, text), from processes that may die of a case."""
+    """Rows (number, model, damage, outcome, text) from processes that may die in a case."""
     done, end = first, first + cases
     while done < end:
         numbers = range(done, min(done + _BATCH, end))
@@ -528,7 +527,7 @@ def run(first: int, cases: int, originals: list[Original], folder: Path) -> Iter
 
 
 def read_counts(path: Path) -> Counter[tuple[str, str, str]]:
-    """Cases by model, damage and outcome that a stopped run has counted."""
+    """Counts of an interrupted run by model, damage and outcome."""
     if not path.exists():
         return Counter()
     with path.open(newline="") as file:
@@ -538,7 +537,7 @@ def read_counts(path: Path) -> Counter[tuple[str, str, str]]:
 
 
 def write_counts(path: Path, counts: Counter[tuple[str, str, str]]) -> None:
-    """Write what ``read_counts`` reads."""
+    """Write the counts for ``read_counts``."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["model", "damage", "outcome", "cases"])
@@ -546,7 +545,7 @@ def write_counts(path: Path, counts: Counter[tuple[str, str, str]]) -> None:
 
 
 def main() -> None:
-    """Run cases, print what went wrong, write the counts."""
+    """Run cases, print bad outcomes, write the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=105_000)

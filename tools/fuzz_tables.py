@@ -1,21 +1,21 @@
-"""Random tables, well-formed and damaged, through the readers and the command line: what comes of them.
+"""Random tables, well-formed and damaged, through the readers and the command line.
 
     python tools/fuzz_tables.py                 # 21,000 tables, writes results/fuzz_tables.csv
-    python tools/fuzz_tables.py --case 1234     # one of them with its traceback; --keep DIR keeps it
+    python tools/fuzz_tables.py --case 1234     # one table with its traceback; --keep DIR keeps it
 
-A table is drawn by its number, so that each can be made again. Mutation ``number % 50`` is applied to it, now
-and then a second one. One table in forty goes through the command line (fit with a linear flow, predict,
+A table is determined by its number and can be made again. Mutation ``number % 50`` is applied to it, and
+sometimes a second one. One table in forty goes through the command line (fit with a linear flow, predict,
 diagnose), all others through ``load_csv``, ``split`` and ``Preprocessing``. Outcomes:
 
-- answer: and every number that was not changed is the one that was written;
-- clear error: ValueError, TypeError or an error of the command line, raised by latentcal itself, on one line
-  of at most 300 characters beside the path;
+- answer: every number that was not changed is read as it was written;
+- clear error: ValueError, TypeError or an error of the command line, raised by latentcal itself, in one line
+  of at most 300 characters besides the path;
 - other exception: of another type, from inside another library, or longer than that;
 - silently different: other numbers or rows than those written, a formula or escape sequence in an answer;
 - hang: more than 10 s of processor time, or two minutes;
 - over 1 GB: peak memory of the whole process.
 
-The results have one line for each mutation, appended when it is done; a run that was stopped goes on there.
+The results have one row for each mutation, appended when it is done; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ PACKAGES = (str(Path(lc.__file__).parent), str(Path(click.__file__).parent))
 
 
 class DifferentError(Exception):
-    """An answer that is not what the file says."""
+    """An answer that differs from the file."""
 
 
 class HangError(BaseException):
-    """No answer in time; not an Exception, so that nothing catches it."""
+    """No answer in time; not an Exception, so that no handler catches it."""
 
 
 def build(number: int) -> Draft:
@@ -87,7 +87,7 @@ def build(number: int) -> Draft:
 
 
 def check_values(draft: Draft, data: lc.tables.TableDataset) -> None:
-    """Raise where a number was not read as it was written."""
+    """Raise if a number was not read as it was written."""
     if draft.rows not in (None, data.file_rows):
         raise DifferentError(f"{data.file_rows} rows instead of {draft.rows}")
     names = [name.strip() for name in draft.names]
@@ -115,7 +115,7 @@ def _views(data: lc.tables.TableDataset, name: str, values: np.ndarray, written:
 
 
 def through_library(draft: Draft, path: Path, random: np.random.Generator) -> None:
-    """Read the file, split it, and encode it again by the rules that were learned."""
+    """Read the file, split it, and encode it with the learned rules."""
     options: dict = {"min_rows": 10, **draft.options}
     if random.random() < 0.3:
         options["max_rows"] = int(random.integers(10, 80))
@@ -129,7 +129,7 @@ def through_library(draft: Draft, path: Path, random: np.random.Generator) -> No
     form = {key: options[key] for key in ("delimiter", "encoding") if key in options}
     again = rules.transform(path, targets=True, missing="drop", **form)
     places = {row: place for place, row in enumerate(again.rows.tolist())}
-    # With max_rows the rules are those of some rows: others may have gaps or categories of their own.
+    # With max_rows, the rules come from some rows; others may have further gaps or categories.
     chosen = [places[row] for row in data.rows.tolist()]
     if not (torch.equal(again.x[chosen], data.x) and torch.equal(again.y[chosen], data.y)):
         raise DifferentError("x or y by transform")
@@ -156,7 +156,7 @@ def run_command(*words: object) -> tuple[int, str, str]:
 
 
 def through_commands(draft: Draft, original: Draft, path: Path, random: np.random.Generator) -> None:
-    """Fit to the file, or to the table as it was; then predict and diagnose."""
+    """Fit to the file or to the undamaged table, then predict and diagnose."""
     learned = path
     form = ["--missing", "drop"]
     form += [word for key, value in draft.options.items() for word in (f"--{key}", value)]
@@ -210,7 +210,7 @@ def _check_predictions(out: str, rows: int) -> None:
 
 
 def classify(error: BaseException, path: Path) -> tuple[str, str]:
-    """Outcome and what to show of an error."""
+    """Outcome of an error, and the text to show."""
     if isinstance(error, HangError):
         return "hang", "no answer in time"
     if isinstance(error, DifferentError):
@@ -230,7 +230,7 @@ def _classify_command(stream: str, path: Path) -> tuple[str, str]:
 
 
 def _judged(lines: list[str], message: str, path: Path) -> tuple[str, str]:
-    """Outcome by a traceback: a clear error is raised on purpose, and so is each one that it quotes."""
+    """Outcome of a traceback; a clear error is raised on purpose, as is each error that it quotes."""
     message = message.replace(str(path), "PATH").replace(str(path.parent), "DIR")
     blocks: list[tuple[str, bool]] = []  # type and text of each error of the chain, and whether it is our own
     file = code = ""
@@ -255,7 +255,7 @@ def _readable(message: str) -> bool:
 
 
 def peak() -> int:
-    """Most memory of this process since ``forget_peak``, where the system can tell; else since its start."""
+    """Peak memory of this process since ``forget_peak`` if the system supports it, else since its start."""
     try:
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -269,7 +269,7 @@ def forget_peak() -> None:
 
 
 def run(number: int, folder: Path, debug: bool = False) -> tuple[str, str]:
-    """Outcome of a case, and what to show of it."""
+    """Outcome of a case, and the text to show."""
     draft, original = build(number), draw(np.random.default_rng([20_26, number]))
     random = np.random.default_rng([7, number])
     path = folder / f"table{draft.suffix}"
@@ -307,9 +307,9 @@ def run(number: int, folder: Path, debug: bool = False) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=21_000)
-    parser.add_argument("--case", type=int, help="one case alone, with its traceback")
-    parser.add_argument("--keep", type=Path, help="folder that keeps the files of --case")
-    parser.add_argument("--only", help="one mutation alone; nothing is written")
+    parser.add_argument("--case", type=int, help="run only this case, with its traceback")
+    parser.add_argument("--keep", type=Path, help="folder for the files of --case")
+    parser.add_argument("--only", help="run only this mutation and write nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

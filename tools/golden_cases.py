@@ -1,11 +1,11 @@
-"""Answers of the whole library on fixed inputs, to compare two versions of the code on one machine.
+"""Results of the whole library on fixed inputs, to compare two versions of the code on one machine.
 
     python tools/golden_cases.py write before.json     # with one version on the path
     python tools/golden_cases.py write after.json      # with another
     python tools/golden_cases.py compare before.json after.json
 
-Every case is a few float64 numbers: log densities, draws with a seed, regions, p-values, scores. Names are
-looked up wherever the package has them, so that a case outlives a move.
+Every case is a few float64 numbers: log densities, draws with a seed, regions, p-values, scores. Public names
+are found wherever they are in the package, so that a case does not depend on the module of a name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def find(name: str) -> Any:
-    """A public name of the package, wherever it lives."""
+    """A public name of the package, in any module."""
     for place in (
         lc,
         *(
@@ -52,7 +52,7 @@ def find(name: str) -> Any:
 
 
 def seeded(seed: int = 0) -> torch.Generator:
-    """A generator of its own."""
+    """A separate generator with a seed."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -374,7 +374,7 @@ def flatten(value: Any) -> list[float]:
 
 
 def compute_all() -> dict[str, list[float] | str]:
-    """Every case; the error's text where one fails."""
+    """The numbers of every case, or the text of its error."""
     torch.set_num_threads(1)
     answers: dict[str, list[float] | str] = {}
     for name, function in CASES.items():
@@ -383,13 +383,15 @@ def compute_all() -> dict[str, list[float] | str]:
             torch.manual_seed(0)
             try:
                 answers[name] = flatten(function())
-            except Exception as error:  # a case that cannot be computed is a finding, not the end
+            except (
+                Exception
+            ) as error:  # a case that cannot be computed is a result and does not stop the others
                 answers[name] = f"{type(error).__name__}: {error}"
     return answers
 
 
 def largest_difference(before: list[float], after: list[float]) -> float:
-    """Largest of |a - b| / max(1, |a|); infinite where only one is finite or the lengths differ."""
+    """Largest |a - b| / max(1, |a|); infinite if only one is finite or the lengths differ."""
     if len(before) != len(after):
         return math.inf
     worst = 0.0
@@ -401,7 +403,7 @@ def largest_difference(before: list[float], after: list[float]) -> float:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
-    """Print what differs; the number of cases that do."""
+    """Print the cases that differ and return their number."""
     wrong = 0
     for name in sorted(before.keys() | after.keys()):
         a, b = before.get(name, "absent"), after.get(name, "absent")

@@ -1,12 +1,12 @@
-"""Saves that are killed, run into a full disk, lack permission or meet another writer.
+"""Saves that are killed, meet a full disk, lack permission, or run at the same time as another save.
 
     python tools/kill_saves.py                  # some minutes; writes results/kill_saves.csv
 
-Each attempt is a process forked from this one, so that it starts at once, and ends by SIGKILL: before one of
-its file events (every one in turn: open, rename, remove, make a folder, truncate, write, fsync; of a database
-every command and every few steps of one), or after a random time. Afterwards the folder must hold the old or
-the new thing, whole, and the next save must leave nothing but a manifest and its numbers. Needs a system with
-fork.
+Each attempt is a process forked from this one, so that it starts quickly, and ends by SIGKILL: before one of
+its file events or after a random time. Every event is tried (open, rename, remove, make a folder, truncate,
+write, fsync; for a database, every command and every few steps of one). Afterwards, the folder must contain
+the complete old or new version, and the next save must leave only a manifest and its numbers. Needs a system
+with fork.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STEPS = 5  # of a database's virtual machine
 
 
 class Subject(NamedTuple):
-    """Something that is written again and again.
+    """Something that is saved repeatedly.
 
     Args:
         write: writes version 0, 1, ... to a place.
@@ -109,13 +109,13 @@ def subjects(folder: Path) -> dict[str, Subject]:
 
 
 def append_record(place: Path, version: int) -> None:
-    """Add a record of the version, of some size."""
+    """Add a record of the version, with some content."""
     record = {"id": str(version), "status": "done", "filling": "x" * (997 * (version % 7))}
     Store(place / "records.sqlite").append([record])
 
 
 def last_record(place: Path) -> int:
-    """The last record; all before it must be there."""
+    """The version of the last record; raises if an earlier one is missing."""
     ids = [int(record["id"]) for record in Store(place / "records.sqlite").records()]
     if ids != [*range(len(ids))]:
         raise ValueError(f"records {ids[:5]}... are not consecutive")
@@ -123,7 +123,7 @@ def last_record(place: Path) -> int:
 
 
 def quiet(*words: object) -> None:
-    """Run a command without a word; raises where it fails."""
+    """Run a command without output; raises if it fails."""
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -137,7 +137,7 @@ def quiet(*words: object) -> None:
 
 
 def in_process(action: Callable[[], Any], patience: float | None = None) -> int:
-    """Status of a process that does something and ends; killed where it takes longer than its time."""
+    """Exit status of a process that runs an action; it is killed after a time limit."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -146,7 +146,7 @@ def in_process(action: Callable[[], Any], patience: float | None = None) -> int:
             action()
             code = 0
         except OSError as error:
-            # A database that cannot write says so in its own words.
+            # A database that cannot write raises its own error.
             told = isinstance(error.__cause__, sqlite3.OperationalError)
             code = 2 if told or error.errno in (errno.EFBIG, errno.ENOSPC, errno.EACCES, errno.EROFS) else 3
         except BaseException as error:
@@ -162,7 +162,7 @@ def in_process(action: Callable[[], Any], patience: float | None = None) -> int:
 
 
 def die_before(event: int, folder: Path) -> None:
-    """Let this process be killed before its n-th event in a folder."""
+    """Kill this process before its n-th event in a folder."""
     left, fsync, write = event, os.fsync, os.write
 
     def count() -> None:
@@ -182,7 +182,7 @@ def die_before(event: int, folder: Path) -> None:
 
 
 def _counting_connect(count: Callable[[], None]) -> Callable[..., sqlite3.Connection]:
-    """``sqlite3.connect`` whose connections count their commands, steps of them, and their end."""
+    """``sqlite3.connect`` whose connections count their commands, the steps of these, and their end."""
     connect = sqlite3.connect
 
     class Counting(sqlite3.Connection):
@@ -203,7 +203,7 @@ def _counting_connect(count: Callable[[], None]) -> Callable[..., sqlite3.Connec
 
 
 def examine(subject: Subject, place: Path, allowed: set[int], counts: Counter[str]) -> None:
-    """Count whether a place holds one of the allowed versions, what else is there, and whether that goes."""
+    """Count whether a place holds an allowed version, other files there, and whether these are removed."""
     counts["attempts"] += 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -220,7 +220,7 @@ def examine(subject: Subject, place: Path, allowed: set[int], counts: Counter[st
 
 
 def examine_next(subject: Subject, place: Path, version: int, counts: Counter[str]) -> None:
-    """Count where the next save fails, or leaves more than belongs there."""
+    """Count next saves that fail or leave further files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject.write(place, version)
@@ -277,7 +277,7 @@ def kill_at_random(name: str, subject: Subject, root: Path, kills: int, longest:
 
 
 def fill_disk(name: str, subject: Subject, root: Path) -> Counter[str]:
-    """Let files be no larger than a limit, as on a disk that is full after so many bytes."""
+    """Limit the size of files, as on a disk that becomes full."""
     counts: Counter[str] = Counter()
     for limit in (*range(0, 600, 30), *range(600, 6000, 300), *range(6000, 50_000, 4000)):
         place = root / "full"
@@ -300,7 +300,7 @@ def fill_disk(name: str, subject: Subject, root: Path) -> Counter[str]:
 
 
 def forbid(name: str, subject: Subject, root: Path, attempts: int) -> Counter[str]:
-    """Write to a folder of somebody else."""
+    """Write to a folder without permission."""
     counts: Counter[str] = Counter()
     for _ in range(attempts):
         place = root / "forbidden"
@@ -323,7 +323,7 @@ def forbid(name: str, subject: Subject, root: Path, attempts: int) -> Counter[st
 
 
 def race(subject: Subject, root: Path, races: int) -> Counter[str]:
-    """Let two processes save at once, to a folder that holds a model or is not there yet."""
+    """Let two processes save at once, to a folder that contains a model or does not exist."""
     counts: Counter[str] = Counter()
     for number in range(races):
         place = root / "race"
@@ -352,7 +352,7 @@ def race(subject: Subject, root: Path, races: int) -> Counter[str]:
 
 
 def experiments(root: Path, share: float = 1.0) -> Iterator[tuple[str, str, Counter[str]]]:
-    """All of them; ``share`` of the random ones."""
+    """Run all attempts, but only a ``share`` of the random ones."""
     found = subjects(root)
     random_kills = {
         "lc.save": (300, 0.05),
@@ -380,7 +380,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # Its own lock is shared with the forks: one that is killed within holds it for ever.
+    # Its own lock is shared with the forks: a fork that is killed while holding it never releases it.
     tqdm.set_lock(threading.RLock())
     columns = ("attempts", "new", "broken", "most left", "not cleaned", "other errors")
     with tempfile.TemporaryDirectory() as place, options.results.open("w", newline="") as file:

@@ -1,9 +1,9 @@
-"""The licences of the packages that latentcal and its extras name, as a table of the page on security.
+"""Licences of the packages that latentcal and its extras require, as the table of the page on security.
 
 python tools/licences.py           prints the table
-python tools/licences.py --write   puts it into docs/concepts/security.md
+python tools/licences.py --write   writes it to docs/concepts/security.md
 
-Licences are those that the installed packages declare in their metadata; all extras must be installed.
+The licences are those in the metadata of the installed packages; all extras must be installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "concepts" / "security.md"
 TABLE = re.compile(r"(?<=<!-- licences -->\n).*?(?=<!-- end of licences -->)", re.DOTALL)
-# Extras that are for those who work on latentcal, not for its users.
+# Extras for the development of latentcal, not for its users.
 OWN = {"dev", "docs", "all"}
 SHORT = {
     "3-Clause BSD License": "BSD-3-Clause",
@@ -32,7 +32,7 @@ SHORT = {
 
 
 def named_packages() -> dict[str, list[str]]:
-    """Packages by name, each with the extras that ask for it; "core" where all users need it."""
+    """Packages by name, each with the extras that require it; "core" if all users need it."""
     import tomllib  # from Python 3.11 on
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,14 +47,14 @@ def named_packages() -> dict[str, list[str]]:
 
 
 def licence(name: str) -> str:
-    """What a package declares: an expression, a classifier, or the first line of a text."""
+    """The licence of a package: its expression, classifier, or the first line of its text."""
     declared = metadata(name)
     expression = declared.get("License-Expression")
     classifiers = [c for c in declared.get_all("Classifier") or [] if c.startswith("License :: ")]
     kinds = [c.rpartition(" :: ")[2] for c in classifiers if not c.endswith("OSI Approved")]
     text = (declared.get("License") or "").strip().partition("\n")[0]
     answer = expression or " and ".join(kinds) or text
-    # A classifier "BSD License" leaves open which one; the text may tell.
+    # The classifier "BSD License" does not say which one; the text may.
     if answer == "BSD License" and 0 < len(text) < 40:
         answer = text
     return SHORT.get(answer, answer) or "not declared"

@@ -1,26 +1,26 @@
-"""Mutation score of the mathematical core: which small faults do the tests notice?
+"""Mutation score of the mathematical core: the share of small faults that the tests detect.
 
     nice -n 10 python tools/mutants.py --count 290 --seed 1 --quick --cap 3 --without prerank
     nice -n 10 python tools/mutants.py --survivors --without prerank
     python tools/mutants.py --score
 
-A first pass notes which tests run which lines and how long they take (in build/mutants, per test file, made
-again where the file or the core has changed). Then every mutant of a random sample, in proportion to what
-each module offers, is tried by the tests that run its line, until one fails. A row a mutant goes to
-tools/results/mutants.csv as soon as it is known; mutants with a row are not tried again, but by
-``--survivors``, which keeps the outcome of the first pass in a column of its own. Survivors that no test can
-notice are explained in tools/results/mutants_explained.csv.
+A first pass records which tests run which lines and how long they take (in build/mutants, per test file,
+repeated if the file or the core has changed). Then every mutant of a random sample, in proportion to the
+number of possible mutants of each module, is tested by the tests that run its line, until one fails. Each
+mutant is a row of tools/results/mutants.csv as soon as its outcome is known. Mutants with a row are not
+tested again, except with ``--survivors``, which keeps the outcome of the first pass in a separate column.
+Survivors that no test can detect are explained in tools/results/mutants_explained.csv.
 
-mutants_first.csv and mutants_first_explained.csv beside are an earlier sample (seed 0, of an earlier
-arrangement of the modules), for whose survivors tests were written. Its mutants are not drawn again, so the
-first pass over mutants.csv measures the tests on faults that nobody had in mind. It had two steps: ``--quick
+mutants_first.csv and mutants_first_explained.csv contain an earlier sample (seed 0, with an earlier
+arrangement of the modules); tests were written for its survivors. Its mutants are not drawn again, so the
+first pass over mutants.csv measures the tests on new faults. That sample was tested in two steps: ``--quick
 --cap 3``, then its survivors again with ``--cap 6`` before any test was added. Pre-ranks, and the probit
-mixture that only they use, are left out (``--without prerank``; eight rows were removed), and to save time
-test_persistence, test_inputs, test_numerics, test_special, test_splines and test_checks as well. Survivors
-that are explained were tried in the first step only, the others at the end by the new tests alone.
+mixture that only they use, are left out (``--without prerank``; eight rows were removed). To save time,
+test_persistence, test_inputs, test_numerics, test_special, test_splines and test_checks are left out as well.
+Explained survivors were tested in the first step only, the others at the end by the new tests alone.
 
-Both passes fork a process that has loaded torch but not latentcal; a child imports the faulty module in place
-of the true one. A mutant that takes three times as long as usual, and five seconds more, counts as killed.
+Both passes fork a process that has loaded torch but not latentcal; a child imports the faulty module instead
+of the true one. A mutant that takes five seconds more than three times the usual time counts as killed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TESTS = ("radius", "recalibration", "conformal", "metrics", *(
         "pit", "shift", "special", "splines", "transport",
     )
 ))  # fmt: skip
-# What the tests and the library load beside themselves: once, before the forks.
+# Packages that the tests and the library import, loaded once before the forks.
 WARM = ("pytest", "torch", "torch.distributions", "numpy", "scipy.stats", "scipy.special", "scipy.optimize",
         "hypothesis", "mpmath", "safetensors.torch", "zuko", "sklearn.base", "pandas", "tqdm")  # fmt: skip
 MEMORY = 8 << 30
@@ -82,14 +82,14 @@ PYTEST = [
 
 
 def files_of(names: Iterable[str], folder: str, pattern: str) -> list[str]:
-    """Python files of the named files and folders, as paths in the repository."""
+    """Python files in the named files and folders, as paths in the repository."""
     paths = [ROOT / folder / name for name in names]
     found = [path for part in paths for path in (sorted(part.glob(pattern)) if part.is_dir() else [part])]
     return [str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"]
 
 
 def leave_out(paths: Iterable[str], words: Iterable[str]) -> list[str]:
-    """Paths that contain none of the words."""
+    """The paths that contain none of the words."""
     return [path for path in paths if not any(word in path for word in words)]
 
 
@@ -99,10 +99,10 @@ def file_of(test: str) -> str:
 
 
 class Coverage:
-    """A plugin of pytest: the lines of the core that each test runs, and how long it takes.
+    """A pytest plugin that records the lines of the core that each test runs, and its duration.
 
-    What runs while a file is read is kept apart, and what a fixture of a module runs is counted for all tests
-    that ask for it.
+    Lines run while a file is imported are recorded separately. Lines run by a module's fixture are counted
+    for all tests that use it.
     """
 
     def __init__(self, core: Iterable[str]) -> None:
@@ -148,7 +148,7 @@ class Coverage:
 
 
 class Selection:
-    """A plugin of pytest: only the given tests, in the order given, each with a limit of its own."""
+    """A pytest plugin that runs the given tests in the given order, each with its own time limit."""
 
     def __init__(self, seconds: dict[str, float], say: Callable[..., None]) -> None:
         self.seconds, self.say, self.failed = seconds, say, ""
@@ -163,7 +163,7 @@ class Selection:
 
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         self.say(test=item.nodeid)
-        # By default this signal ends the process: a loop inside of torch can be stopped as well.
+        # By default, this signal ends the process, also inside a loop of torch.
         signal.setitimer(signal.ITIMER_PROF, 3 * self.seconds[item.nodeid] + 5)
         yield
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -187,7 +187,7 @@ class Faulty(importlib.machinery.SourceFileLoader):
 
 
 def cover(path: str, core: list[str], store: Path, say: Callable[..., None]) -> None:
-    """Write down what the tests of one file run, in a process of their own."""
+    """Record the lines that the tests of one file run, in a separate process."""
     import pytest
 
     plugin = Coverage(core)
@@ -203,7 +203,7 @@ def cover(path: str, core: list[str], store: Path, say: Callable[..., None]) -> 
 
 
 def attack(mutant: Mutant | None, rounds: list[dict[str, float]], say: Callable[..., None]) -> None:
-    """Tests against a mutant, round by round, in a process of their own; says which one runs, and the end.
+    """Run tests against a mutant in rounds, in a separate process; reports the running test and the end.
 
     Without a mutant the tests should pass.
     """
@@ -226,7 +226,7 @@ def attack(mutant: Mutant | None, rounds: list[dict[str, float]], say: Callable[
 
 
 def start(work: Callable[[Callable[..., None]], None]) -> tuple[int, int]:
-    """Process number and pipe of a forked child that does the work and reports what it says."""
+    """Process number and pipe of a forked child that does the work and reports its messages."""
     reading, writing = os.pipe()
     if process := os.fork():
         os.close(writing)
@@ -247,7 +247,7 @@ def start(work: Callable[[Callable[..., None]], None]) -> tuple[int, int]:
 
 
 def run_all(jobs: Iterator[tuple[Any, Callable[..., None]]], processes: int) -> Iterator[tuple[Any, Any]]:
-    """What the child of each job said last, as they end, with how long it took and whether it was stopped."""
+    """The last message of each job's child, as they end, its duration, and whether it was stopped."""
     running: dict[int, list[Any]] = {}
     jobs, waiting = iter(jobs), True
     while waiting or running:
@@ -276,7 +276,7 @@ def run_all(jobs: Iterator[tuple[Any, Callable[..., None]]], processes: int) -> 
 
 
 def coverage(core: list[str], without: list[str], processes: int) -> list[dict[str, Any]]:
-    """Seconds and lines of the tests, file by file; from the store where nothing has changed."""
+    """Seconds and lines of the tests by file; from the store if nothing has changed."""
     everything = "".join((ROOT / path).read_text(encoding="utf-8") for path in core)
     tests = leave_out(files_of(TESTS, "tests", "test_*.py"), without)
     tests += [path for path in core if ">>>" in (ROOT / path).read_text(encoding="utf-8")]
@@ -301,7 +301,7 @@ def coverage(core: list[str], without: list[str], processes: int) -> list[dict[s
 
 
 class Choice:
-    """Which tests are to be tried on a mutant; those that pass without one."""
+    """The tests to run on a mutant, among those that pass without one."""
 
     def __init__(self, files: list[dict[str, Any]]) -> None:
         self.seconds: dict[str, float] = {}
@@ -362,7 +362,7 @@ class Choice:
 
 
 def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """About ``count`` mutants, of each module in proportion to its number; at least one of each."""
+    """About ``count`` mutants, from each module in proportion to its number, at least one each."""
     total = sum(map(len, candidates.values()))
     chosen = []
     for module, mutants in candidates.items():
@@ -372,7 +372,7 @@ def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[M
 
 
 def read(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """Rows of a table by what identifies a mutant."""
+    """Rows of a table by the identifier of the mutant."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -390,7 +390,7 @@ def write(rows: Iterable[dict[str, str]]) -> None:
 
 
 def score(rows: Iterable[dict[str, str]], explained: set[tuple[str, ...]], column: str) -> str:
-    """Share of the mutants that were killed, and of those that a test could notice."""
+    """Share of killed mutants among all, and among those that a test can detect."""
     rows = [row for row in rows if row[column]]
     killed = sum(row[column].startswith("killed") for row in rows)
     equivalent = sum(
@@ -403,12 +403,14 @@ def score(rows: Iterable[dict[str, str]], explained: set[tuple[str, ...]], colum
 
 
 def main() -> None:
-    """Sample, try, write down."""
+    """Sample mutants, test them, and write the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--survivors", action="store_true", help="try those again that no test noticed")
-    parser.add_argument("--only", nargs="*", help="modules whose paths contain one of these words")
+    parser.add_argument(
+        "--survivors", action="store_true", help="test again the mutants that no test detected"
+    )
+    parser.add_argument("--only", nargs="*", help="only modules whose paths contain one of these words")
     parser.add_argument("--without", nargs="*", default=[], help="no modules or tests with such a word")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cap", type=float, default=60.0, help="seconds of tests a mutant, quickest first")
@@ -438,7 +440,9 @@ def main() -> None:
             mutants = [m for m in mutants if m.key not in rows and m.key[2:] not in tried]
         if options.only:
             mutants = [mutant for mutant in mutants if any(word in mutant.module for word in options.only)]
-        random.Random(options.seed).shuffle(mutants)  # so that what is known is a sample of all at any time
+        random.Random(options.seed).shuffle(
+            mutants
+        )  # so that the known outcomes are a random sample at any time
         given = [dict.fromkeys(options.tests or [], options.cap)]
         for _, said in run_all(iter([("", lambda say: attack(None, given, say))] * bool(options.tests)), 1):
             if "survived" not in said:

@@ -1,4 +1,4 @@
-"""Small faults to plant in a module: what each operator changes, where it applies, and the changed tree."""
+"""Small faults to insert into a module: the operators, where they apply, and the changed tree."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _PAIRS = (
 )
 _CALLS = {**dict(_PAIRS), **{second: first for first, second in _PAIRS}}
 _BOUNDED = {"clamp", "clamp_", "clip", "clamp_min", "clamp_max"}
-_WORDS = {"__repr__", "__str__", "extra_repr"}  # functions whose results are read by people
+_WORDS = {"__repr__", "__str__", "extra_repr"}  # functions whose results are only for people
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef, ast.ClassDef, ast.Try)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: which node of a module's tree an operator changes, and how the statement reads then.
+    """One fault: the node of a module's tree that an operator changes, and the changed statement.
 
     Attributes:
         module: path of the file in the repository.
@@ -76,7 +76,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What identifies the mutant in a table, as long as the lines above it stay."""
+        """The identifier of the mutant in a table, valid while the lines above it do not change."""
         return (self.module, str(self.line), self.operator, self.before, self.after)
 
     def tree(self) -> ast.Module:
@@ -88,7 +88,7 @@ class Mutant:
 
 
 def mutants_of(module: str) -> list[Mutant]:
-    """Every fault that can be planted in a file, in the order of its tree."""
+    """Every fault that can be inserted into a file, in the order of its tree."""
     tree = ast.parse(Path(module).read_text(encoding="utf-8"))
     parents, found = _parents(tree), []
     for place, node in enumerate(ast.walk(tree)):
@@ -111,7 +111,7 @@ def _head_with_fault(statement: ast.stmt, node: ast.AST, variant: int) -> str:
 
 
 def _faults(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Operators that apply at a node, each with what plants its fault there."""
+    """Operators that apply at a node, each with the function that inserts its fault."""
 
     def put(name: str, value: object) -> Callable[[], object]:
         return lambda: setattr(node, name, value)
@@ -161,14 +161,14 @@ def _other_constants(value: object) -> list[object]:
 
 
 def _is_negated_by_another(test: ast.expr) -> bool:
-    """Whether the operator of comparisons or of booleans turns a condition into its opposite already."""
+    """Whether the operator for comparisons or for booleans already negates a condition."""
     if isinstance(test, ast.Compare):
         return isinstance(test.ops[0], ast.Eq | ast.NotEq | ast.Is | ast.IsNot | ast.In | ast.NotIn)
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
 def _can_be_deleted(node: ast.AST) -> bool:
-    """Whether a statement can go without the next one missing a name that was never there."""
+    """Whether a statement can be removed without leaving a name undefined."""
     if isinstance(node, ast.AugAssign):
         return True
     if isinstance(node, ast.Expr):
@@ -184,7 +184,7 @@ def _can_be_deleted(node: ast.AST) -> bool:
 
 
 def _is_words(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a node is an annotation, part of a message, or of what people read only."""
+    """Whether a node is an annotation, part of a message, or of a text that only people read."""
     while node in parents:
         parent = parents[node]
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -250,7 +250,7 @@ def _head(statement: ast.stmt) -> str:
 
 
 def _function(statement: ast.AST, parents: dict[ast.AST, ast.AST]) -> tuple[int, int]:
-    """Lines of the body of the function that a statement belongs to, its own where it is a function."""
+    """Lines of the body of the function that contains a statement, or that the statement defines."""
     node: ast.AST | None = statement
     while node is not None and not isinstance(node, ast.FunctionDef):
         node = parents.get(node)

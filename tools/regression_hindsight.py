@@ -1,8 +1,8 @@
-"""How far the chosen model is behind the best of the models that it was chosen from, on test rows.
+"""Difference on test rows between the chosen model and the best of its candidates.
 
     LATENTCAL_DATA=... PYTHONPATH=. python tools/regression_hindsight.py --tables slump jura --splits 1
 
-Candidates do not outlive ``fit``, so ``watch`` keeps them while the method "ours, balanced" of
+Candidates are not kept after ``fit``, so ``watch`` keeps them while the method "ours, balanced" of
 studies.benchmarks.regressors is fitted. Their figures on test rows, before recalibration, are appended to
 studies/benchmarks/results/regressors_hindsight.csv.
 """
@@ -28,7 +28,7 @@ OUT, METHOD = RESULTS / "regressors_hindsight.csv", "ours, balanced"
 
 @contextmanager
 def watch() -> Iterator[list[race.Trial]]:
-    """The candidates of whatever chooses within the block."""
+    """The candidates of every choice made within the block."""
     seen: list[race.Trial] = []
     choose = race.Race.choose
 
@@ -45,7 +45,7 @@ def watch() -> Iterator[list[race.Trial]]:
 
 @torch.no_grad()
 def write_hindsight(case: Case, model: lc.FlowRegressor, trials: list[race.Trial]) -> None:
-    """A line for each candidate: its NLL on test rows, and how far the fitted model is behind it."""
+    """Records of the candidates: NLL on test rows, and the difference of the fitted model to it."""
     x, y = torch.from_numpy(case.x_new), torch.from_numpy(case.y_new)
     own = -torch.from_numpy(model.log_prob(case.x_new, case.y_new))
     units = model.base_model_

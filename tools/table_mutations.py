@@ -1,7 +1,7 @@
-"""Tables for ``fuzz_tables.py``: small random ones whose values are known, and what can be wrong with a file.
+"""Tables for ``fuzz_tables.py``: small random tables with known values, and mutations of their files.
 
 A mutation takes a well-formed draft and changes its cells, the way in which it is written, or the bytes. It
-marks the cells whose values are no longer what was written; all others must be read as they are.
+marks the cells whose values no longer are those that were written; all others must be read unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TEXTS = ("red", "green", "blue", "dark red", "Köln", "naïve", "")
 
 @dataclass
 class Draft:
-    """A table on its way into a file.
+    """A table to be written to a file.
 
     Args:
         names: of the columns.
@@ -103,12 +103,12 @@ class Draft:
         return data
 
     def forget(self, rows: int | None = None) -> None:
-        """No value need be read back; the number of rows, if given."""
+        """Do not check values; check the number of rows if it is given."""
         self.known[:] = False
         self.rows = rows
 
     def set(self, row: int, column: int, text: str, value: float | None = None) -> None:
-        """Write another text into a cell; without a value, what is read there is not checked."""
+        """Write another text into a cell; without a value, the cell is not checked."""
         self.cells[row][column] = text
         self.known[row, column] = value is not None
         self.values[row, column] = math.nan if value is None else value
@@ -154,7 +154,7 @@ def draw(random: Random, rows: tuple[int, int] = (24, 60)) -> Draft:
 
 
 def to_arrow(draft: Draft) -> pa.Table:
-    """The table with numbers where columns are numbers."""
+    """The table with numeric columns as numbers."""
     columns: list[pa.Array] = []
     for j in range(len(draft.names)):
         numeric = np.isfinite(draft.values[:, j]).all()
@@ -167,7 +167,7 @@ def _spot(draft: Draft, random: Random) -> tuple[int, int]:
 
 
 def _each(spellings: Sequence[tuple[str, float | None]]) -> Mutation:
-    """Some cells of numbers take one of the spellings, with the value that it must have, if any."""
+    """Write some numbers in one of the spellings, with the value that must be read, if any."""
 
     def mutate(draft: Draft, random: Random) -> None:
         for _ in range(int(random.integers(1, 5))):
@@ -187,7 +187,7 @@ def _bytes(change: Callable[[bytes, Random], bytes], suffix: str = "") -> Mutati
 
 
 def plain(draft: Draft, random: Random) -> None:
-    """Nothing is wrong."""
+    """Change nothing."""
 
 
 def delimiter(draft: Draft, random: Random) -> None:
@@ -293,7 +293,7 @@ def mixed_types(draft: Draft, random: Random) -> None:
 
 
 def missing(draft: Draft, random: Random) -> None:
-    # A missing number must not come back as one: the row is left out, or the column is.
+    # A missing number must not be read as a number: the row or the column is dropped.
     for _ in range(int(random.integers(1, 6))):
         row, column = _spot(draft, random)
         draft.cells[row][column] = str(random.choice(MISSING))
@@ -386,7 +386,7 @@ def repeated_header(draft: Draft, random: Random) -> None:
 def blank_lines(draft: Draft, random: Random) -> None:
     for _ in range(3):
         draft.cells.insert(int(random.integers(len(draft.cells))), [])
-    # Rows are counted without them, so the values stay where they are.
+    # They are not counted as rows, so the values keep their places.
 
 
 def spaces(draft: Draft, random: Random) -> None:

@@ -1,9 +1,9 @@
-"""The whole test suite as other machines would run it: processors, threads, orders, places, users, versions.
+"""Run the test suite under other conditions: processors, threads, orders, places, users, versions.
 
     python tools/test_matrix.py [--only NAME ...] [--list]
 
-The last commit is cloned to build/matrix and tested there once for each setting, every time with its modules,
-and the tests within them, in an order of its own. A row for each setting goes to
+The last commit is cloned to build/matrix and tested once for each setting, every time with another order of
+the modules and of the tests within them. A row for each setting is written to
 studies/benchmarks/results/test_matrix.csv as soon as it is known; settings that passed at this commit are
 not run again.
 """
@@ -34,7 +34,7 @@ UNPRIVILEGED = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 
 @dataclass(frozen=True)
 class Setting:
-    """How one run of the suite differs from ``make test``.
+    """Differences of one run of the suite from ``make test``.
 
     Attributes:
         variables: of the environment.
@@ -71,7 +71,7 @@ SETTINGS = {
 
 
 def run(command: list[str], log: Path, **options: object) -> int:
-    """Exit code of a command whose output goes to a file."""
+    """Exit code of a command; its output is written to a file."""
     with log.open("ab") as file:
         return subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, check=False, **options
@@ -79,7 +79,7 @@ def run(command: list[str], log: Path, **options: object) -> int:
 
 
 def checkout(place: str, commit: str) -> Path:
-    """A clone of the project at a commit; what was installed there stays."""
+    """Path of a clone of the project at a commit; installed packages are kept."""
     folder = FOLDER / place
     if not folder.exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
@@ -89,7 +89,7 @@ def checkout(place: str, commit: str) -> Path:
 
 
 def lowest() -> list[str]:
-    """Requirements of the project at the lowest version that it allows, as far as they go with our torch."""
+    """Requirements of the project at the lowest allowed versions that are compatible with our torch."""
     import tomllib  # from Python 3.11 on
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -125,7 +125,7 @@ def install(folder: Path, versions: str, log: Path) -> None:
 
 
 def prepare() -> None:
-    """What settings need beside a checkout: a folder that cannot be written to, and a locale."""
+    """Prepare a read-only folder and a locale for the settings that need them."""
     (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
     READ_ONLY_HOME.mkdir(exist_ok=True)
     READ_ONLY_HOME.chmod(0o555)
@@ -138,7 +138,7 @@ def prepare() -> None:
 
 
 def obstacle(setting: Setting) -> str:
-    """Why a setting cannot be tried on this machine, if so."""
+    """The reason why a setting cannot be run on this machine; empty if it can."""
     if setting.variables.get("ATEN_CPU_CAPABILITY") == "avx512":
         flags = Path("/proc/cpuinfo")
         if not flags.exists() or "avx512vl" not in flags.read_text():
@@ -203,10 +203,10 @@ def line(row: Mapping[str, object]) -> str:
 
 
 def main() -> None:
-    """Run what is left to do; exit with 1 where a setting fails."""
+    """Run the remaining settings; exit with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="name the settings and end")
+    parser.add_argument("--list", action="store_true", help="list the settings and exit")
     arguments = parser.parse_args()
     if arguments.list:
         print(*SETTINGS, sep="\n")

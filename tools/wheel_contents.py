@@ -1,4 +1,4 @@
-"""A wheel holds the files of the package's folder, its metadata, and nothing else.
+"""Check that a wheel contains the files of the package's folder and its metadata, and nothing else.
 
 python tools/wheel_contents.py WHEEL PACKAGE_FOLDER
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main(wheel: str, folder: str) -> None:
-    """Exit with the files that are missing or too many."""
+    """Exit with an error if files are missing or unexpected."""
     package = Path(folder)
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if not name.endswith("/")}
@@ -23,7 +23,7 @@ def main(wheel: str, folder: str) -> None:
     }
     missing, surplus = sorted(sources - inside), sorted(inside - metadata - sources)
     if missing or surplus or f"{package.name}/py.typed" not in inside:
-        sys.exit(f"{wheel}: missing {missing}, too much {surplus}; py.typed must be among the files.")
+        sys.exit(f"{wheel}: missing {missing}, unexpected {surplus}; py.typed must be among the files.")
     data = sorted(name for name in sources if not name.endswith(".py"))
     print(f"{Path(wheel).name}: {len(sources)} files of the package, data: {', '.join(data)}")
 
