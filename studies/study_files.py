@@ -35,7 +35,7 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     named = os.environ.get(FOLDER_VARIABLE) if folder is None else folder
     if not named:
         raise FileNotFoundError(
-            "Where the data lie is not known. "
+            "The data folder is not known. "
             f"Set the environment variable {FOLDER_VARIABLE} to the folder that holds them, or pass folder=."
         )
     root = Path(named).expanduser()

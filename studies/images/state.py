@@ -172,7 +172,7 @@ class TrainingState:
             f"{name} was {then.get(name)}, is {now[name]}" for name in now if then.get(name) != now[name]
         ]
         if facts["data"] != self.data:
-            other.append("the training images are others")
+            other.append("the training images are different")
         shapes = {name: tuple(tensor.shape) for name, tensor in _part(tensors, "flow.").items()}
         if shapes != {name: tuple(tensor.shape) for name, tensor in self.flow.state_dict().items()}:
             other.append("the flow has another architecture")

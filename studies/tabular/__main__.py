@@ -110,7 +110,7 @@ def run(
         if todo:
             run_suite(specs, store, scheduler=scheduler, workers=processes, **how)
     except KeyboardInterrupt:
-        print("What is recorded stays; the same command goes on from there.", file=sys.stderr)
+        print("Records are kept. The same command resumes.", file=sys.stderr)
         raise
     if report:
         folder = store.parent / "report"
@@ -205,27 +205,31 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         own.add_argument("--store", type=Path, default=STORE, help="file of the records (%(default)s)")
         if name in ("import", "export"):
-            own.add_argument("file", metavar="FILE", type=Path, help="of JSON lines, .jsonl or .jsonl.gz")
+            own.add_argument(
+                "file", metavar="FILE", type=Path, help="file of JSON lines, .jsonl or .jsonl.gz"
+            )
             return own
         some = "*" if name == "status" else "+"
         own.add_argument("suites", metavar="SUITE", nargs=some, type=_suite, help=", ".join(SUITES))
         if name != "status":
-            own.add_argument("--datasets", nargs="+", type=_dataset, help="only these, by any name")
+            own.add_argument("--datasets", nargs="+", type=_dataset, help="only these sets, by any name")
             own.add_argument(
                 "--weights",
                 choices=WEIGHTS,
                 default="best",
-                help="those of the best epoch, or of the one at which published training stops (%(default)s)",
+                help="of the best epoch, or of the epoch at which the published training stops (%(default)s)",
             )
         return own
 
     running = part("run", run)
-    running.add_argument("--seeds", nargs="+", action=_Seeds, help="how many (3), or which (0 1 2, or 5-9)")
+    running.add_argument(
+        "--seeds", nargs="+", action=_Seeds, help="a number of seeds (3), or the seeds (0 1 2, or 5-9)"
+    )
     running.add_argument(
         "--processes",
         type=_count,
         default=os.cpu_count() or 1,
-        help="runs at a time, with one thread each (one a core)",
+        help="parallel runs with one thread each (one per core)",
     )
     running.add_argument(
         "--methods", nargs="+", type=_method, default=METHODS, help=f"of {', '.join(METHODS)} (all)"
@@ -234,11 +238,10 @@ def _parser() -> argparse.ArgumentParser:
         "--samples",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="draw samples at the test rows; without them there is no energy score and no HDR-ECE. HDR-R "
-        "draws its own all the same",
+        help="draw samples at the test rows, which energy score and HDR-ECE need; HDR-R always draws its own",
     )
-    running.add_argument("--retry-failed", action="store_true", help="try again what failed before")
-    running.add_argument("--scheduler", metavar="ADDRESS", help="of a dask cluster, tcp://...")
+    running.add_argument("--retry-failed", action="store_true", help="repeat failed runs")
+    running.add_argument("--scheduler", metavar="ADDRESS", help="address of a dask cluster, tcp://...")
     running.add_argument(
         "--report",
         action=argparse.BooleanOptionalAction,
@@ -248,13 +251,16 @@ def _parser() -> argparse.ArgumentParser:
     part("status", show_status)
     table = part("table", show_table)
     table.add_argument("--metric", choices=TABLES, default="nll", help="which table (%(default)s)")
-    table.add_argument("--method", choices=METHODS, help="of tables about one method")
+    table.add_argument("--method", choices=METHODS, help="method of a table about one method")
     table.add_argument("--format", dest="form", choices=FORMATS, default="text")
-    table.add_argument("--out", type=Path, help="file; by default it is printed")
+    table.add_argument("--out", type=Path, help="file to write; by default, the table is printed")
     figures = part("figures", show_figures)
     figures.add_argument("--out", type=Path, required=True, help="folder of the files")
     figures.add_argument(
-        "--flows", action=argparse.BooleanOptionalAction, default=True, help="also what needs trained flows"
+        "--flows",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also draw figures that need trained flows",
     )
     part("import", import_records)
     part("export", export_records)
@@ -283,7 +289,7 @@ def _method(word: str) -> str:
 
 def _count(word: str) -> int:
     if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
     return int(word)
 
 
@@ -298,7 +304,7 @@ class _Seeds(argparse.Action):
 
 
 def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
-    """Seeds that words name: a number of them, a list, or ranges.
+    """Seeds from a number of seeds, a list, or ranges.
 
     Examples:
         >>> parse_seeds(["3"]), parse_seeds(["0", "4"]), parse_seeds(["5-7"]), parse_seeds(["3,"])
@@ -306,13 +312,13 @@ def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
     """
     parts = [part for word in words for part in word.split(",") if part]
     if not parts or not all(re.fullmatch(r"\d+(-\d+)?", part) for part in parts):
-        raise ValueError(f"{' '.join(words)!r} are no seeds; write 3, or 0 1 2, or 5-9")
+        raise ValueError(f"{' '.join(words)!r} are not seeds; write 3, or 0 1 2, or 5-9")
     ranges = [[int(end) for end in part.split("-")] for part in parts]
     if len(words) == 1 and words[0].isdigit() and ranges[0][0] > 0:
         return tuple(range(ranges[0][0]))
     seeds = dict.fromkeys(seed for ends in ranges for seed in range(ends[0], ends[-1] + 1))
     if not seeds:
-        raise ValueError(f"{' '.join(words)!r} is no seed at all; the smaller one comes first, 5-9")
+        raise ValueError(f"{' '.join(words)!r} is an empty range; write the smaller seed first, 5-9")
     return tuple(seeds)
 
 
@@ -359,7 +365,7 @@ def _refuse(lines: Sequence[str], path: Path) -> None:
     """Raise if records were made by different code and must not be combined."""
     if lines:
         raise CommandError(
-            f"The records of {path} do not belong together: {'; '.join(lines)}. "
+            f"The records of {path} cannot be combined: {'; '.join(lines)}. "
             "Begin another file with --store, and export what is to be kept."
         )
 

@@ -60,7 +60,7 @@ def mixtures(records: Iterable[Record]) -> list[str]:
         lines += _mixed("law", f" of {method}", [record for record in done if record["method"] == method])
     versions = sorted({record["version"] for record in done if "version" in record})
     if len(versions) > 1:
-        lines.append(f"records of latentcal {' and '.join(versions)} stand side by side")
+        lines.append(f"records of latentcal {' and '.join(versions)} are mixed")
     return lines
 
 
@@ -88,4 +88,4 @@ def _mixed(part: str, whose: str, records: list[Record]) -> list[str]:
     if len(kinds) < 2:
         return []
     unknown = " (one of them not recorded)" if None in kinds else ""
-    return [f"records of {len(kinds)} {_WORDS[part]}{whose}{unknown} stand side by side"]
+    return [f"records of {len(kinds)} {_WORDS[part]}{whose}{unknown} are mixed"]

@@ -66,7 +66,7 @@ class Store:
         """Raise if records cannot be added, before any is computed."""
         if self._of_lines:
             raise ValueError(
-                f"{self.path} has records as lines, which can only be read. Import them into a store: "
+                f"{self.path} is a file of JSON lines and read-only. Import it into a store: "
                 f"python -m studies.tabular import {self.path}."
             )
 

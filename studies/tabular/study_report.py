@@ -67,7 +67,7 @@ def draw_figures(
     if from_flows and (only is None or not drawings.keys() >= set(only)):
         runs = cached_runs(cells, report, **options)
         if not runs:
-            report(f"left out, since no trained flow is in the cache: {_ABOUT}")
+            report(f"omitted because no trained flow is in the cache: {_ABOUT}")
         else:
             drawings |= {f"laws_{law}": partial(law_panels, runs, law) for law in _LAWS}
             drawings["laws_compared"] = partial(law_comparison, _typical(runs), _LAWS)
@@ -77,7 +77,7 @@ def draw_figures(
                 some = {name: flat[name] for name in names[start : start + _MOST_MAPS]}
                 drawings[f"predictive_densities_{part}"] = partial(predictive_panels, some)
     for name in sorted(set(only or ()) - drawings.keys()):
-        report(f"{name} is left out: there is no such figure here")
+        report(f"{name} is left out: no such figure")
     paths = []
     with one_thread():
         for name, draw in drawings.items():

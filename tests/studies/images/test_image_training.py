@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_training_is_refused(pictures, uninterrupted):
     folder = uninterrupted.folder
     with pytest.raises(CheckpointError, match=r"warmup was 3, is 4; augment was Compose.*, is None\. Choose"):
         train_images(small_flow(), images, labels, recipe=recipe(warmup=4, augment=None), folder=folder)
-    with pytest.raises(CheckpointError, match="the training images are others"):
+    with pytest.raises(CheckpointError, match="the training images are different"):
         train_images(small_flow(), images + 0.1, labels, recipe=recipe(), folder=folder)
     other = TarFlow((1, 4, 4), 2, 8, 3, 1, num_classes=2, head_dim=4)
     with pytest.raises(CheckpointError, match="the flow has another architecture"):

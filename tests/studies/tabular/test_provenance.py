@@ -81,9 +81,9 @@ def test_records_of_this_code_may_be_added_to_and_those_of_another_law_or_initia
     known = run(spec(recalibrations=("BASE", "LR-KDE")), load=load, cache=tmp_path)
     assert made_otherwise(known) == []
     change_law(monkeypatch)
-    assert made_otherwise(known) == ["records of 2 laws of LR-KDE stand side by side"]
+    assert made_otherwise(known) == ["records of 2 laws of LR-KDE are mixed"]
     change_initialisation(monkeypatch)
-    assert made_otherwise(known)[0] == "records of 2 trainings stand side by side"
+    assert made_otherwise(known)[0] == "records of 2 trainings are mixed"
 
 
 @pytest.mark.usefixtures("_anew")
@@ -104,15 +104,13 @@ def test_an_entry_that_does_not_say_gives_records_that_do_not_say(tmp_path):
     path.write_text(json.dumps(report))
     (record,) = run(spec(recalibrations=("BASE",)), load=load, cache=tmp_path)
     assert record["made_by"]["training"] is None
-    assert mixtures([record, made()]) == [
-        "records of 2 trainings (one of them not recorded) stand side by side"
-    ]
+    assert mixtures([record, made()]) == ["records of 2 trainings (one of them not recorded) are mixed"]
 
 
 def test_rounding_is_no_other_version_and_the_law_of_another_method_neither():
     assert mixtures([made(), made(training=[1.00001, 2.0], commit="other")]) == []
     assert mixtures([made(), made(law=[9.0]) | {"method": "auto"}]) == []
-    assert mixtures([made(), made(law=[3.1])]) == ["records of 2 laws of LR-KDE stand side by side"]
+    assert mixtures([made(), made(law=[3.1])]) == ["records of 2 laws of LR-KDE are mixed"]
     assert mixtures([made(), made() | {"version": "0.2.0"}])
     assert mixtures([made(), made(law=[9.0]) | {"status": "failed"}]) == []
     unknown = {name: value for name, value in made().items() if name != "made_by"}

@@ -191,7 +191,7 @@ def test_all_figures_of_a_suite_are_written(toy, tmp_path, monkeypatch):
     assert {path.name for path in some} == {"ranks.png", "ranks.svg"}
     options = {"load": toy_study.load, "cache": cache, "report": said.append}
     assert draw_figures(cells, tmp_path / "none", only=["rnaks"], **options) == []
-    assert said == ["rnaks is left out: there is no such figure here"]
+    assert said == ["rnaks is left out: no such figure"]
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others(tmp_path):
