@@ -207,8 +207,9 @@ def _ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
     alike = "; ".join(", ".join(group) for group in tests.alike(level)) or "none"
     return (
         f"The mean ranks differ in {different} of {len(tests.pairs)} pairs of methods "
-        f"(Wilcoxon's signed-rank test over {tests.datasets} data sets, each with its mean rank over the base "
-        f"flows; Holm's adjustment, {100 * level:g} %). Groups without a significant difference: {alike}."
+        f"(Wilcoxon's signed-rank test over {tests.datasets} data sets, each with its mean rank over the "
+        f"base flows; Holm's adjustment, {100 * level:g} %). Groups without a significant difference: "
+        f"{alike}."
     )
 
 
