@@ -257,7 +257,9 @@ def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] 
             values = {name: cells.values(dataset, name, metric) for name in names}
             common = set.intersection(*(set(found) for found in values.values()))
             if common:
-                by_case[cells.suite, dataset] = _rank({name: _mean(values[name], common) for name in names})
+                by_case[cells.suite, dataset] = rank_values(
+                    {name: _mean(values[name], common) for name in names}
+                )
             else:
                 lacking = tuple(name for name, found in values.items() if len(found) < len(cells.seeds))
                 left_out[cells.suite, dataset] = lacking
@@ -283,7 +285,7 @@ def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
     return found.mean
 
 
-def _rank(means: dict[str, float]) -> dict[str, float]:
+def rank_values(means: dict[str, float]) -> dict[str, float]:
     """Rank of each mean; equal ones share the mean of their places."""
     ordered = sorted(means.values())
     return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}
