@@ -150,7 +150,7 @@ def test_the_rules_are_learned_on_the_given_rows_alone():
 
 def test_an_unknown_category_is_none_of_the_known_ones_and_warns_once(rules):
     rows = new_rows(colour=["violet", "blue"])
-    with pytest.warns(UserWarning, match=r"'colour' has categories .*'violet'.*known are .*'blue'") as warned:
+    with pytest.warns(UserWarning, match=r"'colour' has categories .*'violet'.*the known ones are .*'blue'") as warned:
         x = rules.transform(rows).x
     assert len(warned) == 1
     assert x[:, :3].tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -226,7 +226,7 @@ def test_the_state_survives_json(rules):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, "has format 99, this version reads 2 and before"),
+        ({"format": 99}, "has format 99; this version reads formats up to 2"),
         ({"format": None}, "has format None"),
         ({"features": [{"name": "a"}]}, "incomplete or damaged"),
         ({"targets": None}, "incomplete or damaged"),
@@ -240,8 +240,8 @@ def test_a_state_of_another_version_or_a_damaged_one_is_an_error(rules, change, 
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ([], "names of one or more columns"),
-        (["price", "price"], "each once"),
+        ([], "must name one or more columns"),
+        (["price", "price"], "without duplicates"),
         (["prize"], r"\['prize'\] are missing; did you mean 'price'\?"),
     ],
 )
