@@ -490,7 +490,7 @@ def test_a_model_by_x_is_not_recalibrated_by_one_law():
         lambda: autocalibrate(model, *new),
         lambda: lc.rolling_pit(model, *new, first=50),
     ):
-        with pytest.raises(ValueError, match="SmoothRadius, depends on x already"):
+        with pytest.raises(ValueError, match="SmoothRadius, already depends on x"):
             again()
 
 
