@@ -316,7 +316,7 @@ def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     [
         (["predict", "MODEL", "nowhere.csv"], "'nowhere.csv' does not exist"),
         (["predict", "MODEL", "NEW", "--quantiles", "0,1"], "levels must lie between 0 and 1"),
-        (["predict", "MODEL", "NEW", "--quantiles", "0.0001"], "--draws 5000 at least"),
+        (["predict", "MODEL", "NEW", "--quantiles", "0.0001"], "--draws 5000 or more"),
         (["predict", "MODEL", "NEW", "--delimiter", ",,"], "--delimiter must be one character"),
         (["regions", "MODEL", "NEW", "--coverage", "1.5"], "1.5 is not in the range"),
         (["probability", "MODEL", "NEW"], "Missing option '--where'"),
