@@ -121,5 +121,5 @@ def test_errors_say_what_came(generator):
     flow = LinearGaussianFlow(WEIGHT, BIAS, SCALE)
     with pytest.raises(ValueError, match=r"x of shape \(\.\.\., 3\) is missing"):
         flow().sample()
-    with pytest.raises(ValueError, match=r"x has 2 features, the flow has weights for 3 \(x: \(5, 2\)\)"):
+    with pytest.raises(ValueError, match=r"x has 2 features, but the flow has weights for 3 \(x: \(5, 2\)\)"):
         flow(torch.zeros(5, 2)).sample()

@@ -182,7 +182,7 @@ def test_a_stage_of_one_feature_and_one_output():
 
 def test_arguments_that_cannot_be_right_are_refused():
     x, y = _rows(40)
-    with pytest.raises(ValueError, match="No stage 'boosting'; did you mean 'boosted'"):
+    with pytest.raises(ValueError, match="No stage is named 'boosting'; did you mean 'boosted'"):
         fit_stage("boosting", x, y)
     with pytest.raises(ValueError, match="A stage needs features"):
         fit_stage("ridge", None, y)
