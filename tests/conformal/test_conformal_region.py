@@ -330,7 +330,10 @@ def test_wrong_arguments_are_explained(generator):
         ((flow, x, y[:, 0]), r"y \(n, d\), one row for each point .*y\[:, None\]"),
         ((flow, x[:5], y), r"x has 5 rows and y has 20"),
         ((flow, x[:0], y[:0]), "at least 1 row, got 0"),
-        ((flow, x, torch.cat([y, y], 1)), r"y has 4 outputs, the model predicts \(2,\).*swapped"),
+        (
+            (flow, x, torch.cat([y, y], 1)),
+            r"y has 4 outputs, but the model's events have shape \(2,\).*swapped",
+        ),
         ((lambda x: Normal(x[:, 0], 1), x, y), r"Independent\(distribution, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
