@@ -73,9 +73,9 @@ def test_features_are_sorted_by_name_and_every_column_that_goes_says_why(rules):
 
 def test_a_stray_text_among_numbers_is_named_as_the_reason():
     rows = {"a": [str(i) for i in range(N - 1)] + ["12k"], "b": range(N), "y": range(N)}
-    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, '12k' is not")
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, but '12k' is not")
     rows["a"] = [f"2024-01-{1 + i % 31:02d}" for i in range(N - 1)] + ["soon"]
-    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are dates, 'soon' is not")
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are dates, but 'soon' is not")
 
 
 def test_new_rows_become_numbers(rules):
@@ -189,7 +189,7 @@ def test_wrong_options_and_things_that_are_no_table_are_errors(rules):
         rules.transform(new_rows(), unknown="ignore")
     with pytest.raises(ValueError, match="missing must be one of None, 'error', 'drop', 'impute', got 'nan'"):
         rules.transform(new_rows(), missing="nan")
-    with pytest.raises(TypeError, match="a path, a pandas DataFrame, or a dictionary"):
+    with pytest.raises(TypeError, match="a path, a pandas DataFrame, or a dict"):
         rules.transform(np.zeros((2, 4)))
 
 

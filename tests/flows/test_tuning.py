@@ -289,7 +289,11 @@ def test_a_flow_without_features_is_tuned():
             r"No default grid for .*Turns, only for ConvexPotentialFlow",
         ),
         ({"epochs": 3}, TypeError, r"\['epochs'\] are not accepted"),
-        ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are both in the grid and arguments"),
+        (
+            {"learning_rate": 1e-3},
+            ValueError,
+            r"\['learning_rate'\] are both in the grid and in the arguments",
+        ),
         ({"grid": {"hidden": []}}, ValueError, "grid's hidden must be a list"),
         ({"grid": {"hidden": [torch.tensor(3)]}}, ValueError, "grid's hidden must be a list"),
         ({"validation": (None, torch.zeros(3, 1))}, ValueError, "of the validation part"),
