@@ -1,4 +1,4 @@
-"""A small sketch of a data set, to detect reused rows."""
+"""A compact fingerprint of a data set, to detect reused rows."""
 
 from __future__ import annotations
 

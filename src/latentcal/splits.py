@@ -53,7 +53,7 @@ def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, T
 
 
 def rolling_origin(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices (train, test) of a rolling origin: each block but the first is tested after all earlier rows.
+    """Indices (train, test) of a rolling origin: each block but the first, and all rows before it.
 
     Args:
         n: number of rows, in time order.

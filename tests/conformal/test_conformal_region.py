@@ -344,7 +344,7 @@ def test_wrong_arguments_are_explained(generator):
         conformal_region(flow, x, y, score=HPDScore)
     with pytest.raises(TypeError, match=r"latent norm needs a flow; .*has no latent space"):
         conformal_region(mixture, x, y)
-    with pytest.raises(ValueError, match="DCP needs a single output, the model has 2"):
+    with pytest.raises(ValueError, match="DCP needs a single output, but the model has 2"):
         conformal_region(flow, x, y, score="dcp")
     bad = y.index_fill(0, torch.tensor([3]), math.nan)
     with pytest.raises(ValueError, match=r"NaN or infinite values in 1 of 20"):

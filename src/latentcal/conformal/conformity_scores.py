@@ -270,11 +270,11 @@ class DCPScore(DrawingScore):
     constant in the tails. Regions are central intervals. The one-sided score is :math:`-\log(1 - F)`,
     increasing in F, with regions :math:`(-\infty, q(x)]`.
 
-    F is the exact one of the flow, or the ``cdf`` of the predicted distribution; without a ``cdf`` it is
-    estimated from samples by :func:`interpolated_rank`.
+    F is the exact distribution function of the flow, or the ``cdf`` of the predicted distribution; without a
+    ``cdf`` it is estimated from samples by :func:`interpolated_rank`.
 
     Args:
-        one_sided: use F itself.
+        one_sided: whether to use F itself.
         samples: number of draws at each x, if there is no distribution function.
         seed: seed of the draws, which are common to all x.
 
@@ -289,7 +289,7 @@ class DCPScore(DrawingScore):
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         if (dim := outputs_of(model, x)) != 1:
             raise ValueError(
-                f'DCP needs a single output, the model has {dim}. Use score="latent", "hpd" or "density".'
+                f'DCP needs a single output, but the model has {dim}. Use score="latent", "hpd" or "density".'
             )
         pred = model(x)
         if isinstance(pred, FlowDistribution):

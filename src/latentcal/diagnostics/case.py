@@ -93,7 +93,7 @@ class Case:
     @property
     def features(self) -> Tensor:
         """(n, p) features."""
-        assert self.rows.x is not None, "questions about x are asked where there is one"
+        assert self.rows.x is not None, "questions about x need x"
         return self.rows.x
 
     @cached_property

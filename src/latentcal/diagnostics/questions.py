@@ -4,7 +4,7 @@ A new question is one function here, decorated by ``@question`` with its name, a
 in one of the tuples at the end. Its docstring is the question in words. It returns a test, the meaning of a
 rejection, and how the p-value was computed. The gain of its repair is estimated from rungs of the ladder, the
 coverage error by a function of the case. Tests are in ``permutation_tests``, sizes in ``effects``, the words
-for actions in ``remedies``; advice that looks at all findings together is in ``advice``.
+for actions in ``remedies``; advice based on all findings together is in ``advice``.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def pit_and_direction(case: Case) -> Answer:
     part = case.some_rows(len(columns), columns.shape[1], 2)
     scores, _ = rank_polynomials(case.rows.logit[case.part][part, None])
     test = case.shuffle(columns[part], blocks, scores, 1 + products)
-    left_out = "" if products or case.omega.shape[1] == 1 else "; first moments alone, d is large"
+    left_out = "" if products or case.omega.shape[1] == 1 else "; first moments only, because d is large"
     verdict = (
         "The latent norm depends on the direction: predictions are too narrow on some sides and too wide "
         "on others."

@@ -133,7 +133,7 @@ class CalibrationReport(Findings):
         return [measure for side in sides for measure in side.numbers if measure.name == name]
 
     def worst_outputs(self, count: int) -> list[int]:
-        """At most ``most`` outputs with the largest calibration errors, in their order."""
+        """At most ``count`` outputs with the largest calibration errors, in their order."""
         errors = [-output.value for output in self.measured.marginals]
         return sorted(sorted(range(self.dim), key=errors.__getitem__)[:count])
 
@@ -291,5 +291,5 @@ def capitalise(words: str) -> str:
 
 
 def shorten(label: str, longest: int = 40) -> str:
-    """A label cut to at most ``most`` characters."""
+    """A label cut to at most ``longest`` characters."""
     return label if len(label) <= longest else label[: longest - 1] + "…"
