@@ -421,7 +421,7 @@ def test_lambda_of_a_map_is_read_off_rows_that_it_did_not_see():
         ({"order": "space"}, "order must be 'time' or None"),
         ({"folds": 1}, "folds must be at least 2"),
         ({"weights": torch.ones(3)}, "one for each point"),
-        ({"groups": 5}, "column 5, x has 3"),
+        ({"groups": 5}, "column 5, but x has 3"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):
