@@ -14,6 +14,7 @@ line of results/regions.csv.
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import statistics
 import time
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from latentcal import conformal_region
+from latentcal import ConditionalFlow, conformal_region
 from latentcal.splits import Split, split
 
 from ..benchmarks import resumable
@@ -50,16 +51,21 @@ def of_flow(spec: RunSpec, score: str, *, load: Load = load, cache: Path | None 
     """Coverage on test rows, and median log volume, of the region of a trained flow."""
     run = train_or_load(spec, load=load, cache=cache)
     flow = sampler(run.flow)
-    generator = torch.Generator().manual_seed(spec.seed)
     with one_thread(), torch.no_grad():
-        start = time.process_time()
-        region = conformal_region(
-            flow, *run.split.validation, coverage=COVERAGE, score=score, generator=generator
-        )
-        calibrated = time.process_time() - start
-        x, y = (rows[:TESTED] for rows in run.split.test)
-        inside = region.contains(y, x)
-        volume = region.volume(x[:MEASURED], samples=POINTS, generator=generator)
+        try:
+            return _measure(flow, run.split, score, spec.seed)
+        except RuntimeError:  # latents that cannot be decoded in float32
+            return _measure(copy.deepcopy(flow).double(), run.split, score, spec.seed)
+
+
+def _measure(flow: ConditionalFlow, parts: Split, score: str, seed: int) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(seed)
+    start = time.process_time()
+    region = conformal_region(flow, *parts.validation, coverage=COVERAGE, score=score, generator=generator)
+    calibrated = time.process_time() - start
+    x, y = (rows[:TESTED] for rows in parts.test)
+    inside = region.contains(y, x)
+    volume = region.volume(x[:MEASURED], samples=POINTS, generator=generator)
     return {
         "coverage": float(inside.double().mean()),
         "log_volume": float(volume.log_value.median()),
