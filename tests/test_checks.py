@@ -167,7 +167,7 @@ def test_single_checks_are_asked_for_by_name(generator):
     report = check_flow(_Wrong("log_det"), x, y, only=["finite", "samples"])
     assert [check.name for check in report.checks] == ["finite", "samples"]
     assert report.passed
-    with pytest.raises(ValueError, match="no check 'sample' of flows; did you mean 'samples'"):
+    with pytest.raises(ValueError, match="No check is named 'sample'; did you mean 'samples'"):
         check_flow(SinhFlow(2), x, y, only=["sample"])
 
 

@@ -73,9 +73,9 @@ def test_features_are_sorted_by_name_and_every_column_that_goes_says_why(rules):
 
 def test_a_stray_text_among_numbers_is_named_as_the_reason():
     rows = {"a": [str(i) for i in range(N - 1)] + ["12k"], "b": range(N), "y": range(N)}
-    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, '12k' is not")
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are numbers, but '12k' is not")
     rows["a"] = [f"2024-01-{1 + i % 31:02d}" for i in range(N - 1)] + ["soon"]
-    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are dates, 'soon' is not")
+    assert Preprocessing.fit(rows, "y").dropped["a"].endswith("most of them are dates, but 'soon' is not")
 
 
 def test_new_rows_become_numbers(rules):
@@ -150,7 +150,7 @@ def test_the_rules_are_learned_on_the_given_rows_alone():
 
 def test_an_unknown_category_is_none_of_the_known_ones_and_warns_once(rules):
     rows = new_rows(colour=["violet", "blue"])
-    with pytest.warns(UserWarning, match=r"'colour' has categories .*'violet'.*known are .*'blue'") as warned:
+    with pytest.warns(UserWarning, match=r"'colour' has .*'violet'.*known ones are .*'blue'") as warned:
         x = rules.transform(rows).x
     assert len(warned) == 1
     assert x[:, :3].tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -189,7 +189,7 @@ def test_wrong_options_and_things_that_are_no_table_are_errors(rules):
         rules.transform(new_rows(), unknown="ignore")
     with pytest.raises(ValueError, match="missing must be one of None, 'error', 'drop', 'impute', got 'nan'"):
         rules.transform(new_rows(), missing="nan")
-    with pytest.raises(TypeError, match="a path, a pandas DataFrame, or a dictionary"):
+    with pytest.raises(TypeError, match="a path, a pandas DataFrame, or a dict"):
         rules.transform(np.zeros((2, 4)))
 
 
@@ -226,7 +226,7 @@ def test_the_state_survives_json(rules):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, "has format 99, this version reads 2 and before"),
+        ({"format": 99}, "has format 99; this version reads formats up to 2"),
         ({"format": None}, "has format None"),
         ({"features": [{"name": "a"}]}, "incomplete or damaged"),
         ({"targets": None}, "incomplete or damaged"),
@@ -240,8 +240,8 @@ def test_a_state_of_another_version_or_a_damaged_one_is_an_error(rules, change, 
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ([], "names of one or more columns"),
-        (["price", "price"], "each once"),
+        ([], "must name one or more columns"),
+        (["price", "price"], "without duplicates"),
         (["prize"], r"\['prize'\] are missing; did you mean 'price'\?"),
     ],
 )

@@ -1,6 +1,6 @@
 """Find out whether a conditional density model's probabilities are true, and repair them after training.
 
-Importing this loads nothing but itself: a name loads what it needs when it is first used.
+Importing this package loads nothing else: each name loads what it needs when it is first used.
 """
 
 from importlib.util import find_spec
@@ -136,6 +136,6 @@ __getattr__, __dir__, __all__ = attach(
 )
 __all__ += ["__version__"]
 
-# scikit-learn is optional: without it ``from latentcal import *`` leaves its face out.
+# scikit-learn is optional: without it ``from latentcal import *`` leaves out the estimator.
 if find_spec("sklearn") is None:
     __all__.remove("FlowRegressor")

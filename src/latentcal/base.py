@@ -1,4 +1,4 @@
-"""Base laws of a flow that are radial in a norm: a law of the radius times a uniform direction."""
+"""Radial base laws of a flow: a law of the radius times a uniform direction."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 
 
 class RadialBase(nn.Module):
-    r"""The law of :math:`z = r \cdot \omega` with a radius r of any law and a uniform direction in the norm.
+    r"""The law of :math:`z = r \cdot \omega`: a radius r of any law and a uniform direction in the norm.
 
     .. math:: \log f_Z(z) = \log f_R(\rho(z)) - (d - 1) \log \rho(z) - \log(d \, \mathrm{vol}(B_\rho)).
 
-    N(0, I) is the case of a chi radius and the Euclidean norm. Recalibration replaces the law of the radius
-    and keeps the rest. (A chi radius in another norm is not N(0, I).)
+    N(0, I) has a chi radius and the Euclidean norm. (With a chi radius in another norm the law is not
+    N(0, I).) Recalibration replaces the law of the radius and keeps the rest.
 
     Args:
         radius: law of the norm.
@@ -53,7 +53,7 @@ class RadialBase(nn.Module):
         self._log_surface = self.norm.log_surface(dim)
 
     def norm_of(self, z: Tensor) -> Tensor:
-        """Float64 norms, (..., d) -> (...); norms that leave a bounded support by rounding are clipped."""
+        """Float64 norms, (..., d) -> (...), clipped where rounding moves them outside a bounded support."""
         z = as_latent(z)
         if z.dim() == 0 or z.shape[-1] != self.dim:
             raise ValueError(
@@ -95,7 +95,7 @@ class RadialBase(nn.Module):
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """As ``sample``, differentiable with respect to the parameters of the radius law."""
+        """Latent draws as from ``sample``, differentiable in the parameters of the radius law."""
         return self._compose(self.radius.rsample(as_shape(shape), generator), generator, dtype)
 
     def given(self, x: Tensor | None) -> RadialBase:
@@ -109,8 +109,8 @@ class RadialBase(nn.Module):
         beyond = isinstance(radius, RadiusLaw) and radius.upper > self.radius.upper
         if beyond and not isinstance(radius, EmpiricalRadius):
             raise ValueError(
-                f"The law of the radius reaches up to {radius.upper}, the base only to {self.radius.upper}: "
-                "decode is not defined beyond it. Fit the law with reference=base.radius."
+                f"The law of the radius extends to {radius.upper}, but the base only to {self.radius.upper}, "
+                "and decode is not defined beyond that. Fit the law with reference=base.radius."
             )
         return RadialBase(radius, self.dim, self.norm)
 
@@ -126,14 +126,14 @@ class RadialBase(nn.Module):
 
 
 def as_latent(z: Any) -> Tensor:
-    """Latent points of any kind as a floating tensor."""
+    """Latent points of any array type as a floating-point tensor."""
     return as_floating(to_tensor(z, "z"))
 
 
 def base_or_normal(base: RadialBase | None, dim: int, what: str = "the flow") -> RadialBase:
     """The base for a flow of ``dim`` outputs; N(0, I) if None."""
     if isinstance(base, RadialBase) and base.dim != dim:
-        raise ValueError(f"The base has {base.dim} dimensions, {what} {dim}.")
+        raise ValueError(f"The base has {base.dim} dimensions, but {what} has {dim}.")
     return standard_normal(dim) if base is None else base
 
 
@@ -168,5 +168,5 @@ def student_t(dim: int, degrees_of_freedom: float) -> RadialBase:
 
 
 def uniform_interval() -> RadialBase:
-    """U(0, 1) with the norm of z being z itself: the base of quantile recalibration."""
+    """U(0, 1), where the norm of z is z itself: the base of quantile recalibration."""
     return RadialBase(BallRadius(1), 1, FirstCoordinate())

@@ -1,4 +1,4 @@
-"""Checks of a flow: shapes, round trips, determinants, base law."""
+"""Checks of a flow's shapes, round trips, determinants and base law."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ PROMISES = {
     "extra sample dims": "encode and decode must take y (s, n, d) with x (n, p): expand x to match y.",
     "one y for all x": "encode must take y (1, d) with x (n, p): expand y to the leading dims of x.",
     "round trip of y": "decode must undo encode at the same x: the same steps in reverse order.",
-    "round trip of base draws": "decode must be defined for all latents that the base draws, and encode must "
-    "undo it. Standardise y if the maps are defined on an interval only.",
-    "log|det| against autograd": "encode must return log|det dz/dy|. That of dy/dz has the opposite sign; a "
-    "standardisation adds a factor.",
-    "base law": "The base and the units of y must be those that the model was trained with.",
+    "round trip of base draws": "decode must be defined for all latents that the base can draw, and encode "
+    "must undo it. Standardise y if the maps are defined only on an interval.",
+    "log|det| against autograd": "encode must return log|det dz/dy|. The one of dy/dz has the opposite sign; "
+    "a standardisation adds a term.",
+    "base law": "The base and the units of y must be the ones that the model was trained with.",
     "repeats itself": "encode must draw no random numbers in evaluation mode; latent must return its z.",
     "batch independence": "The latent of a row must not depend on other rows: no statistics of the batch.",
     "samples": "decode must draw no random numbers and keep the shape and dtype of z.",
     "another base": "with_base must return a new flow that shares the maps; encode must not use the base.",
     "leaves the model alone": "encode and decode must not change arguments, parameters, buffers, modes of "
     "modules (use latentcal.flow.evaluation_mode) and the global random state.",
-    "density of the model": "log_prob must be that of the wrapped model: look for a base that is not "
-    "standardised, a determinant of the opposite sign or outputs in another order.",
+    "density of the model": "The flow's log_prob must equal the wrapped model's. Look for a base that is not "
+    "standardised, a determinant of the opposite sign, or outputs in another order.",
 }
-"""Checks by name, with what to do if they fail."""
+"""What to do if a check fails, by the name of the check."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, whether it passed (None: not tried), the measured and the allowed error."""
+    """Result of one check: its name, whether it passed (None: not tried), measured and allowed error."""
 
     name: str
     passed: bool | None
@@ -61,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True)
 class FlowCheck:
-    """The checks of a flow; ``print`` shows a table, ``require`` raises if one failed."""
+    """Results of all checks of a flow; ``print`` shows a table, ``require`` raises if a check failed."""
 
     checks: tuple[Check, ...]
 
@@ -71,7 +71,7 @@ class FlowCheck:
         return not self._failures()
 
     def require(self) -> FlowCheck:
-        """This report, or a ValueError with the checks that failed and what to do about each."""
+        """This report; raises a ValueError that lists failed checks and what to do about each."""
         if failed := self._failures():
             remedies = "\n".join(f"{c.name}: {PROMISES[c.name]}" for c in failed)
             raise ValueError(f"The flow fails these checks:\n{_table(failed)}\n{remedies}")
@@ -104,20 +104,20 @@ def check_flow(
 ) -> FlowCheck:
     r"""Report on whether a flow's maps, determinant and base law are consistent on the given data.
 
-    Errors of latents and log-determinants are relative to :math:`1 + |\cdot|`, those of y to the largest size
-    of each output. Everything runs in evaluation mode, and on clones: a transform that returns its cached
-    input would hide any error of its inverse.
+    Errors of latents and log-determinants are relative to :math:`1 + |\cdot|`; errors of y are relative to
+    the largest absolute value of each output. Everything runs in evaluation mode and on clones, because a
+    transform that caches its input would hide errors of its inverse.
 
     Args:
         flow: the flow.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        log_prob: (n,) log densities of y under the wrapped model, to compare with the flow's; a hundredth of
-            the tolerance is allowed.
+        log_prob: (n,) log densities of y under the wrapped model, to compare with the flow's; the error may
+            be at most a hundredth of the tolerance.
         points: number of rows where the log-determinant is compared with autograd's Jacobian (d <= 64).
         tolerance: allowed error; 1e-6 in float64, 1e-3 in float32 if None.
         only: names of the checks to run; all if None.
-        generator: generator to choose those rows and to draw latents; a fixed one if None.
+        generator: source of randomness for these rows and for latents; seeded with a fixed seed if None.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -128,7 +128,7 @@ def check_flow(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     points = as_whole(points, "points")
     if unknown := [name for name in only or () if name not in PROMISES]:
-        raise ValueError(f"There is no check {unknown[0]!r} of flows; {suggest(unknown[0], PROMISES)}")
+        raise ValueError(f"No check is named {unknown[0]!r}; {suggest(unknown[0], PROMISES)}")
     with evaluation_mode(flow):
         pred = flow(x)
         y = pred.accept(to_tensor(y, "y"))
@@ -141,7 +141,7 @@ def check_flow(
 
 
 class _Outcome(NamedTuple):
-    """What a check found."""
+    """Outcome of a check."""
 
     passed: bool | None
     detail: str = ""
@@ -150,7 +150,7 @@ class _Outcome(NamedTuple):
 
 
 class _Run:
-    """The checks of one flow on one data set, in the order in which one failure explains the next."""
+    """Runs the checks of one flow on one data set, ordered so that earlier failures explain later ones."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Run:
 
     def attempt(self, name: str, check: Callable[[], _Outcome]) -> Check:
         try:
-            # Side effects on modes would be hidden by a mode that is put back afterwards.
+            # Restoring the modes afterwards would hide side effects on them.
             modes = nullcontext() if check == self.side_effects else evaluation_mode(self.flow)
             with torch.no_grad(), modes:
                 found = check()
@@ -279,7 +279,7 @@ class _Run:
         return self._compare(*errors)
 
     def base_law(self) -> _Outcome:
-        """Latents inside the support, and of the size that the base expects within a factor of ten."""
+        """Latents lie inside the support, with a median norm within a factor of ten of the base's."""
         norms = self.base.norm_of(self.z)
         outside = int(((norms < 0) | (norms > self.base.radius.upper)).sum())
         if outside:
@@ -338,7 +338,7 @@ class _Run:
         return self._compare(error, tolerance=self.tolerance / 100)
 
     def side_effects(self) -> _Outcome:
-        """One call in training mode and two in evaluation mode; modes and buffers are put back."""
+        """Call once in training mode and twice in evaluation mode; then restore modes and buffers."""
         y, z = self.y.clone(), self.z.clone()
         x = None if self.x is None else self.x.clone()
         kept: dict[str, list[Tensor]] = {

@@ -21,21 +21,21 @@ __all__ = ["ModelFileError", "load", "save"]
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write a flow, recalibrated or not, a law, an ensemble, a pre-rank model or a region to a folder.
+    """Write a flow (recalibrated or not), law, ensemble, pre-rank model or region to a folder.
 
     Objects are rebuilt from their constructor arguments, which they keep as attributes of the same names. For
     a flow of another library only the base law is saved; pass the flow itself to ``load``. An earlier model
-    in the folder is replaced atomically: even if the process is killed, the folder holds the old model or the
-    new one. Other files in the folder are not changed.
+    in the folder is replaced atomically: even if the process is killed, the folder holds either the old model
+    or the new one. Other files in the folder are not changed.
 
     Args:
         model: what to save.
         path: folder to write; it is created if missing.
 
     Raises:
-        FileExistsError: if the folder holds anything but a model that ``save`` wrote.
+        FileExistsError: if the folder holds something other than a model written by ``save``.
         TypeError: if a part of the model cannot be saved.
-        ValueError: if a number of the model is NaN.
+        ValueError: if the model contains NaN.
     """
     write_sections(model, Path(path), {}, {})
 
@@ -46,15 +46,15 @@ def load(
     flow: ConditionalFlow | None = None,
     classes: Iterable[type] = (),
 ) -> Any:
-    """The object that ``save`` wrote, bit by bit, with tensors on the CPU.
+    """The object that ``save`` wrote, bit for bit, with tensors on the CPU.
 
-    No code in the files is executed, and everything is checked before it is built. A file is accepted only if
-    ``save`` would write the same file for the returned model.
+    No code from the files is executed, and the contents are checked before anything is built. A file is
+    accepted only if ``save`` would write the same file for the returned model.
 
     Args:
         path: the folder.
-        flow: the trained flow, if it is from another library.
-        classes: laws, norms and scores of your own that the file may name.
+        flow: the trained flow, if it comes from another library.
+        classes: your own laws, norms and scores that the file may name.
 
     Raises:
         ModelFileError: if the folder is not a complete, unchanged model of this schema.
@@ -81,7 +81,7 @@ def write_sections(
         raise TypeError(f"save takes one of {expected}, got {type(model).__name__}.")
     writer = _Writer()
     document = {"model": writer.node(model, "model"), **sections}
-    # Clones: a file has no place for tensors that share their memory.
+    # Clones: the file format does not allow tensors that share memory.
     own = {name: tensor.cpu().contiguous().clone() for name, tensor in writer.tensors.items()}
     write_model(target, document, {**own, **tensors})
 
@@ -101,7 +101,7 @@ def read_sections(
         _check_written_again(model, root, own)
     except ModelFileError as error:
         raise ModelFileError(f"{where}: {error}") from error
-    except Exception as error:  # a constructor that refuses what it was given
+    except Exception as error:  # a constructor rejected its arguments
         reason = (str(error) or type(error).__name__).splitlines()[0][:300]
         raise ModelFileError(f"{where} is inconsistent: {reason}") from error
     return Loaded(model, sections, {name: t for name, t in tensors.items() if name not in own})
@@ -163,7 +163,7 @@ class _Writer:
         return {"tensor": path}
 
     def _check_same_maps(self, flow: ConditionalFlow, path: str) -> None:
-        """Raise where a second flow that is not in the file has maps of its own: load takes one."""
+        """Raise if a second flow outside the file has maps of its own: load takes only one."""
         first = self._foreign = self._foreign or flow
         if flow._parameters is not first._parameters or flow._buffers is not first._buffers:
             raise TypeError(
@@ -179,18 +179,18 @@ def _state_of(flow: ConditionalFlow, arguments: dict[str, Any]) -> dict[str, Ten
 
 
 def _check_written_again(model: Any, root: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raise where saving the model would give another file: something in this one was left out or changed."""
+    """Raise if saving the model would give another file: something in this one is missing or changed."""
     writer = _Writer()
     if where := _difference(writer.node(model, "model"), root, "model"):
         raise ModelFileError(f"{where} differs from what save would write for this model.")
     for name, tensor in tensors.items():
         found = writer.tensors.get(name)
         if found is None or found.dtype != tensor.dtype or not torch.equal(found, tensor):
-            raise ModelFileError(f"the tensor {name[:100]!r} differs from the one of its model.")
+            raise ModelFileError(f"the tensor {name[:100]!r} differs from that of the loaded model.")
 
 
 def _difference(one: Any, other: Any, where: str) -> str:
-    """Where two documents differ first, but for the names of flows that are in neither; empty if nowhere."""
+    """Where two documents first differ, apart from names of flows in neither; empty if they agree."""
     one = _without_later_arguments(one, other)
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         pairs = [(f"{where}.{name}", one[name], other[name]) for name in one if name != "foreign"]
@@ -202,7 +202,7 @@ def _difference(one: Any, other: Any, where: str) -> str:
 
 
 def _without_later_arguments(written: Any, stored: Any) -> Any:
-    """A node without the arguments that its class did not have yet when the file was written.
+    """A node without the arguments that its class did not yet have when the file was written.
 
     They have their default values, so nothing is lost.
     """
@@ -216,5 +216,5 @@ def _without_later_arguments(written: Any, stored: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A default value as a document holds it."""
+    """A default value in the form used in a document."""
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""A small sketch of a data set, to detect rows that are used a second time."""
+"""A compact fingerprint of a data set, to detect reused rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _Hashes = npt.NDArray[np.uint64]
 
 
 class CalibrationReuseWarning(UserWarning):
-    """Calibration rows of a model are used again, which invalidates the result."""
+    """Raised when calibration rows of a model are used again, which invalidates the result."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The 256 smallest hashes of the rows of a data set; the order of the rows does not matter.
+    """The 256 smallest hashes of the rows of a data set, independent of the order of the rows.
 
-    The kept rows are in effect a random subset, so their share in other data estimates the share of all rows,
-    with a standard error of at most 0.03. Rows are compared as float32.
+    The kept rows are in effect a random subset, so the share of them found in other data estimates the share
+    of all rows found there, with a standard error of at most 0.03. Rows are compared as float32.
 
     Args:
         hashes: ascending 64-bit hashes of distinct rows (x, y).
@@ -53,7 +53,7 @@ class Fingerprint:
         return self._with(np.array(other.hashes, dtype=np.uint64))
 
     def matches(self, x: Any, y: Any) -> frozenset[int]:
-        """The kept hashes that occur among the given rows."""
+        """The kept hashes that also occur among the given rows."""
         if not self.hashes:
             return frozenset()
         hashes = _row_hashes(x, y)
@@ -71,7 +71,7 @@ class Fingerprint:
             >>> Fingerprint.of(x[:4], y[:4]).share_within(Fingerprint.of(x[2:], y[2:]))
             0.5
         """
-        # Of the other data all hashes up to the largest kept one are known; beyond it, none.
+        # Hashes of the other data are known only up to the largest one kept.
         complete = len(other.hashes) < SIZE
         known = [value for value in self.hashes if complete or value <= other.hashes[-1]]
         return len({*known} & {*other.hashes}) / max(len(known), 1)
@@ -106,14 +106,14 @@ def _row_hashes(x: Any, y: Any) -> _Hashes:
             piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
             bits = (
                 (piece + np.float32(0)).view(np.uint32).astype(np.uint64)
-            )  # + 0: the two zeros are one number
+            )  # + 0 makes the two signed zeros equal
             hashes[start : start + step] += bits @ multipliers
         first_column += rows.shape[1]
     return _mix(hashes)
 
 
 def _smallest(hashes: _Hashes) -> _Hashes:
-    """The 256 smallest distinct hashes, ascending; without sorting all where few are copies."""
+    """The 256 smallest distinct hashes, ascending; avoids a full sort when there are few duplicates."""
     count = 4 * SIZE
     while count < len(hashes):
         kept = np.unique(np.partition(hashes, count)[:count])
@@ -124,7 +124,7 @@ def _smallest(hashes: _Hashes) -> _Hashes:
 
 
 def _mix(values: _Hashes) -> _Hashes:
-    """The finaliser of splitmix64, a bijection of 64 bits that leaves no pattern."""
+    """The finaliser of splitmix64, a bijection of 64-bit integers that leaves no visible pattern."""
     values = values + np.uint64(_GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Conditional flows, and the torch distribution that they predict."""
+"""Conditional flows, and the torch distributions that they predict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._internal.validate import as_shape, as_whole, check_finite, rough_sum
 from .base import RadialBase
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
-_MODES: dict[nn.Module, list[int]] = {}  # modules in use: by how many, and the mode that they come from
+_MODES: dict[nn.Module, list[int]] = {}  # for modules in use: number of users, and the mode to restore
 _MODES_LOCK = threading.Lock()
 
 
@@ -39,9 +39,9 @@ class ConditionalFlow(nn.Module):
 
     base: RadialBase
     recalibration: Any = None
-    """Record of the recalibration that made this flow; None for a flow as it was trained."""
+    """Record of the recalibration that made this flow; None if it was not recalibrated."""
     hint: str = ""
-    """Sentence on what no law of the radius can repair in this model; empty for most."""
+    """Sentence on what no law of the radius can repair in this model; usually empty."""
 
     def __init__(self, base: RadialBase) -> None:
         super().__init__()
@@ -69,10 +69,10 @@ class ConditionalFlow(nn.Module):
         return self.encode(y, x)[0]
 
     def read_features(self, x: Any) -> Any:
-        """Features in the form of the maps, (..., p), from any form that users pass.
+        """Features in the form that the maps take, (..., p), from any form that users pass.
 
-        Features in that form are returned unchanged. Flows whose x is a whole forecast accept its own shape
-        here.
+        Features already in that form are returned unchanged. Flows whose x is a whole forecast accept the
+        forecast's own shape here.
         """
         return x
 
@@ -85,7 +85,7 @@ class ConditionalFlow(nn.Module):
     def summarize(self, x: Tensor | None) -> Tensor | None:
         """Features for laws and maps that depend on x, (..., p) -> (..., q).
 
-        x itself, unless x is a whole forecast, which is summarised by a few numbers.
+        This is x itself, unless x is a whole forecast, which is summarised by a few numbers.
         """
         return x
 
@@ -104,7 +104,7 @@ class ConditionalFlow(nn.Module):
                 f"The new base has {base.dim} dimensions, the flow's latent has {self.base.dim}."
             )
         flow = copy.copy(self)
-        # Parameters and buffers stay in common dicts, so that .to() and training reach both flows alike.
+        # Parameters and buffers stay in shared dicts, so that .to() and training act on both flows.
         flow._modules = dict(self._modules)
         flow.base = base
         flow.recalibration = None
@@ -120,8 +120,8 @@ class ConditionalFlow(nn.Module):
             y: (n, d) or (d,) outputs.
 
         Raises:
-            TypeError: if the law is fixed, as all but :class:`StreamingRadius` are.
-            ValueError: if an observation is not finite or has the wrong shape; nothing is updated then.
+            TypeError: if the law is fixed; only :class:`StreamingRadius` can be updated.
+            ValueError: if an observation is not finite or has the wrong shape; then nothing is updated.
         """
         learn = getattr(self.base.radius, "update", None)
         if learn is None:
@@ -142,9 +142,9 @@ class ConditionalFlow(nn.Module):
 
 
 class FlowDistribution(Distribution):
-    """Prediction of a flow at features x: batch shape x.shape[:-1], event shape (d,).
+    """Predictive distribution of a flow at features x: batch shape x.shape[:-1], event shape (d,).
 
-    Samples have their dims first, (s, n, d); ``log_prob`` takes y of any leading shape that broadcasts with
+    Sample dimensions come first, (s, n, d); ``log_prob`` takes y of any leading shape that broadcasts with
     that of x. Data are cast to the flow's dtype and device; log densities have the dtype of y.
 
     Args:
@@ -174,7 +174,7 @@ class FlowDistribution(Distribution):
         if self.x is not None and self.context is not None and self.context.dtype != self.x.dtype:
             check_finite(self.context, f"x in the flow's {self.context.dtype}")
         self.base = flow.base.given(flow.summarize(self.context))
-        # The checks below are our own: torch's depend on a global that other libraries switch off.
+        # We check ourselves: torch's checks depend on a global flag that other libraries switch off.
         super().__init__(torch.Size(batch_shape), torch.Size((flow.base.dim,)), validate_args=False)
 
     @property
@@ -203,7 +203,7 @@ class FlowDistribution(Distribution):
         value = to_tensor(value, "y")
         r, log_abs_det = self.norm_and_log_abs_det(value)
         log_latent = self.base.log_prob_at_norm(r)
-        # Density zero stays zero whatever the determinant is: -inf + inf would be NaN.
+        # Zero density stays zero whatever the determinant: -inf + inf would be NaN.
         total = torch.where(torch.isneginf(log_latent), log_latent, log_latent + log_abs_det)
         return total.to(value.dtype if value.is_floating_point() else torch.get_default_dtype())
 
@@ -225,7 +225,7 @@ class FlowDistribution(Distribution):
     def norm_and_log_abs_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Float64 norm of the latent z of y and log|det dz/dy|, (..., d) -> (...), (...)."""
         y = self.accept(to_tensor(y, "y"))
-        with full_precision(self.flow):  # the models of other libraries may not take arrays without rows
+        with full_precision(self.flow):  # models of other libraries may reject arrays without rows
             z, log_abs_det = self.flow.encode(y, self.context) if y.numel() else (y, y.sum(-1))
         r = self._norm_of(z, y)
         if log_abs_det.shape != r.shape:
@@ -246,17 +246,17 @@ class FlowDistribution(Distribution):
             return self._draw(self.base.sample, sample_shape, generator)
 
     def rsample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Draws of y, (*sample_shape, ..., d), differentiable in flow, x and law of the radius."""
+        """Draws of y, (*sample_shape, ..., d), differentiable in the flow, x and the law of the radius."""
         return self._draw(self.base.rsample, sample_shape, generator)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Decoded latents z (..., d), whose leading dims end in the batch shape; without a graph."""
+        """Decoded latents z (..., d), whose leading dims end in the batch shape; without gradients."""
         dtype, device = tensor_options(self.flow)
         with torch.no_grad(), full_precision(self.flow):
             return self.flow.decode(z.to(dtype=dtype, device=device), self.context)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo estimates of mean and variance, each (..., d), in bounded memory."""
+        """Monte Carlo estimates of the mean and variance, each (..., d), in bounded memory."""
         samples = as_whole(samples, "samples", 2)
         if 0 in self.batch_shape:
             nothing = self.sample(generator=generator)
@@ -266,7 +266,7 @@ class FlowDistribution(Distribution):
         for done in range(0, samples, size):
             draws = self.sample((min(size, samples - done),), generator).to(torch.float64)
             total = done + draws.shape[0]
-            # Chan's update: no difference of large squares; of the first draws, none that 0 would weigh.
+            # Chan's update avoids differences of large squares; it is skipped for the first draws.
             shift = draws.mean(0) - mean
             mean = mean + shift * (draws.shape[0] / total)
             square = square + draws.var(0, correction=0) * draws.shape[0]
@@ -356,11 +356,11 @@ def tensor_options(flow: nn.Module) -> tuple[torch.dtype | None, torch.device | 
 
 
 def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
-    # Each answer asks several times: the dictionaries themselves, because parameters() takes far longer.
+    # Called several times for each prediction: reads the dicts directly, as parameters() is far slower.
     for tensors in (module._parameters, module._buffers):
         yield from (tensor for tensor in tensors.values() if tensor is not None)
     for child in module._modules.values():
-        # Both keep float64, whatever the flow is.
+        # Both stay float64, whatever the flow's dtype.
         if child is not None and not isinstance(child, (RadialBase, Float64Module)):
             yield from _map_tensors(child)
 
@@ -369,7 +369,7 @@ def _map_tensors(module: nn.Module) -> Iterator[Tensor]:
 def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
     """Put all modules of the flows in evaluation mode inside the block, then restore their modes.
 
-    Several threads may use a flow at the same time: the last one to leave restores the modes.
+    Several threads may use a flow at the same time: the last one to exit restores the modes.
     """
     modules = list(dict.fromkeys(module for flow in flows for module in flow.modules()))
     with _MODES_LOCK:
@@ -378,7 +378,7 @@ def evaluation_mode(*flows: nn.Module) -> Iterator[None]:
                 _MODES[module][0] += 1
             else:
                 _MODES[module] = [1, module.training]
-            if module.training:  # to set an attribute of a module takes longer than to look
+            if module.training:  # setting an attribute of a module is slower than reading it
                 module.training = False
     try:
         yield
@@ -403,7 +403,7 @@ def full_precision(flow: nn.Module) -> Iterator[None]:
 
 
 def read_features(model: Any, x: Any) -> Any:
-    """Features in the form of a model; a flow may accept other forms than (..., p)."""
+    """Features in the form that a model takes; a flow may accept other forms than (..., p)."""
     return model.read_features(x) if isinstance(model, ConditionalFlow) else x
 
 
@@ -416,7 +416,7 @@ def as_context(flow: ConditionalFlow, x: None) -> None: ...
 
 
 def as_context(flow: ConditionalFlow, x: Tensor | None) -> Tensor | None:
-    """x in the flow's dtype and device; integers are unchanged, because they may be labels."""
+    """x in the flow's dtype and device; integers keep their dtype, because they may be labels."""
     if x is None:
         return None
     dtype, device = tensor_options(flow)

@@ -1,4 +1,4 @@
-"""Constructor arguments of the objects of a saved model, and their types.
+"""Constructor arguments, and their types, of the objects in a saved model.
 
 The classes that a file may name are listed in ``_internal/names.py``.
 """
@@ -27,9 +27,9 @@ SAVED = (ConditionalFlow, RadiusLaw, FlowEnsemble, PrerankRecalibrated, ChainMod
 """Classes that can be saved."""
 
 EXTENDED = (RadiusLaw, Norm, Score, LatentMap, Smoother)
-"""Classes whose subclasses by others can be saved completely."""
+"""Classes whose user-defined subclasses can be saved completely."""
 
-# Where a signature takes more than a file can hold.
+# Types for files where a signature accepts more than a file can hold.
 _PREDICTOR = ConditionalFlow | FlowEnsemble | PrerankRecalibrated | ChainModel | GridModel
 _NARROWED: Mapping[tuple[type, str], Any] = {
     (Region, "model"): _PREDICTOR,
@@ -37,13 +37,13 @@ _NARROWED: Mapping[tuple[type, str], Any] = {
     (PrerankRecalibrated, "prerank"): Callable,
     (GroupedRadius, "groups"): int,
 }
-# What describes how a model was made and plays no part in its answers may be unknown, which is NaN.
+# Numbers that only describe how a model was made, and do not affect its predictions, may be NaN: unknown.
 _DESCRIPTIONS = (Recalibration, Ladder, PrerankRecalibration)
 _UNBOUNDED = {"upper", "half_life", "scores"}
 
 
 def is_known(kind: type) -> bool:
-    """Whether a class is the one that its name stands for in a file."""
+    """Whether a class is the one that its name refers to in a file."""
     return kind.__name__ in CLASSES and find(CLASSES[kind.__name__]) is kind
 
 
@@ -68,23 +68,23 @@ def arguments_of(value: Any) -> dict[str, Any]:
 def hints_of(kind: type) -> dict[str, Any]:
     """Types of the constructor's arguments; ``Any`` if a class does not declare them."""
     try:
-        # Those of a dataclass may be inherited from another module, in which alone they have a meaning.
+        # Annotations of a dataclass may be inherited from another module and only resolve there.
         own = kind if dataclasses.is_dataclass(kind) else kind.__init__  # type: ignore[misc]
         hints = typing.get_type_hints(own)
-    except (NameError, TypeError):  # names that are known to type checkers alone
+    except (NameError, TypeError):  # names that only type checkers know
         hints = {}
     return {name: _NARROWED.get((kind, name), hints.get(name, Any)) for name in parameters_of(kind)}
 
 
 def allows(kind: type, name: str, value: float) -> bool:
-    """Whether an argument of a class, or a number in it, may have this value; any finite one may."""
+    """Whether an argument of a class, or a number in it, may have this value; finite values always may."""
     if math.isfinite(value) or issubclass(kind, _DESCRIPTIONS):
         return True
     return value == math.inf and name in _UNBOUNDED
 
 
 def features_of(value: Any) -> int | None:
-    """Number of features that an object needs; None if it does not use them, or accepts any."""
+    """Number of features that an object needs; None if it uses none or accepts any number."""
     count = getattr(value, "features", None)
     return count or None if type(count) is int else None
 

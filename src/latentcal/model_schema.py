@@ -1,4 +1,4 @@
-"""Checks the description of a model against the constructors it names, then makes the model."""
+"""Checks the description of a model against the constructors that it names, then builds the model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, param
 from .outputs import OutputLaw
 from .recalibration import Recalibration
 
-DEEPEST = 50  # levels of objects inside each other
-_LARGEST = 1 << 64  # of a whole number; hashes have 64 bits
-_LARGEST_SIZE = 1 << 20  # of a flow, where no tensor of it is larger
+DEEPEST = 50  # levels of nested objects
+_LARGEST = 1 << 64  # largest integer; hashes have 64 bits
+_LARGEST_SIZE = 1 << 20  # largest size of a flow that none of its tensors exceeds
 
 
 class Reader:
@@ -54,7 +54,7 @@ class Reader:
     def read(self, root: Any) -> Any:
         """The model of a document; raises if it is invalid.
 
-        During the check nothing is built except flows without memory, to compare their sizes with the file.
+        During the check only flows without memory are built, to compare their sizes with the file.
         """
         self._check(root, typing.Union[SAVED], "model", 0)  # noqa: UP007
         if absent := sorted(set(self._tensors) - self._used):
@@ -86,7 +86,7 @@ class Reader:
         if type(node["id"]) is not int or node["id"] in self._kinds:
             raise ModelFileError(f"{where} has the wrong number {_shorten(node['id'])}.")
         kind = self._kind_of(node)
-        assert kind is not None  # what a table names was looked up before
+        assert kind is not None  # the names of a table were looked up before
         expected = {"id", "foreign"} if "foreign" in node else {"id", "class", "args"}
         is_flow = issubclass(kind, ConditionalFlow)
         if is_flow:
@@ -121,12 +121,12 @@ class Reader:
                 f"{sorted(parameters)}."
             )
         hints = hints_of(kind)
-        for name in (name for name in parameters if name in arguments):  # in the order of writing
+        for name in (name for name in parameters if name in arguments):  # in their order in the file
             self._check(arguments[name], hints[name], f"{where}.{name}", depth + 1)
             self._check_numbers(kind, name, arguments[name], where)
 
     def _check_numbers(self, kind: type, name: str, node: Any, where: str) -> None:
-        """Raise where an argument is infinite or NaN, or a list of numbers has such, and must not be."""
+        """Raise if an argument is infinite or NaN, or contains such numbers, where that is not allowed."""
         for item in node if isinstance(node, list) else [node]:
             if isinstance(item, dict) and "float" in item:
                 sound = allows(kind, name, float(item["float"]))
@@ -142,7 +142,7 @@ class Reader:
                 raise ModelFileError(f"{where}.{name[:60]} must be finite.")
 
     def _check_sizes(self, kind: type, node: dict[str, Any], where: str) -> None:
-        """Raise where a flow of these sizes has other tensors than the file, without making it."""
+        """Raise if a flow of these sizes has other tensors than the file; allocates no memory."""
         sizes = [
             size for item in node["args"].values() for size in (item if isinstance(item, list) else [item])
         ]
@@ -157,7 +157,7 @@ class Reader:
         try:
             with torch.device("meta"), _at_most(len(state), where):
                 expected = kind(**arguments).state_dict()
-        except NotImplementedError:  # an operation needs real numbers: nothing larger than the file, then
+        except NotImplementedError:  # an operation needs real numbers; then allow no size above the file's
             if max(sizes, default=0) > largest:
                 raise ModelFileError(
                     f"{where} has a size of {max(sizes)}, more than the numbers in the file."
@@ -173,13 +173,13 @@ class Reader:
                 raise ModelFileError(
                     f"{where} is a {kind.__name__} whose {name[:60]} has shape {found}, expected {wanted}."
                 )
-            # A model may be cast, but then all of it.
+            # A model may be cast, but only as a whole.
             usual, own = expected[name].dtype, state[name].dtype
             if usual.is_floating_point != own.is_floating_point or dtypes.setdefault(usual, own) != own:
                 raise ModelFileError(f"{where} is a {kind.__name__} whose {name[:60]} has dtype {own}.")
 
     def _fits(self, node: Any, hint: Any) -> bool:
-        """Whether a node may stand where a constructor wants a type; what is inside is not looked at."""
+        """Whether a node may be given where a constructor expects a type; its contents are not checked."""
         if isinstance(node, dict) and not self._is_known(node):
             return False
         if type(node) in (int, float) and not abs(node) <= _LARGEST * (
@@ -191,7 +191,7 @@ class Reader:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return any(self._fits(node, each) for each in inner)
-        if hint is Any:  # of somebody else's class, which must check it
+        if hint is Any:  # argument of a user's class, which must check it
             return True
         if hint in (None, type(None)):
             return node is None
@@ -210,7 +210,7 @@ class Reader:
         return kind is not None and isinstance(hint, type) and issubclass(kind, hint)
 
     def _is_known(self, node: dict[str, Any]) -> bool:
-        """Whether a table is a node of some kind, and what it names is there."""
+        """Whether a table is a node of some kind, and the names in it exist."""
         if "id" in node:
             if isinstance(name := node.get("class"), str) and self._class(name) is None:
                 raise ModelFileError(
@@ -225,7 +225,7 @@ class Reader:
         return isinstance(value, str) and value in known.get(key or "", ())
 
     def _kind_of(self, node: Any) -> type | None:
-        """Class of an object; None for what is none."""
+        """Class of an object; None if the node is not an object."""
         if not isinstance(node, dict):
             return None
         if "same" in node:
@@ -239,7 +239,7 @@ class Reader:
         return find(CLASSES[name]) if name in CLASSES else self._classes.get(name)
 
     def _value(self, node: Any) -> Any:
-        """The object of a node that was checked."""
+        """The object of a checked node."""
         if isinstance(node, list):
             return [self._value(item) for item in node]
         if not isinstance(node, dict):
@@ -257,7 +257,7 @@ class Reader:
 
     def _object(self, node: dict[str, Any]) -> Any:
         kind = self._class(node["class"])
-        assert kind is not None  # what a table names was looked up before
+        assert kind is not None  # the names of a table were looked up before
         arguments = {
             name: self._value(node["args"][name]) for name in parameters_of(kind) if name in node["args"]
         }
@@ -286,9 +286,9 @@ class Reader:
 
 
 def _group_by_features(made: Iterable[Any]) -> Iterator[list[Any]]:
-    """Objects that see the same features: a flow above a stage sees more than the rest of the model.
+    """Groups of objects with the same features: a flow above a stage has more than the rest of the model.
 
-    Laws of the radius see those of the rest. Each output of a chain sees more than those before it.
+    Laws of the radius have those of the rest. Each output of a chain has more than the outputs before it.
     """
     rest = list(made)
     for whole in [each for each in rest if isinstance(each, LocationScale)]:  # the inner ones come first
@@ -305,7 +305,7 @@ def _group_by_features(made: Iterable[Any]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _at_most(tensors: int, where: str) -> Iterator[None]:
-    """Stop the making of a module, in this thread, that has many more tensors than the file."""
+    """Stop the construction of a module, in this thread, that has many more tensors than the file."""
     left, thread = 2 * tensors + 100, threading.get_ident()
 
     def count(*_: Any) -> None:

@@ -1,6 +1,6 @@
 r"""Norms of the latent space: the radius of a point, and uniform directions.
 
-With :math:`\rho` a norm and B its unit ball, a density that depends on z through :math:`r = \rho(z)` alone is
+With :math:`\rho` a norm and B its unit ball, a density that depends on z only through :math:`r = \rho(z)` is
 
 .. math:: f_Z(z) = \frac{f_R(r)}{r^{d-1} \, d \, \mathrm{vol}(B)}.
 """
@@ -31,11 +31,11 @@ class Norm:
     def sample_direction(
         self, shape: tuple[int, ...], dim: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Float64 directions (*shape, dim) of norm 1, those of points drawn uniformly from the unit ball."""
+        """Float64 directions (*shape, dim) of norm 1, distributed as those of uniform draws from the ball."""
         raise NotImplementedError
 
     def farthest(self, slope: Tensor) -> Tensor:
-        """Points of norm 1 where linear functions of these slopes are largest, (..., d) -> (..., d)."""
+        """Points of norm 1 that maximise the linear functions with these slopes, (..., d) -> (..., d)."""
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ class Euclidean(Norm):
     """
 
     def __call__(self, z: Tensor) -> Tensor:
-        # Of the columns that triangular solvers leave, the norm takes twenty times as long.
+        # On the column-major result of triangular solvers the norm takes twenty times as long.
         return torch.linalg.vector_norm(z.contiguous(), dim=-1, dtype=torch.float64)
 
     def log_surface(self, dim: int) -> float:
@@ -82,7 +82,7 @@ class MaxNorm(Norm):
     ) -> Tensor:
         device = _device_of(generator)
         point = 2 * torch.rand(*shape, dim, dtype=torch.float64, generator=generator, device=device) - 1
-        # A face drawn at random, then a uniform point of it: no division, so the norm is exactly 1.
+        # Draw a face, then a uniform point on it: without a division the norm is exactly 1.
         face = torch.randint(dim, (*shape, 1), generator=generator, device=device)
         side = torch.where(point.gather(-1, face) < 0, -1.0, 1.0).to(point)
         return point.scatter(-1, face, side)

@@ -23,23 +23,23 @@ Prerank = Callable[[Distribution, Tensor, "Tensor | None"], Tensor]
 
 
 def latent_pit(pred: FlowDistribution, y: Tensor) -> Tensor:
-    r"""Probability, under the model, of a latent norm of at most that of y.
+    r"""Probability under the model that the latent norm is at most that of y.
 
     .. math:: u = F_{\rho(Z)}(\rho(\mathrm{encode}(y; x)))
 
-    Uniform if the model is latent calibrated. The sublevel sets :math:`\{u \le q\}` are prediction regions of
-    probability q.
+    It is uniform if the model is latent calibrated. The sublevel sets :math:`\{u \le q\}` are prediction
+    regions of probability q.
 
     Args:
         pred: prediction of a flow, ``flow(x)``.
         y: (..., d) observations.
 
     Returns:
-        (...) float64, without gradients.
+        (...) float64 PIT values, without gradients.
 
     Warns:
         CalibrationReuseWarning: if more than 5 % of the rows that the model was recalibrated on are among the
-            given ones.
+            given rows.
     """
     if not isinstance(pred, FlowDistribution):
         raise TypeError(
@@ -67,7 +67,7 @@ def hdr_pit(
     generator: torch.Generator | None = None,
     randomize: bool = True,
 ) -> Tensor:
-    r"""Probability, under the model, of a density of at least that of y.
+    r"""Probability under the model that the density is at least that of y.
 
     .. math:: u = P\big(f(Y' \mid x) \ge f(y \mid x)\big), \qquad Y' \sim f(\cdot \mid x),
 
@@ -99,12 +99,12 @@ def prerank_pit(
     generator: torch.Generator | None = None,
     randomize: bool = True,
 ) -> Tensor:
-    r"""Rank of an observation among predictive samples, both reduced to one number by a pre-rank g.
+    r"""Rank of an observation among predictive samples, each reduced to one number by a pre-rank g.
 
     .. math:: u = \frac{\#\{i : g_i < g\} + v (1 + \#\{i : g_i = g\})}{s + 1}, \qquad
               g = g(x, y), \quad g_i = g(x, y'_i), \quad v \sim U(0, 1)
 
-    is exactly uniform for every number of samples if y follows the prediction, ties included. Without
+    is exactly uniform for every number of samples if y follows the prediction, even with ties. Without
     randomisation it is the plain estimate :math:`\#\{i : g_i \le g\} / s` of :math:`F_{g(x, Y')}(g)`.
 
     Args:
@@ -144,7 +144,7 @@ def _pooled_pit(
     generator: torch.Generator | None,
     randomize: bool,
 ) -> Tensor:
-    """The same for a pre-rank that looks at the observation and all draws at once."""
+    """PIT values for a pre-rank that ranks the observation and all draws together."""
     with torch.no_grad():
         pool = torch.cat([y[None], *(draws.to(y) for draws in _draws(pred, samples, generator))])
         values = prerank_values(prerank, pred, pool, x, (len(pool), *pred.batch_shape))
@@ -154,14 +154,14 @@ def _pooled_pit(
 
 
 def negative_log_density(pred: Distribution, y: Tensor, x: Tensor | None = None) -> Tensor:
-    """The pre-rank of regions of highest density: -log f(y | x), (..., d) -> (...)."""
+    """The pre-rank of highest-density regions: -log f(y | x), (..., d) -> (...)."""
     try:
         return -pred.log_prob(y)
     except NotImplementedError as error:
         raise NotImplementedError(
             f"{type(pred).__name__} can be sampled but has no density (log_prob), which this pre-rank "
-            "needs. Use one that needs none, such as prerank_pit(pred, y, 'energy'), or make a flow from "
-            "the draws with from_sampler."
+            "needs. Use a pre-rank without densities, such as prerank_pit(pred, y, 'energy'), or make a "
+            "flow from the draws with from_sampler."
         ) from error
 
 
@@ -173,7 +173,7 @@ def marginal_pit(
     .. math:: u_j = \frac{\#\{i : y'_{ij} < y_j\} + v_j (1 + \#\{i : y'_{ij} = y_j\})}{s + 1},
               \qquad v_j \sim U(0, 1).
 
-    Exactly uniform for every number of samples if y follows the prediction, ties included.
+    It is exactly uniform for every number of samples if y follows the prediction, even with ties.
 
     Args:
         pred: distribution with batch shape (...) and event shape (d,).
@@ -195,7 +195,7 @@ def marginal_pit(
 
 
 def draw(pred: Distribution, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Samples of any distribution with a generator, which torch's distributions do not accept."""
+    """Samples of any distribution, drawn with a generator, which torch's distributions do not accept."""
     if generator is None:
         return pred.sample(shape)
     if "generator" in inspect.signature(pred.sample).parameters:
@@ -211,7 +211,7 @@ def _draws(pred: Distribution, samples: int, generator: torch.Generator | None) 
     for done in range(0, samples, size):
         draws = draw(pred, (min(size, samples - done),), generator)
         if bool(torch.isnan(draws).any()):
-            raise ValueError(f"{int(torch.isnan(draws).sum())} sampled values are NaN; ranks need numbers.")
+            raise ValueError(f"{int(torch.isnan(draws).sum())} sampled values are NaN and cannot be ranked.")
         yield draws
 
 
@@ -226,7 +226,7 @@ def _observations(pred: Distribution, y: Tensor) -> Tensor:
 def prerank_values(
     prerank: Prerank, pred: Distribution, y: Tensor, x: Tensor | None, shape: tuple[int, ...]
 ) -> Tensor:
-    """Pre-ranks of y, checked to be numbers of the given shape."""
+    """Pre-ranks of y; raises unless they are numbers of the given shape."""
     values = prerank(pred, y, x)
     if values.shape != shape or bool(torch.isnan(values).any()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From rows of a table to features, by rules that are learned once and then fixed."""
+"""Features from the rows of a table, by rules that are learned once and then fixed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ._internal.table_files import file_chunks
 from ._internal.validate import as_names, as_path, as_row_index
 from ._internal.wording import check_names, join_some, list_names, quote
 
-CHUNK = 10_000  # rows that are held at a time
-_FORMAT = 2  # of the dictionary; raise it where an older reader would misread a newer one
+CHUNK = 10_000  # rows held in memory at a time
+_FORMAT = 2  # of the dictionary; increase it if older versions would misread newer files
 _READABLE = (1, 2)  # format 1 has no dates, and fills no gaps
 _OPTIONS = {
     "unknown": ("zeros", "error"),
@@ -38,9 +38,9 @@ class Encoded(NamedTuple):
     Args:
         x: features.
         y: targets; None if not requested.
-        rows: (m,) their numbers in the table or file they come from, counted from 0.
+        rows: (m,) their row numbers in the table or file, counted from 0.
         kept: (m,) cells of other columns, as in the file.
-        gaps: rows that were left out, and values that were filled in.
+        gaps: the rows that were left out and the values that were filled in.
     """
 
     x: Tensor
@@ -55,38 +55,39 @@ class Preprocessing:
     """Which columns of a table are features, and how each becomes numbers.
 
     1. A feature is categorical if it holds text or booleans, is an integer column with at most 10 distinct
-       values, or has exactly 2 distinct values; else it is numerical.
-    2. Categorical features with more than 20 distinct values are dropped. 3. Numerical features with fewer
-    than 10 distinct values are dropped. 4. Features with more than 20 % missing values are dropped, then rows
-    that still miss a feature. 5. Columns that are constant in the rows used for learning are dropped. 6. Text
-    columns are one-hot encoded with all their levels; other categorical columns are kept as one column. 7.
-    Dates become the parts of them that vary: the year with its fraction, and the sine and cosine of the
-       month, the day of the week and the time of day on the clock of the file, whatever its zone.
+       values, or has exactly 2 distinct values; otherwise it is numerical.
+    2. Categorical features with more than 20 distinct values are dropped.
+    3. Numerical features with fewer than 10 distinct values are dropped.
+    4. Features with more than 20 % missing values are dropped, then rows that still lack a feature.
+    5. Columns that are constant in the learning rows are dropped.
+    6. Text columns are one-hot encoded with all levels; other categorical columns stay one column.
+    7. Dates become those of their parts that vary: the year with its fraction, and the sine and cosine of
+       the month, the day of the week and the time of day as written in the file, whatever its time zone.
 
-    With ``missing="impute"`` step 4 keeps features with up to 50 % missing values, and rows that miss one:
-    gaps are filled with the median of numbers or dates, or the most frequent text, of the learning rows, and
-    a further feature ``name:missing`` marks them.
+    With ``missing="impute"`` step 4 keeps features with up to 50 % missing values, and rows that lack one.
+    Gaps are filled with the median of numbers or dates, or the most frequent text, of the learning rows, and
+    an additional feature ``name:missing`` marks them.
 
-    The result does not depend on the order of the columns:
-    features are sorted by name. It does not standardise: ``split`` does that, and ``Standardized(flow,
-    **split.flow_units)`` takes x as it comes from here.
+    The result does not depend on the order of the columns: features are sorted by name. Features are not
+    standardised here. ``split`` standardises them, and ``Standardized(flow, **split.flow_units)`` takes x as
+    it is returned here.
 
-    New rows may have their columns in any order, and further columns, which are ignored. Other differences
-    from the learning rows:
+    New rows may have their columns in any order. Additional columns are ignored. Other differences from the
+    learning rows:
 
     ========================== ==============================================================================
-    a column is missing        ValueError that names it; targets are needed only where they are asked for
+    a column is missing        ValueError that names it; targets are needed only if they are requested
     text in a number column    ValueError that names column, row and text
     an unknown category        zero for every level of the column, and one UserWarning for the column;
                                ValueError with ``unknown="error"``
-    a value is missing         filled in where the rules can; else a ValueError that names column and row;
-                               with ``missing="drop"`` the row is left out, and ``rows`` says which are there
-    a new time zone            one UserWarning for the column: its hours are those of another clock
+    a value is missing         filled in if the rules can; else a ValueError that names column and row; with
+                               ``missing="drop"`` the row is left out, and ``rows`` lists those that are kept
+    a new time zone            one UserWarning for the column; its hours are used as written
     infinite, or above 3.4e38  ValueError that names column, row and value
     ========================== ==============================================================================
 
     Args:
-        features: the columns that stay, sorted by name.
+        features: the columns that are used, sorted by name.
         targets: names of the target columns.
         dropped: by name, why a column is not a feature.
 
@@ -115,17 +116,17 @@ class Preprocessing:
         missing: Literal["drop", "impute"] = "drop",
         decimal: str | None = None,
     ) -> Preprocessing:
-        """The rules learned from a table, or from some of its rows.
+        """Rules learned from a table, or from some of its rows.
 
         Args:
             table: a pandas DataFrame, a mapping from names to columns, or a sequence of ``Column``.
             targets: names of the target columns.
-            rows: indices or mask of the rows to learn on, for example the training part; None for all.
-            missing: what to do about rows that miss a feature.
+            rows: indices or mask of the rows to learn from, for example the training part; None for all.
+            missing: what to do about rows that lack a feature.
             decimal: decimal mark in texts; None for a point, with an error if there are decimal commas.
 
         Raises:
-            ValueError: a target is missing, or no feature is left; the message says why each was dropped.
+            ValueError: if a target is missing, or no feature is left; the message gives the reasons.
         """
         targets = as_targets(targets)
         impute = check_missing(missing, ("drop", "impute")) == "impute"
@@ -178,18 +179,18 @@ class Preprocessing:
         encoding: str = "utf-8",
         decimal: str | None = None,
     ) -> Encoded:
-        """Features, and targets on request, of new rows.
+        """Features of new rows, and their targets if requested.
 
         Args:
             rows: a pandas DataFrame, a mapping from column names to values, or the path of a csv or parquet
                 file.
             targets: whether to read the targets too; ``"any"`` keeps rows with missing targets, as NaN.
-            unknown: what to do about a category that the learning rows did not have.
-            missing: what to do about a row that misses a value; None to impute if the rules can, and else to
-                raise an error. Targets are never imputed: such rows are left out.
-            delimiter: of a csv file.
-            encoding: of a csv file.
-            decimal: mark of decimals in texts, ``"."`` or ``","``; None for a point.
+            unknown: what to do about a category that did not occur in the learning rows.
+            missing: what to do about a row with a missing value; None imputes if the rules can and raises an
+                error otherwise. Targets are never imputed: such rows are left out.
+            delimiter: delimiter of a csv file.
+            encoding: encoding of a csv file.
+            decimal: decimal mark in texts, ``"."`` or ``","``; None for a point.
         """
         how: dict[str, Any] = {"targets": targets, "unknown": unknown, "missing": missing, "decimal": decimal}
         if isinstance(rows, str | os.PathLike):
@@ -216,17 +217,17 @@ class Preprocessing:
         encoding: str = "utf-8",
         decimal: str | None = None,
     ) -> Iterator[Encoded]:
-        """The rows of a csv or parquet file, at most ``size`` at a time: memory does not grow with the file.
+        """Features of the rows of a csv or parquet file, in chunks of at most ``size``, in bounded memory.
 
         Args:
-            path: path of the file, plain or gzip; parquet is recognised by its ending. Both need pyarrow.
+            path: path of the file, plain or gzip; parquet is recognised by its extension. Both need pyarrow.
             size: largest number of rows at a time.
             targets: as in ``transform``.
-            unknown: as in ``transform``; a column's unknown categories warn once for the whole file.
-            missing: as in ``transform``; a chunk without a complete row is empty, not left out.
-            keep: further columns, whose cells are passed on unchanged.
-            delimiter: of a csv file.
-            encoding: of a csv file.
+            unknown: as in ``transform``; each column warns at most once for the whole file.
+            missing: as in ``transform``; a chunk without a complete row is returned empty, not skipped.
+            keep: additional columns, whose cells are passed on unchanged.
+            delimiter: delimiter of a csv file.
+            encoding: encoding of a csv file.
             decimal: as in ``transform``.
         """
         path, start, warned = as_path(path), 0, set[str]()
@@ -248,7 +249,7 @@ class Preprocessing:
         return encode(self.features, mine, n), complete_rows([] if self.imputes else mine, n)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole state, in JSON types only."""
+        """The complete state, in JSON types only."""
         return {
             "format": _FORMAT,
             "features": [feature.to_dict() for feature in self.features],
@@ -258,7 +259,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Preprocessing:
-        """The preprocessing with that state, from ``to_dict``."""
+        """The preprocessing with a state from ``to_dict``."""
         if (
             not isinstance(state, Mapping)
             or type(state.get("format")) is not int
@@ -266,7 +267,7 @@ class Preprocessing:
         ):
             found = repr(state.get("format") if isinstance(state, Mapping) else state)[:60]
             raise ValueError(
-                f"The preprocessing has format {found}, this version reads {_FORMAT} and before. It was "
+                f"The preprocessing has format {found}; this version reads formats up to {_FORMAT}. It was "
                 "saved by another version of latentcal, or is not a preprocessing."
             )
         try:
@@ -278,7 +279,7 @@ class Preprocessing:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"The saved preprocessing is incomplete or damaged: {error!r}.") from error
         if not (whole and features and len(set(rules.columns)) == len(features)):
-            raise ValueError("The saved preprocessing is damaged: names must be text, each once.")
+            raise ValueError("The saved preprocessing is damaged: names must be texts without duplicates.")
         return rules
 
     def _columns_with(self, targets: bool | str) -> tuple[str, ...]:
@@ -294,7 +295,7 @@ class Preprocessing:
         missing: str | None,
         decimal: str | None,
     ) -> Encoded:
-        """Features of cells whose first row has the number ``start``; ``warned`` holds what was said."""
+        """Features of cells whose first row has the number ``start``; ``warned`` holds past warnings."""
         for name, value in (("unknown", unknown), ("missing", missing), ("targets", targets)):
             if value not in _OPTIONS[name]:
                 known = ", ".join(map(repr, _OPTIONS[name]))
@@ -303,7 +304,7 @@ class Preprocessing:
         how = missing or ("impute" if self.imputes else "error")
         if how == "impute" and not self.imputes:
             raise ArgumentError(
-                "These rules cannot fill gaps. Leave out rows that miss a value with ",
+                "These rules cannot fill gaps. Leave out rows with missing values with ",
                 *(Argument("missing", "drop"), ", or learn again with ", Argument("missing", "impute"), "."),
             )
         x_columns = [parse_column(f.name, f.kind, cells[f.name], start, decimal) for f in self.features]
@@ -324,7 +325,7 @@ class Preprocessing:
 
 
 def check_missing(missing: Any, known: Sequence[str]) -> str:
-    """What to do about missing values; raises for an unknown option."""
+    """The option for missing values; raises if it is unknown."""
     if missing not in known:
         raise ValueError(f"missing must be {' or '.join(map(repr, known))}, got {missing!r}.")
     return missing
@@ -337,7 +338,7 @@ def check_decimal(decimal: Any) -> None:
 
 
 def _keep(cells: np.ndarray) -> np.ndarray:
-    """Cells of any kind as objects; dates, which as objects would be whole numbers, as they are."""
+    """Cells of any type as objects; dates stay dates, since as objects they would be integers."""
     return cells if cells.dtype.kind == "M" else cells.astype(object)
 
 
@@ -346,7 +347,7 @@ def as_targets(targets: Sequence[str] | str) -> tuple[str, ...]:
     names = as_names(targets, "targets")
     if not names or len(set(names)) < len(names):
         raise ValueError(
-            f"targets must be the names of one or more columns, each once; got {list_names(names)}."
+            f"targets must name one or more columns, without duplicates; got {list_names(names)}."
         )
     return names
 
@@ -357,10 +358,10 @@ def _tell_unknown(feature: Feature, column: Column, unknown: str, warned: set[st
     if feature.kind == "text":
         strange = sorted({*column.values.tolist()} - {*feature.levels, ""})
         message = (
-            f"The column {quote(feature.name)} has categories that the learning rows did not have, for "
-            f"example {list_names(strange)}; known are {list_names(feature.levels)}."
+            f"The column {quote(feature.name)} has categories that did not occur in the learning rows, for "
+            f"example {list_names(strange)}; the known ones are {list_names(feature.levels)}."
         )
-        outcome = "They are treated as none of them."
+        outcome = "They are encoded as none of these."
     elif feature.kind in DATES and "hour" in feature.levels:
         strange = sorted({*column.zones} - {*feature.zones})
         message = (

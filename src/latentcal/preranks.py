@@ -1,4 +1,4 @@
-r"""Named pre-ranks: functions that reduce many outputs to one number to be ranked.
+r"""Named pre-ranks: functions that reduce several outputs to one number, which is then ranked.
 
 Each is a function ``prerank(pred, y, x)`` for :func:`prerank_pit`. Those that are *pooled* rank a point
 within the observation and the draws together, (1 + s, ..., d), as Gneiting et al. (2008) and Thorarinsdottir
@@ -39,7 +39,7 @@ def _pool(function: Function) -> Function:
 
 
 def is_pooled(prerank: Any) -> bool:
-    """Whether a pre-rank looks at the observation and all draws together."""
+    """Whether a pre-rank ranks the observation and all draws together."""
     return bool(getattr(prerank, "pooled", False))
 
 
@@ -47,14 +47,14 @@ def is_pooled(prerank: Any) -> bool:
 def multivariate_rank(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     """Number of points of the pool that are at most y in every output, (s, ..., d) -> (s, ...).
 
-    High for points on the upper side. It has little power for many outputs, where few points are comparable.
+    It is high for points on the upper side. With many outputs few points are comparable, so power is low.
     """
     return torch.stack([(y <= point).all(-1).sum(0) for point in y]).to(torch.float64)
 
 
 @_pool
 def average_rank(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
-    """Mean over outputs of the rank within the pool, (s, ..., d) -> (s, ...): location, and trends in it."""
+    """Mean over outputs of the rank within the pool, (s, ..., d) -> (s, ...): detects shifts of location."""
     return _ranks(y).mean(-1)
 
 
@@ -62,7 +62,7 @@ def average_rank(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
 def band_depth(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     r"""Mean over outputs of :math:`(m - r)(r - 1)` for ranks r within a pool of m, (s, ..., d) -> (s, ...).
 
-    High for points in the middle of the pool: it distinguishes too wide from too narrow.
+    It is high for points in the middle of the pool, so it distinguishes too wide from too narrow.
     """
     ranks = _ranks(y)
     return ((len(y) - ranks) * (ranks - 1)).mean(-1)
@@ -72,7 +72,7 @@ def band_depth(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
 def energy(pred: Any, y: Tensor, x: Tensor | None = None) -> Tensor:
     """Mean distance to the points of the pool, (s, ..., d) -> (s, ...).
 
-    Up to a common constant it is the energy score of the pool at each point.
+    Up to a common constant, this is the energy score of the pool at each point.
     """
     return torch.stack([torch.linalg.vector_norm(y - point, dim=-1).mean(0) for point in y])
 
@@ -92,7 +92,7 @@ def dependence(pred: Any, y: Tensor, x: Tensor | None = None, lag: int = 1) -> T
 
     .. math:: -\frac{1}{2 (d - h)\, s^2} \sum_{j=1}^{d-h} (y_j - y_{j+h})^2
 
-    High if neighbouring outputs are similar.
+    It is high if neighbouring outputs are similar.
     """
     if as_whole(lag, "lag") >= y.shape[-1]:
         return torch.zeros_like(y[..., 0])
@@ -124,7 +124,7 @@ NAMED: Mapping[str, Function] = {
 
 
 def find_prerank(prerank: str | Function) -> Function:
-    """The pre-rank of a name; functions are returned unchanged."""
+    """The pre-rank with this name; functions are returned unchanged."""
     if isinstance(prerank, str):
         if prerank not in NAMED:
             raise ValueError(f"No pre-rank {prerank!r}; {suggest(prerank, NAMED)}")
@@ -137,7 +137,7 @@ def find_prerank(prerank: str | Function) -> Function:
 
 
 def _ranks(y: Tensor) -> Tensor:
-    """Ranks 1, ..., s of points within the pool, of ties their mean, (s, ..., d) -> (s, ..., d)."""
+    """Ranks 1, ..., s of points within the pool, averaged over ties, (s, ..., d) -> (s, ..., d)."""
     order = y.movedim(0, -1).contiguous()
     ascending = order.sort(-1).values
     first = torch.searchsorted(ascending, order)

@@ -1,4 +1,4 @@
-"""Splits of rows: at random, in time, by groups; folds and rolling origins."""
+"""Splits of rows: at random, in time or by groups; blocked folds and rolling origins."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .tables import Dataset, TableDataset
 
 __all__ = ["Part", "Split", "group_split", "rolling_origin", "split", "time_folds", "time_split"]
 
-MAX_ROWS = 50_000  # that one run uses
-FRACTIONS = (0.65, 0.20, 0.15)  # of train, validation and test
-_FEWEST_ROWS = 2  # of a part: with one row nothing has a spread
+MAX_ROWS = 50_000  # largest number of rows in a run
+FRACTIONS = (0.65, 0.20, 0.15)  # shares of train, validation and test
+_FEWEST_ROWS = 2  # in each part: one row has no spread
 
 
 def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Indices (train, test) of blocked cross-validation, with a gap around each test block.
 
-    Rows within ``gap`` of the block, before and after it, are in neither part, so that dependence shorter
-    than the gap does not link the two. Training rows lie on both sides of the block.
+    Rows within ``gap`` of the block, before or after it, are in neither part, so that dependence shorter
+    than the gap does not connect the two. Training rows lie on both sides of the block.
 
     Args:
         n: number of rows, in time order.
         folds: number of blocks; the first n % folds of them have one more row.
-        gap: rows to leave out on both sides of a block.
+        gap: number of rows to leave out on each side of a block.
 
     Raises:
         ValueError: if a block would be empty, or have no training rows.
@@ -53,12 +53,12 @@ def time_folds(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, T
 
 
 def rolling_origin(n: int, folds: int = 5, gap: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices (train, test) of a rolling origin: each block but the first, trained on all earlier rows.
+    """Indices (train, test) of a rolling origin: each block but the first, and all rows before it.
 
     Args:
         n: number of rows, in time order.
-        folds: number of test blocks; the rows are cut into one more, the first of which is for training only.
-        gap: rows to leave out before a block.
+        folds: number of test blocks; the rows are cut into one more, and the first is for training only.
+        gap: number of rows to leave out before a block.
 
     Raises:
         ValueError: if a block would be empty, or have no training rows.
@@ -81,7 +81,7 @@ def _check_folds(n: int, blocks: int, gap: int) -> None:
     as_whole(gap, "gap", 0)
     if not 2 <= blocks <= n:
         raise ValueError(
-            f"{n} rows cannot be cut into {blocks} blocks; at least 2 and at most n are possible."
+            f"{n} rows cannot be cut into {blocks} blocks; the number of blocks must be from 2 to {n}."
         )
 
 
@@ -89,7 +89,7 @@ def _pair(train: Tensor, test: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     if len(train) == 0:
         raise ValueError(
             f"A gap of {gap} leaves no training rows for the block of rows {int(test[0])} to "
-            f"{int(test[-1])}. Use a smaller gap, or more rows."
+            f"{int(test[-1])}. Use a smaller gap or more rows."
         )
     return train, test
 
@@ -111,16 +111,16 @@ class Split:
     training part has scale 1. Parts keep the dtype of the data, means and scales are float64.
 
     Args:
-        train: to fit the flow, means and scales.
+        train: for fitting the flow, means and scales.
         validation: for early stopping; also for calibration if there is no calibration part.
         calibration: not used for training or early stopping; None if not requested.
         test: for evaluation.
-        indices: the rows of the data in each part, by its name.
+        indices: row numbers of each part, by its name.
         x_mean: (p,).
         x_scale: (p,).
         y_mean: (d,).
         y_scale: (d,).
-        preprocessing: rules of the user's own table, learned on the training part; None for other data.
+        preprocessing: rules for the user's own table, learned on the training part; None for other data.
     """
 
     train: Part
@@ -136,7 +136,7 @@ class Split:
 
     @property
     def flow_units(self) -> dict[str, Tensor]:
-        """Means and scales by name: ``Standardized(flow, **split.flow_units)`` uses the units of the data."""
+        """Means and scales by name: ``Standardized(flow, **split.flow_units)`` takes data as they are."""
         return {
             "y_mean": self.y_mean,
             "y_scale": self.y_scale,
@@ -156,11 +156,11 @@ def split(
     max_rows: int | None = MAX_ROWS,
     calibration: float = 0.0,
 ) -> Split:
-    """Random parts, for rows that are exchangeable.
+    """Random parts of exchangeable rows.
 
     The rows are shuffled with the seed, at most ``max_rows`` are kept, and these are cut into train,
-    validation, calibration and test. For a table from ``load_csv`` the rules that make features of its
-    columns are learned on the training part; they are in ``preprocessing``.
+    validation, calibration and test. For a table from ``load_csv`` the rules that turn its columns into
+    features are learned on the training part and stored in ``preprocessing``.
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
@@ -188,7 +188,7 @@ def time_split(
     fractions: Sequence[float] = FRACTIONS,
     calibration: float = 0.0,
 ) -> Split:
-    """Parts in time order: train, validation, calibration, test. Nothing is shuffled.
+    """Parts in time order: train, validation, calibration, test; nothing is shuffled.
 
     Rows with the same time stay together, so each part is strictly later than the one before.
 
@@ -215,7 +215,7 @@ def group_split(
 ) -> Split:
     """Parts without common groups: all rows of a patient, a site or a household are in one part.
 
-    The groups are shuffled with the seed and cut where the numbers of rows are closest to the fractions.
+    The groups are shuffled with the seed and cut where the row counts come closest to the fractions.
 
     Args:
         data: a data set, or x (n, p) and y (n, d).
@@ -250,7 +250,7 @@ def _split(
     fractions: Sequence[float],
     calibration: float,
 ) -> Split:
-    """Cut the rows in the given order, only at the allowed edges, and standardise."""
+    """Cut the rows in the given order, only at allowed edges, and standardise."""
     shares = _cumulative(fractions, calibration)
     cuts = _cuts(edges, {name: share * len(order) for name, share in shares.items()})
     indices = {
@@ -259,7 +259,7 @@ def _split(
     }
     preprocessing = None
     if isinstance(data, TableDataset):
-        # A feature that only these rules keep may be missing in rows that are complete by the others.
+        # Rows complete under the rules of all rows may lack a feature that only these rules keep.
         x, complete, preprocessing = data.learn_rules(indices["train"])
         indices = {name: rows[torch.from_numpy(complete)[rows]] for name, rows in indices.items()}
     if tiny := [f"{name} {len(rows)}" for name, rows in indices.items() if len(rows) < _FEWEST_ROWS]:
@@ -314,7 +314,7 @@ def _cumulative(fractions: Sequence[float], calibration: float) -> dict[str, flo
 
 
 def _cuts(edges: np.ndarray, wanted: Mapping[str, float]) -> list[int]:
-    """Ends of the parts: the allowed edges nearest to the wanted ones, all different; edges hold 0 and n."""
+    """Ends of the parts: the distinct allowed edges nearest to the wanted ones; edges include 0 and n."""
     if len(edges) <= len(wanted):
         raise ValueError(
             f"{len(wanted)} parts ({', '.join(wanted)}) cannot be made from {len(edges) - 1} rows, groups "
@@ -340,7 +340,7 @@ def _mean_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.double()
     mean = values.mean(0)
     scale = (values - mean).square().mean(0).sqrt()
-    # Asked of the values, not of the scale: rounding in the mean can make that of a constant column 1e-17.
+    # Compares values, not the scale: with a rounded mean the scale of a constant column can be 1e-17.
     constant = (values == values[0]).all(0)
     return torch.where(constant, values[0], mean), torch.where(constant, 1.0, scale)
 
@@ -368,5 +368,5 @@ def _labels(values: Any, rows: int, name: str) -> np.ndarray:
     try:
         np.unique(labels)
     except TypeError:
-        raise TypeError(f"{name} must be all numbers, all dates or all texts, which can be sorted.") from None
+        raise TypeError(f"{name} must be all numbers, all dates or all texts, to be sortable.") from None
     return labels

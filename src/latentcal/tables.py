@@ -1,4 +1,4 @@
-"""The user's own table as a data set: features by fixed rules, learned again for each split."""
+"""The user's own table as a data set, with features by fixed rules that each split learns again."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
     "load_csv",
 ]
 
-_FEWEST_ROWS = 100  # of a data set
-_NO_LIMIT = 1 << 62  # rows
+_FEWEST_ROWS = 100  # fewest rows of a data set
+_NO_LIMIT = 1 << 62  # number of rows if there is no limit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,9 +79,9 @@ class Dataset:
 class TableDataset(Dataset):
     """A data set made from the user's own table.
 
-    ``x`` and ``y`` are made with rules that were learned on all rows. ``split`` and similar functions learn
-    the rules again on their training part, so that no information about features comes from test rows;
-    categories that occur only in other parts are treated as unknown.
+    ``x`` and ``y`` are made by rules learned on all rows. ``split`` and similar functions learn the rules
+    again on their training part, so that no information about features leaks from test rows; categories
+    that occur only in other parts are treated as unknown.
 
     Args:
         columns: columns of the table, including targets, at the n rows of x and y.
@@ -98,7 +98,7 @@ class TableDataset(Dataset):
     weights: Tensor | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """(n,) values of a column, feature or not: for ``time_split(data, data["date"])`` and the like."""
+        """(n,) values of any column, for example for ``time_split(data, data["date"])``."""
         check_names(as_names(name, "name"), [column.name for column in self.columns])
         return next(column.values for column in self.columns if column.name == name)
 
@@ -128,26 +128,26 @@ def load_csv(
 ) -> TableDataset:
     """Data set from your own csv or parquet file, by the rules of :class:`Preprocessing`.
 
-    Features are all other columns, sorted by name; ``data.preprocessing`` records which were kept, and why
-    others were dropped, and makes features of new rows. Rows that miss a target or a kept feature are left
-    out; ``data.note`` counts them. Constant columns are dropped, as is a first column without a name, which
-    is a row index. Numbers, dates, truth values and text are recognised by their cells.
+    All columns other than the targets are features, sorted by name; ``data.preprocessing`` records which were
+    kept and why others were dropped, and makes features of new rows. Rows without a target or a kept feature
+    are left out; ``data.note`` counts them. Constant columns are dropped, as is an unnamed first column,
+    which is a row index. Numbers, dates, booleans and text are recognised from the cells.
 
     Args:
-        path: path of the file, plain or gzip; parquet is recognised by its ending. Both need pyarrow.
+        path: path of the file, plain or gzip; parquet is recognised by its extension. Both need pyarrow.
         targets: names of the columns to predict, in the order of y.
         drop: names of columns that are neither features nor targets, such as identifiers.
         delimiter: delimiter of a csv file.
         encoding: encoding of a csv file.
         decimal: decimal mark, ``"."`` or ``","``; None for a point, with an error if a column has numbers
-            with commas, which would otherwise be a category.
-        min_rows: with fewer complete rows an error is raised.
-        missing: what to do about rows that miss a value: leave them out, raise an error that names one, or
+            with commas, which would otherwise become categories.
+        min_rows: an error is raised if there are fewer complete rows.
+        missing: what to do about rows with missing values: leave them out, raise an error that names one, or
             fill in features (``"impute"``, see :class:`Preprocessing`).
         max_rows: use this many random rows of a larger file, in bounded memory; None for all.
         seed: seed of the random rows.
         weights: name of a column with the weight of each row, which is not used as a feature.
-        some_targets: keep rows that miss some but not all of several targets; these are NaN in y.
+        some_targets: keep rows in which some but not all targets are missing; these are NaN in y.
 
     Warns:
         LeakWarning: if rows occur more than once, or a feature determines a target.
@@ -208,7 +208,7 @@ def _make_dataset(
     n = len(y_columns[0].values)
     if n == 0:
         raise ValueError(f"It has no rows of data; at least {max(min_rows, 2)} are needed.")
-    if n == 1:  # where every column is constant, which is not what is wrong
+    if n == 1:  # every column is constant then, which would be a misleading error
         raise ValueError(f"It has one row of data; at least {max(min_rows, 2)} are needed.")
     there = np.stack([~column.missing for column in y_columns], 1)
     some_targets = some_targets and len(targets) > 1
@@ -226,7 +226,7 @@ def _make_dataset(
         check_complete([*features, *([] if some_targets else y_columns)], sample.rows, can_fill=True)
     if len(index) < min_rows:
         raise ArgumentError(
-            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill the gaps, "
+            f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill in the gaps, "
             "leave out columns with many gaps with ",
             *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
         )
@@ -239,7 +239,7 @@ def _make_dataset(
     check_float32(torch.where(known_y, y, 0.0), targets, sample.rows[index])
     if constant := find_constant(y.numpy(), targets):
         raise ValueError(
-            f"The targets {list_names(constant)} are constant in float32. Leave them out, or subtract a "
+            f"The targets {list_names(constant)} are constant in float32. Drop them, or subtract a "
             "large offset."
         )
     none, some = int((~there.any(1)).sum()), int((~known_y.all(1)).sum())
@@ -266,7 +266,7 @@ def _make_dataset(
 
 
 def _first_text(column: Column) -> str:
-    """A cell of the column that is no number: what made it a column of text or dates."""
+    """The first cell that is not a number, which makes the column one of text or dates."""
     return next((text for text in map(str, column.levels.tolist()) if not is_number(text)), "")
 
 
@@ -275,8 +275,8 @@ def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None
 
     Args:
         table: (n, k).
-        names: (k,) of its columns.
-        rows: (n,) numbers of its rows in the file, for the message.
+        names: (k,) names of its columns.
+        rows: (n,) row numbers in the file, for the message.
     """
     finite = torch.isfinite(table)
     if wrong := [name for name, good in zip(names, finite.all(0).tolist(), strict=True) if not good]:
@@ -289,8 +289,8 @@ def check_float32(table: Tensor, names: Sequence[str], rows: np.ndarray) -> None
 class Reservoir:
     """Random sample of at most ``size`` items of a stream of unknown length.
 
-    The i-th item, i >= size, replaces an earlier one with probability size / (i + 1), so the kept items are
-    always a random subset of those seen.
+    Item i >= size replaces an earlier one with probability size / (i + 1), so the kept items are always a
+    random subset of those seen so far.
 
     Args:
         size: number of places.
@@ -312,14 +312,14 @@ class Reservoir:
         self._random = np.random.default_rng(seed)
 
     def offer(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next ``count`` items that are kept (until others replace them), and their places.
+        """Which of the next ``count`` items are kept (until others replace them), and their places.
 
-        Both are (k,), k <= count; no place occurs twice. Places are filled in order at first.
+        Both are (k,) with k <= count; places are distinct. At first, places are filled in order.
         """
         numbers = np.arange(self.seen, self.seen + count)
         places = np.where(numbers < self.size, numbers, self._random.integers(0, numbers + 1))
         items = np.flatnonzero(places < self.size)
-        items = items[last_of_each(places[items])]  # of two items for one place the later one stays
+        items = items[last_of_each(places[items])]  # if two items take one place, the later one stays
         self.seen += count
         return items, places[items]
 
@@ -342,7 +342,7 @@ def read_sample(
     decimal: str | None = None,
     **form: str,
 ) -> Sample:
-    """The named columns of a csv or parquet file at ``size`` random rows, or at all if there are fewer.
+    """The named columns of a csv or parquet file at ``size`` random rows, or at all rows if fewer.
 
     The file is read once, in bounded memory if a size is given. ``form`` is the delimiter and the encoding of
     a csv file.

@@ -1,4 +1,4 @@
-"""Toys: conditional laws of y given x with known densities, to draw from and to compare with."""
+"""Toy problems: conditional laws of y given x with known densities, to sample and to compare with."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def two_moons(scale: float = 0.1, components: int = 100) -> Toy:
 
 
 def bimodal() -> Toy:
-    r"""Two normals in the plane: as x grows the first gains weight and widens, the second narrows.
+    r"""Two normals in the plane: as x grows, the first gains weight and widens while the second narrows.
 
     .. math:: y \mid x \sim w\, N\big((2, 2), s^2 I\big) + (1 - w)\, N\big((-2, -2), (\tfrac32 - s)^2 I\big),
               \qquad w = 0.3 + 0.4 x, \quad s = 0.5 + 0.5 x.
@@ -145,7 +145,7 @@ def multivariate_normal(dim: int = 2, correlation: float = 0.5) -> Toy:
 
 
 def mixture_of_normals(dim: int = 2, components: int = 3, scale: float = 0.5) -> Toy:
-    r"""Normals of different weight along a curve, without features.
+    r"""A mixture of normals with different weights along a curve, without features.
 
     .. math:: y \sim \sum_{k=1}^K \tfrac{2k}{K (K+1)} N(c_k, \sigma^2 I),
               \qquad c_{kj} = 3 \cos\big(\pi j (k - \tfrac12) / K\big), \quad j = 1, \dots, d.
@@ -153,7 +153,7 @@ def mixture_of_normals(dim: int = 2, components: int = 3, scale: float = 0.5) ->
     Args:
         dim: number of outputs d.
         components: number K of normals.
-        scale: their standard deviation.
+        scale: standard deviation of each normal.
     """
     k = torch.arange(1, components + 1, dtype=torch.float64)
     centres = 3 * torch.cos(math.pi * torch.outer(k - 0.5, torch.arange(1, dim + 1)) / components)
@@ -180,7 +180,7 @@ def student_t(dim: int = 2, degrees_of_freedom: float = 3.0, correlation: float 
 def heteroscedastic_linear(
     x_dim: int = 1, y_dim: int = 2, contrast: float = 8.0, degrees_of_freedom: float = math.inf
 ) -> Toy:
-    r"""A linear mean with noise that grows with x: linear regression gets only the mean right.
+    r"""A linear mean with noise that grows with x, so linear regression is correct only in the mean.
 
     .. math:: y = W x + \tfrac14 c^{\bar x} L \varepsilon, \qquad W_{jk} = \cos(j + 2k), \qquad
               \varepsilon \sim N(0, I) \text{ or } t_\nu(0, I),
@@ -191,7 +191,7 @@ def heteroscedastic_linear(
         x_dim: number of features p.
         y_dim: number of outputs d.
         contrast: ratio c of the largest to the smallest noise.
-        degrees_of_freedom: nu of the noise; normal if infinite.
+        degrees_of_freedom: nu of the noise, which is normal if nu is infinite.
     """
     tril = _equicorrelation(y_dim, 0.5)
     weight = torch.cos(torch.arange(y_dim, dtype=torch.float64)[:, None] + 2 * torch.arange(x_dim))
@@ -207,7 +207,7 @@ def heteroscedastic_linear(
 
 
 class MultivariateStudentT(Distribution):
-    r"""Student-t around ``loc`` with scale matrix :math:`L L^\top`: a normal divided by one common chi.
+    r"""Multivariate Student-t law with location ``loc`` and scale matrix :math:`L L^\top`.
 
     .. math:: y = \mu + L z / \sqrt{g / \nu}, \qquad z \sim N(0, I), \quad g \sim \chi^2_\nu.
 
@@ -253,14 +253,14 @@ class MultivariateStudentT(Distribution):
 
 
 def household_table(n: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Columns (n,) of a table of households: an identifier, seven features and three expenses.
+    """Columns (n,) of a synthetic table of households: an identifier, seven features and three expenses.
 
-    Expenses grow with income and with the number of persons, are skewed, depend on each other, and are more
-    uncertain for larger incomes, which a linear model with normal errors cannot describe.
+    Expenses grow with income and with the number of persons. They are skewed, depend on each other, and are
+    more variable for larger incomes, which a linear model with normal errors cannot describe.
 
     Args:
         n: number of rows.
-        seed: seed of the rows; another one gives other households of the same kind.
+        seed: seed of the rows; other seeds give other households of the same kind.
 
     Examples:
         >>> table = household_table(3)
@@ -316,8 +316,8 @@ def _equicorrelation(dim: int, correlation: float) -> Tensor:
     """Cholesky factor (d, d) of the matrix with ones on the diagonal and ``correlation`` elsewhere."""
     if not -1 / max(dim - 1, 1) < correlation < 1:
         raise ValueError(
-            f"{dim} outputs need a common correlation between {-1 / max(dim - 1, 1):.3g} and 1, both "
-            f"excluded; got {correlation}."
+            f"The common correlation of {dim} outputs must lie strictly between "
+            f"{-1 / max(dim - 1, 1):.3g} and 1, got {correlation}."
         )
     matrix = torch.full((dim, dim), correlation, dtype=torch.float64).fill_diagonal_(1.0)
     return torch.linalg.cholesky(matrix)
@@ -325,7 +325,7 @@ def _equicorrelation(dim: int, correlation: float) -> Tensor:
 
 @contextmanager
 def draw_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let torch's distributions draw from ``generator``, instead of the global one, in the block."""
+    """Let torch's distributions draw from ``generator`` instead of the global one inside the block."""
     if generator is None:
         yield
         return

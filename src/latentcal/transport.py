@@ -1,4 +1,4 @@
-"""The explicit radial map between two base laws that share norm and dimension."""
+"""The explicit radial map between two base laws of the same norm and dimension."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .base import RadialBase, as_latent
 from .radius.law import as_float64
 
 __all__ = ["RadialTransport", "radial_transport"]
-_FARTHEST = 1e9  # negative log density up to which determinants are computed
+_FARTHEST = 1e9  # largest negative log density at which determinants are computed
 
 
 class RadialTransport(nn.Module):
-    r"""The map that turns draws of one radial base into draws of another and keeps the direction.
+    r"""The map that turns draws of one radial base into draws of another and keeps their directions.
 
     .. math:: R(z) = \frac{r(l)}{l} z, \qquad l = \rho(z), \qquad r = F_{to}^{-1} \circ F_{from},
 
     .. math:: \log |\det \nabla R(z)| = (d - 1) \log \frac{r(l)}{l} + \log f_{from}(l) - \log f_{to}(r(l)).
 
-    Both hold for every norm. At the origin R(0) = 0, with the limits of the ratio and of the determinant.
+    Both hold for every norm. At the origin R(0) = 0, and the ratio and the determinant take their limits.
     Everything is differentiable in z.
 
     Args:
@@ -39,11 +39,11 @@ class RadialTransport(nn.Module):
         self.to_base = to_base
 
     def radius(self, r: Tensor) -> Tensor:
-        """The radius that a norm r is moved to, (...) -> (...), float64."""
+        """The radius to which a norm r is mapped, (...) -> (...), float64."""
         return _move(r, self.from_base, self.to_base)
 
     def inverse_radius(self, r: Tensor) -> Tensor:
-        """The norm that is moved to a radius r, (...) -> (...), float64."""
+        """The norm that is mapped to a radius r, (...) -> (...), float64."""
         return _move(r, self.to_base, self.from_base)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class RadialTransport(nn.Module):
         return _rescale(z, self.from_base, self.to_base)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The point that R moves to z, (..., d) -> (..., d)."""
+        """The point that R maps to z, (..., d) -> (..., d)."""
         return _rescale(z, self.to_base, self.from_base)
 
     def log_abs_det(self, z: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class RadialTransport(nn.Module):
         lost = (torch.isinf(before) & (before == after)) | (torch.isfinite(before) & (before < -_FARTHEST))
         if bool(lost.any()):
             raise ValueError(
-                f"The determinant at {int(lost.sum())} of {lost.numel()} points z is unknown: they are so "
-                "far out that their density underflows, before or after the map."
+                f"The determinant at {int(lost.sum())} of {lost.numel()} points z cannot be computed: they "
+                "are so far out that their density underflows, before or after the map."
             )
         return before - after
 
@@ -94,14 +94,14 @@ def _move(r: Tensor, source: RadialBase, target: RadialBase) -> Tensor:
         moved = target.radius.icdf_log_tails(*source.radius.log_tails(r))
 
     def slope(point: Tensor) -> Tensor:
-        # Only a second derivative needs the moved radius as a function of the point.
+        # Only second derivatives need the mapped radius as a function of the point.
         there = _move(point, source, target) if torch.is_grad_enabled() else moved
         log_slope = (
             source.radius.log_radial_density(point, source.dim)
             - target.radius.log_radial_density(there, source.dim)
             - (source.dim - 1) * torch.log(_ratio(point, there, source, target))
         )
-        # Where the moved radius has underflowed the map is flat.
+        # The map is flat where the mapped radius underflows.
         return torch.exp(log_slope).masked_fill((there == 0) & (point > 0), 0.0)
 
     return with_slope(r, moved, slope)
@@ -117,7 +117,7 @@ def _ratio(r: Tensor, moved: Tensor, source: RadialBase, target: RadialBase) -> 
     limit = source.radius.log_radial_density(origin, source.dim) - target.radius.log_radial_density(
         origin, source.dim
     )
-    # Bounded, so that a law with a hole or a pole at the origin gives 0 times a number, not 0 times infinity.
+    # Bounded, so that a law with a hole or a pole at the origin gives 0 * number, not 0 * infinity.
     limit = torch.exp((limit / source.dim).clamp(-300, 300))
     return torch.where(at_origin, limit, moved / r.masked_fill(at_origin, 1.0))
 

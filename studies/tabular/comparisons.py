@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
+from scipy.stats import friedmanchisquare, wilcoxon
 
+from latentcal.diagnostics.findings import holm
 from latentcal.metrics import ReliabilityCurve, reliability_curve
 
 from .estimates import Estimate, estimate, joint_errors, paired_difference
@@ -172,6 +176,70 @@ class Ranks:
         return dict(sorted(means.items(), key=lambda pair: pair[1]))
 
 
+@dataclass(frozen=True)
+class RankTests:
+    """Tests of the hypothesis that methods rank alike; the data sets are the independent cases.
+
+    The rank of a method on a data set is its mean over the suites, since base flows of one data set share
+    its rows.
+
+    Attributes:
+        datasets: number of data sets.
+        p_value: of Friedman's test of all methods.
+        pairs: for each two methods, the better one first, Holm's adjusted p-value of Wilcoxon's signed-rank
+            test of their ranks.
+    """
+
+    datasets: int
+    p_value: float
+    pairs: dict[tuple[str, str], float]
+
+    def alike(self, level: float = 0.05) -> list[tuple[str, ...]]:
+        """Largest groups of neighbouring methods of which no two differ at the level, the best first."""
+        names = list(dict.fromkeys(name for pair in self.pairs for name in pair))
+        groups: list[tuple[str, ...]] = []
+        for first, last in itertools.combinations(range(len(names)), 2):
+            group = tuple(names[first : last + 1])
+            if all(self.pairs[pair] > level for pair in itertools.combinations(group, 2)):
+                groups = [known for known in groups if not set(known) <= set(group)]
+                if not any(set(group) <= set(known) for known in groups):
+                    groups.append(group)
+        return groups
+
+
+def compare_ranks(ranked: Ranks) -> RankTests:
+    """Friedman's test of all methods and Wilcoxon's test of each two, over data sets.
+
+    Args:
+        ranked: ranks of at least three methods on at least two data sets.
+    """
+    names = list(ranked.mean)
+    by_dataset: dict[str, list[dict[str, float]]] = {}
+    for (_, dataset), case in ranked.by_case.items():
+        by_dataset.setdefault(dataset, []).append(case)
+    columns = [
+        np.array([statistics.fmean(case[name] for case in cases) for cases in by_dataset.values()])
+        for name in names
+    ]
+    if len(names) < 3 or len(by_dataset) < 2:
+        raise ValueError(
+            "Tests of ranks need at least three methods on two data sets, got "
+            f"{len(names)} on {len(by_dataset)}."
+        )
+    pairs = list(itertools.combinations(range(len(names)), 2))
+    p_values = [
+        float(wilcoxon(columns[a], columns[b], zero_method="pratt").pvalue)
+        if (columns[a] != columns[b]).any()
+        else 1.0
+        for a, b in pairs
+    ]
+    return RankTests(
+        len(by_dataset),
+        float(friedmanchisquare(*columns).pvalue),
+        {(names[a], names[b]): p for (a, b), p in zip(pairs, holm(p_values), strict=True)},
+    )
+
+
 def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] | None = None) -> Ranks:
     """Ranks of the methods' means over seeds, in every suite and data set with figures of all methods.
 
@@ -190,7 +258,9 @@ def ranks(studies: Iterable[Cells], metric: str = "nll", methods: Sequence[str] 
             values = {name: cells.values(dataset, name, metric) for name in names}
             common = set.intersection(*(set(found) for found in values.values()))
             if common:
-                by_case[cells.suite, dataset] = _rank({name: _mean(values[name], common) for name in names})
+                by_case[cells.suite, dataset] = rank_values(
+                    {name: _mean(values[name], common) for name in names}
+                )
             else:
                 lacking = tuple(name for name, found in values.items() if len(found) < len(cells.seeds))
                 left_out[cells.suite, dataset] = lacking
@@ -216,7 +286,7 @@ def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
     return found.mean
 
 
-def _rank(means: dict[str, float]) -> dict[str, float]:
+def rank_values(means: dict[str, float]) -> dict[str, float]:
     """Rank of each mean; ties share the mean rank."""
     ordered = sorted(means.values())
     return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}

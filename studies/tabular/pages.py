@@ -11,8 +11,10 @@ from typing import Any
 from ..benchmarks.resumable import read
 from .comparisons import (
     SMALL,
+    RankTests,
     Verdict,
     against_published,
+    compare_ranks,
     differences,
     lower_mean,
     lower_where_base_leaves_band,
@@ -89,6 +91,7 @@ def main_page(found: Records) -> str:
         "## All claims\n",
         fenced("claims", studies),
         fenced("ranks", studies),
+        f"![Ranks in all suites](../{IMAGES}/ranks.png)\n",
     ]
     for cells in studies:
         parts += [f"## {cells.suite}\n", f"{ABOUT[cells.suite]}\n"]
@@ -174,6 +177,7 @@ def in_short(studies: Sequence[Cells]) -> str:
     small = _total([lower_mean(cells, "LR-stacked", "LR-KDE", below=SMALL) for cells in studies])
     every = _total([lower_mean(cells, "LR-stacked", "LR-KDE") for cells in studies])
     ranked = ranks(studies)
+    tests = compare_ranks(ranked)
     (first, best), (second, next_best) = list(ranked.mean.items())[:2]
     gaps = [median for median, _ in median_differences(studies, first).values()]
     return "\n".join(
@@ -194,8 +198,21 @@ def in_short(studies: Sequence[Cells]) -> str:
             f"- `{first}` has the best mean rank in NLL of {len(ranked.mean)} methods, {best:.2f} ({second}: "
             f"{next_best:.2f}; LR-KDE: {ranked.mean['LR-KDE']:.2f}), over {len(ranked.by_case)} cells. Its "
             f"median difference in NLL to the other methods is between {min(gaps):.2f} and "
-            f"{max(gaps):.3f}.\n",
+            f"{max(gaps):.3f}.",
+            f"- {_ranks_that_differ(tests)}\n",
         ]
+    )
+
+
+def _ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
+    """A sentence on the tests of ranks."""
+    different = sum(p <= level for p in tests.pairs.values())
+    alike = "; ".join(", ".join(group) for group in tests.alike(level)) or "none"
+    return (
+        f"The mean ranks differ in {different} of {len(tests.pairs)} pairs of methods "
+        f"(Wilcoxon's signed-rank test over {tests.datasets} data sets, each with its mean rank over the "
+        f"base flows; Holm's adjustment, {100 * level:g} %). Groups without a significant difference: "
+        f"{alike}."
     )
 
 

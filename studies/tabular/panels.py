@@ -13,7 +13,7 @@ from latentcal import ConditionalFlow, RadiusLaw, latent_pit
 from latentcal.plots import COLOURS, density_map, reliability_diagram
 
 from .bars import LINE, METHOD_COLOURS, figure_of, grid_of_axes, new_axes, tidy
-from .comparisons import curve_of, ranks, rows_of
+from .comparisons import compare_ranks, curve_of, ranks, rows_of
 from .methods import attach, calibrate
 from .sampling import sampler
 from .store import DONE, Record
@@ -89,6 +89,9 @@ def _one_legend(axes: Sequence[Axes], title: str) -> None:
 def rank_plot(studies: Sequence[Cells], metric: str = "nll", *, ax: Axes | None = None) -> Axes:
     """Mean rank of each method, best on top; dots show the number of cases with each rank.
 
+    Bars on the right join methods that do not differ significantly over the data sets
+    (:func:`~studies.tabular.comparisons.compare_ranks`, at 5 %).
+
     Args:
         studies: records of one or more suites.
         metric: one of ``MEASURES``.
@@ -112,10 +115,20 @@ def rank_plot(studies: Sequence[Cells], metric: str = "nll", *, ax: Axes | None 
         mean = ranked.mean[name]
         ax.plot([mean, mean], [place - 0.32, place + 0.32], color=colour, linewidth=3, gid="model")
         ax.text(len(names) + 0.6, place, f"{mean:.2f}", va="center", fontsize=9, color=LINE)
+    title, right = f"{measure(metric).title}, {len(ranked.by_case)} cases", len(names) + 1.7
+    datasets = {dataset for _, dataset in ranked.by_case}
+    if len(names) > 2 and len(datasets) > 1:
+        tests = compare_ranks(ranked)
+        for group in tests.alike():
+            ends = [names.index(group[0]) - 0.2, names.index(group[-1]) + 0.2]
+            ax.plot([right, right], ends, color="black", linewidth=2.5, solid_capstyle="butt", gid="alike")
+            right += 0.35
+        p = "p < 0.001" if tests.p_value < 1e-3 else f"p = {tests.p_value:.2g}"
+        title += f"\nFriedman's test over {tests.datasets} data sets: {p}"
     ax.set_yticks(range(len(names)), names)
-    ax.set(xlim=(0.6, len(names) + 1.3), xticks=range(1, len(names) + 1), xlabel="Rank (1 is best)")
+    ax.set(xlim=(0.6, right - 0.1), xticks=range(1, len(names) + 1), xlabel="Rank (1 is best)")
     ax.invert_yaxis()
-    ax.set_title(f"{measure(metric).title}, {len(ranked.by_case)} cases", fontsize=10)
+    ax.set_title(title, fontsize=10)
     tidy(ax)
     return ax
 

@@ -96,6 +96,6 @@ def test_outputs_in_the_batch_are_refused_with_what_to_do():
 
 
 def test_a_fixed_base_must_have_the_dimension_of_the_model():
-    with pytest.raises(ValueError, match="The base has 3 dimensions, the model dim=2"):
+    with pytest.raises(ValueError, match="The base has 3 dimensions, but the model has dim=2"):
         FixedBase.of(BASES["normal"], 2)
     assert FixedBase.of(None, 2).radial.dim == 2

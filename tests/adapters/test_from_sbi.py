@@ -423,5 +423,5 @@ def test_simulations_that_failed_are_dropped_with_a_count():
     assert same.copied(kept_x, x[keep])
     assert same.copied(kept_y, y[keep])
     assert all(same.copied(a, b) for a, b in zip(finite_pairs(kept_x, kept_y), (kept_x, kept_y), strict=True))
-    with pytest.raises(ValueError, match="x has 10 simulations, y 9"):
+    with pytest.raises(ValueError, match="x has 10 simulations, but y has 9"):
         finite_pairs(x, y[:9])

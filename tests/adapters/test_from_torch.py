@@ -238,7 +238,7 @@ WRONG = {
         td.TransformedDistribution(standard(), [td.StickBreakingTransform()]),
         None,
         ValueError,
-        "3 outputs and 2 latent dimensions",
+        "3 outputs but 2 latent dimensions",
     ),
 }
 

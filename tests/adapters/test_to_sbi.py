@@ -265,7 +265,7 @@ def test_a_flow_that_is_not_sbi_s_becomes_a_posterior_where_the_shape_of_x_is_to
 
 def test_a_prior_of_another_dimension_is_refused(trained):
     wide = BoxUniform(torch.zeros(3), torch.ones(3))
-    with pytest.raises(ValueError, match="prior has 3 parameters, the flow 2 outputs"):
+    with pytest.raises(ValueError, match="prior has 3 parameters, but the flow has 2 outputs"):
         to_sbi(trained.flow, wide)
 
 

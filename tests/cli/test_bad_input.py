@@ -164,7 +164,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     page = tmp_path / "file" / "report.html"
     refused(latentcal("fit", new, *FIT, "--out", tmp_path / "model", "--html", page), NO_FOLDER)
     refused(latentcal("predict", model, new, "--out", tmp_path), "it is a folder")
-    refused(latentcal("predict", model, new, "--out", tmp_path / "a.xls"), "has no known ending")
+    refused(latentcal("predict", model, new, "--out", tmp_path / "a.xls"), "has no known extension")
 
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/somewhere")
@@ -316,7 +316,7 @@ def test_a_model_is_not_overwritten_by_accident(tmp_path, fitted, model):
     [
         (["predict", "MODEL", "nowhere.csv"], "'nowhere.csv' does not exist"),
         (["predict", "MODEL", "NEW", "--quantiles", "0,1"], "levels must lie between 0 and 1"),
-        (["predict", "MODEL", "NEW", "--quantiles", "0.0001"], "--draws 5000 at least"),
+        (["predict", "MODEL", "NEW", "--quantiles", "0.0001"], "--draws 5000 or more"),
         (["predict", "MODEL", "NEW", "--delimiter", ",,"], "--delimiter must be one character"),
         (["regions", "MODEL", "NEW", "--coverage", "1.5"], "1.5 is not in the range"),
         (["probability", "MODEL", "NEW"], "Missing option '--where'"),
@@ -365,7 +365,7 @@ def test_targets_do_not_take_the_place_of_other_answers(tmp_path):
     data = write_csv(tmp_path / "rows.csv", table)
     words = ("--targets", "row,draw", "--flow", "linear-gaussian", "--out", tmp_path / "model")
     assert latentcal("fit", data, *words).code == 0
-    refused(latentcal("sample", tmp_path / "model", data), "['draw', 'row'] would be the name of two columns")
+    refused(latentcal("sample", tmp_path / "model", data), "['draw', 'row'] would each occur twice")
 
 
 def test_columns_to_keep_are_checked(model, new):

@@ -133,7 +133,7 @@ def test_unknown_categories_warn_in_one_line(model, tmp_path):
     assert answer.code == 0
     assert answer.err.count("\n") == 1
     assert answer.err.startswith(
-        "Warning: The column 'region' has categories that the learning rows did not have"
+        "Warning: The column 'region' has categories that did not occur in the learning rows"
     )
 
 

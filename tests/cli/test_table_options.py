@@ -173,7 +173,7 @@ def test_rows_that_miss_some_of_the_targets_train_and_those_that_miss_all_are_co
     assert "5 rows have none of the targets and are left out." in answer.err
     some = sum((i % 3 == 1 or i % 5 == 1) and i % 60 != 1 for i in range(N))
     assert f"{some} rows miss some of the targets." in answer.err
-    assert "Rows that miss some targets train and calibrate with the others." in answer.err
+    assert "Rows with some missing targets are used for training and calibration." in answer.err
     train = round(0.7 * 0.85 * (N - 5))
     assert abs(int(answer.err.partition("Rows: ")[2].split()[0]) - train) <= 1
     assert "rows have missing outputs" in answer.err  # which recalibrate, too
@@ -188,7 +188,7 @@ def test_few_rows_that_miss_some_of_the_targets_are_left_out_and_all_others_held
     answer = fit(data, tmp_path / "model", "--flow", "auto", "--budget", "1e-9")
     assert answer.code == 0, answer.err
     assert f"{N // 20} rows miss some of the targets." in answer.err
-    assert "Rows that miss targets are left out: they are at most 10% of all." in answer.err
+    assert "Rows with missing targets are left out: they are at most 10% of all rows." in answer.err
     assert "each held out once" in answer.err.partition("Rows: ")[2].partition("\n")[0]
 
 
@@ -200,7 +200,7 @@ def test_rows_of_targets_with_atoms_are_complete_and_some_of_them_calibrate(tmp_
     words = ("--flow", "auto", "--budget", "1e-9")
     answer = fit(data, tmp_path / "model", "--targets", "food,housing", *words)
     assert answer.code == 0, answer.err
-    assert "30 of these rows are left out: targets with atoms take rows that have all of them." in answer.err
+    assert "30 of these rows are left out: targets with atoms need rows without missing" in answer.err
     assert "in its turn" not in answer.err.partition("Rows: ")[2].partition("\n")[0]
     assert " calibration." in answer.err
 

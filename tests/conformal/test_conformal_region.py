@@ -330,7 +330,10 @@ def test_wrong_arguments_are_explained(generator):
         ((flow, x, y[:, 0]), r"y \(n, d\), one row for each point .*y\[:, None\]"),
         ((flow, x[:5], y), r"x has 5 rows and y has 20"),
         ((flow, x[:0], y[:0]), "at least 1 row, got 0"),
-        ((flow, x, torch.cat([y, y], 1)), r"y has 4 outputs, the model predicts \(2,\).*swapped"),
+        (
+            (flow, x, torch.cat([y, y], 1)),
+            r"y has 4 outputs, but the model's events have shape \(2,\).*swapped",
+        ),
         ((lambda x: Normal(x[:, 0], 1), x, y), r"Independent\(distribution, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -341,7 +344,7 @@ def test_wrong_arguments_are_explained(generator):
         conformal_region(flow, x, y, score=HPDScore)
     with pytest.raises(TypeError, match=r"latent norm needs a flow; .*has no latent space"):
         conformal_region(mixture, x, y)
-    with pytest.raises(ValueError, match="DCP needs a single output, the model has 2"):
+    with pytest.raises(ValueError, match="DCP needs a single output, but the model has 2"):
         conformal_region(flow, x, y, score="dcp")
     bad = y.index_fill(0, torch.tensor([3]), math.nan)
     with pytest.raises(ValueError, match=r"NaN or infinite values in 1 of 20"):

@@ -215,7 +215,7 @@ def test_an_unbounded_region_has_no_volume(generator):
         torch.randn(99, 2, generator=generator).double(),
         score=lambda model, x, y: y[..., 0],
     )
-    with pytest.raises(ValueError, match=r"At some x the region .* seems to be unbounded"):
+    with pytest.raises(ValueError, match=r"At some x the region .* appears to be unbounded"):
         half_plane.volume(generator=generator)
     one_sided = region_at(scaled_gaussian(1, 1.0), DCPScore(one_sided=True), 1.0)
     assert one_sided.volume(generator=generator).value == math.inf
@@ -401,7 +401,7 @@ def test_the_latent_outline_is_finer_where_the_map_stretches():
 
 
 def test_an_outline_is_for_two_outputs_and_one_x(generator):
-    with pytest.raises(ValueError, match=r"needs two outputs, the model has 3; use `bounds`"):
+    with pytest.raises(ValueError, match=r"needs two outputs, but the model has 3; use `bounds`"):
         region_at(scaled_gaussian(3, 1.0), LatentScore(), 1.0).boundary()
     with pytest.raises(ValueError, match=r"a single x, \(p,\) or \(1, p\); got \(4, 2\)"):
         region_at(SinhFlow(2), LatentScore(), 1.0).boundary(torch.zeros(4, 2))

@@ -100,7 +100,7 @@ def test_it_recalibrates_and_is_saved_as_the_estimator(pair, tmp_path):
         (lambda model, X, Y: model.log_prob(X, Y[["v", "u"]]), "in the same order"),
         (lambda model, X, Y: model.log_prob(X, Y[["u"]]), "y has 1 outputs"),
         (lambda model, X, Y: model.log_prob(X, Y[:5]), "must have the 20 rows of X"),
-        (lambda model, X, Y: model.predict_quantile(X, 1e-4), "set draws=5000 at least"),
+        (lambda model, X, Y: model.predict_quantile(X, 1e-4), "set draws=5000 or more"),
     ],
 )
 def test_other_rows_than_those_of_the_fit_are_refused(pair, ask, says):

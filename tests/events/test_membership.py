@@ -43,11 +43,11 @@ def test_what_is_not_a_region_says_so():
         Box([1, 0], [0, 1])
     with pytest.raises(ValueError, match="one number for each output"):
         Box([1, 0], [2, 2, 2])
-    with pytest.raises(ValueError, match="The box has 3 sides, y has 2 outputs"):
+    with pytest.raises(ValueError, match="The box has 3 sides, but y has 2 outputs"):
         Box([0, 0, 0], 1).contains(Y)
     with pytest.raises(ValueError, match="finite and not 0"):
         HalfSpace([0.0, 0.0], 1)
-    with pytest.raises(ValueError, match="The normal has 1 entries, y has 2 outputs"):
+    with pytest.raises(ValueError, match="The normal has 1 entries, but y has 2 outputs"):
         HalfSpace([1.0], 1).contains(Y)
     with pytest.raises(ValueError, match=r"True or False for each of the points \(4,\); got torch.float32"):
         Membership(lambda y, x: y[..., 0]).contains(Y)

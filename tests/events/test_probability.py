@@ -217,7 +217,7 @@ def test_a_probability_says_what_is_wrong():
         ),
         ("samples must be at least 2", ValueError, {"event": Box(0, 1), "samples": 1}),
         ("needs the number of points", ValueError, {"event": Box(0, 1), "rule": "trapezoid"}),
-        ("at least 2 points a side", ValueError, {"event": Box(0, 1), "points": 1}),
+        ("at least 2 points on each side", ValueError, {"event": Box(0, 1), "points": 1}),
     ):
         with pytest.raises(error, match=expected):
             probability(flow, None, **arguments)

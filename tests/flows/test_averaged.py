@@ -150,7 +150,7 @@ def test_a_weighted_mean_is_saved_to_the_last_bit(tmp_path, generator):
 
 @pytest.mark.parametrize("weights", [[0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [0.5, 0.5]])
 def test_weights_that_are_none_are_refused(weights):
-    with pytest.raises(ValueError, match="3 positive numbers of sum 1"):
+    with pytest.raises(ValueError, match="3 positive numbers that sum to 1"):
         WeightedFlow(members(2, 1), torch.tensor(weights).double())
     with pytest.raises(TypeError, match="got ConvexPotentialFlow"):
         WeightedFlow([lc.flows.ConvexPotentialFlow(2, 1)], torch.ones(1))

@@ -116,10 +116,10 @@ def test_errors_say_what_came(generator):
         LinearGaussianFlow(WEIGHT, BIAS, -SCALE)
     with pytest.raises(ValueError, match=r"weight must be \(2, p\) like the bias, got \(3, 2\)"):
         LinearGaussianFlow(WEIGHT.T, BIAS, SCALE)
-    with pytest.raises(ValueError, match="base has 3 dimensions, the bias 2"):
+    with pytest.raises(ValueError, match="base has 3 dimensions, but the bias has 2"):
         LinearGaussianFlow(WEIGHT, BIAS, SCALE, standard_normal(3))
     flow = LinearGaussianFlow(WEIGHT, BIAS, SCALE)
     with pytest.raises(ValueError, match=r"x of shape \(\.\.\., 3\) is missing"):
         flow().sample()
-    with pytest.raises(ValueError, match=r"x has 2 features, the flow has weights for 3 \(x: \(5, 2\)\)"):
+    with pytest.raises(ValueError, match=r"x has 2 features, but the flow has weights for 3 \(x: \(5, 2\)\)"):
         flow(torch.zeros(5, 2)).sample()

@@ -182,7 +182,7 @@ def test_a_stage_of_one_feature_and_one_output():
 
 def test_arguments_that_cannot_be_right_are_refused():
     x, y = _rows(40)
-    with pytest.raises(ValueError, match="No stage 'boosting'; did you mean 'boosted'"):
+    with pytest.raises(ValueError, match="No stage is named 'boosting'; did you mean 'boosted'"):
         fit_stage("boosting", x, y)
     with pytest.raises(ValueError, match="A stage needs features"):
         fit_stage("ridge", None, y)
@@ -196,5 +196,5 @@ def test_arguments_that_cannot_be_right_are_refused():
         fit_stage("ridge", x, y, folds=torch.arange(40) % 2 * 2)
     with pytest.raises(ValueError, match="weights must be"):
         fit_stage("ridge", x, y, sample_weight=torch.ones(3))
-    with pytest.raises(ValueError, match=r"must be the \(40, 4\) features"):
+    with pytest.raises(ValueError, match=r"must be the features .* of shape \(40, 4\)"):
         fit_stage("ridge", x, y).rows(x[:20], y[:20])

@@ -159,7 +159,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     sprung = tmp_path / "sprung"
     torch.save(random_state() | {"trap": Trap(sprung)}, tmp_path / "weights.pth")
     with pytest.raises(
-        ValueError, match="contains other objects than tensors, which could run code and are refused"
+        ValueError, match="contains objects other than tensors, which could run code and are refused"
     ):
         TarFlow.from_checkpoint(tmp_path / "weights.pth", **SMALL)
     assert not sprung.exists()

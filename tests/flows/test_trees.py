@@ -97,7 +97,7 @@ def test_a_stump_sends_a_row_at_its_threshold_to_the_left():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"left": torch.tensor([0, 1, 2], dtype=torch.int32)}, "come later than the node"),
+        ({"left": torch.tensor([0, 1, 2], dtype=torch.int32)}, "come after the node"),
         ({"right": torch.tensor([3, 1, 2], dtype=torch.int32)}, "right must lie between 0 and 2"),
         ({"feature": torch.tensor([2, 0, 0], dtype=torch.int32)}, "feature must lie between 0 and 1"),
         ({"target": torch.tensor([2], dtype=torch.int32)}, "target must lie between 0 and 1"),

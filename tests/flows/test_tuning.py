@@ -289,7 +289,11 @@ def test_a_flow_without_features_is_tuned():
             r"No default grid for .*Turns, only for ConvexPotentialFlow",
         ),
         ({"epochs": 3}, TypeError, r"\['epochs'\] are not accepted"),
-        ({"learning_rate": 1e-3}, ValueError, r"\['learning_rate'\] are both in the grid and arguments"),
+        (
+            {"learning_rate": 1e-3},
+            ValueError,
+            r"\['learning_rate'\] are both in the grid and in the arguments",
+        ),
         ({"grid": {"hidden": []}}, ValueError, "grid's hidden must be a list"),
         ({"grid": {"hidden": [torch.tensor(3)]}}, ValueError, "grid's hidden must be a list"),
         ({"validation": (None, torch.zeros(3, 1))}, ValueError, "of the validation part"),
@@ -337,7 +341,7 @@ def test_flows_that_differ_in_their_settings_alone_are_told_apart(first, second,
 
 def test_a_function_without_a_name_of_its_own_needs_one_where_trials_are_kept(tmp_path):
     for function in (with_layers(1), functools.partial(with_layers(1), base=None)):
-        with pytest.raises(ValueError, match=r"with_layers.*<lambda> has no name to identify.*name="):
+        with pytest.raises(ValueError, match=r"with_layers.*<lambda> has no unique name to identify.*name="):
             tune(function, grid=SMALL, storage=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert tune(with_layers(1), grid=SMALL).finished  # nothing is kept, so nothing is to be told apart

@@ -139,7 +139,7 @@ def test_rows_go_with_their_x_and_patterns(generator):
 
 def test_bounds_that_are_none_are_refused():
     flow = _normal(2)
-    with pytest.raises(ValueError, match="above its upper one, or NaN, first in row 1"):
+    with pytest.raises(ValueError, match="exceeds its upper bound or is NaN, first in row 1"):
         interval_likelihood(flow, None, [[0.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 0.0]])
     with pytest.raises(ValueError, match="first in row 0"):
         interval_likelihood(flow, None, [[math.nan, 0.0]], [[1.0, 0.0]])

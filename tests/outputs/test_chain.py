@@ -183,11 +183,11 @@ def test_what_does_not_fit_is_refused(generator):
     x, y, _ = _hurdle(generator, 100)
     with pytest.raises(ValueError, match="y has 2 outputs, got 1 kinds"):
         fit_mixed(_linear, x, y, ["real"])
-    with pytest.raises(ValueError, match="values are not positive, such as"):
+    with pytest.raises(ValueError, match="values are not of kind positive, for example"):
         fit_mixed(_linear, x, y, ["positive", "real"])
-    with pytest.raises(ValueError, match="rows beside its atoms"):
+    with pytest.raises(ValueError, match="rows outside its atoms"):
         fit_mixed(_linear, x, torch.zeros(100, 1), ["positive + 0"])
-    with pytest.raises(ValueError, match="1 atoms and takes as many chances"):
+    with pytest.raises(ValueError, match="1 atoms and needs as many chances"):
         OutputLaw("positive + 0", [], _standard())
-    with pytest.raises(ValueError, match="looks at 0 features"):
+    with pytest.raises(ValueError, match="takes 0 features"):
         ChainModel([OutputLaw("real", [], _standard())], torch.zeros(1), torch.ones(1))(x)

@@ -204,8 +204,8 @@ def test_rows_outside_of_the_support_are_refused(generator):
         with pytest.raises(ValueError, match=r"1 of 30 rows lie outside .* first output 0 of row 4"):
             fit_gaussian(x, lower, upper, kinds=kinds)
     flow = on_support(LinearGaussianFlow(WEIGHT, torch.zeros(2).double(), SCALE), kinds)
-    with pytest.raises(ValueError, match=r"1 rows have bounds outside of the flow's support \(first row 4\)"):
+    with pytest.raises(ValueError, match=r"1 rows have bounds outside the flow's support \(first row 4\)"):
         recalibrate_incomplete(flow, x, lower, upper, kinds=kinds)
     nothing = torch.full_like(y, math.inf)
-    with pytest.raises(ValueError, match="nothing to recalibrate with"):
+    with pytest.raises(ValueError, match="nothing to recalibrate on"):
         recalibrate_incomplete(flow, x, -nothing, nothing, kinds=kinds)

@@ -55,10 +55,10 @@ def test_the_kinds_are_said_in_one_line():
         ({"visit": "count"}, "No output is named 'visit'; did you mean 'visits'"),
         (
             {"visits": "positive"},
-            r"declared as positive, but \d+ of 500 values are not, such as 0. The data look",
+            r"declared as positive, but \d+ of 500 values are not of this kind, for example 0. The data look",
         ),
         ({"price": "count"}, "declared as count, but"),
-        ({"price": "rounded"}, r"no grid that can be told from the data .* Say its step"),
+        ({"price": "rounded"}, r"no step can be inferred from its values .* Give the step"),
         (["count"], "y has 2 outputs"),
     ],
 )

@@ -320,7 +320,7 @@ def test_more_groups_than_sense_and_wrong_columns_are_errors():
     with pytest.raises(ValueError, match="100 rows have 100 groups"):
         ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=0)
     for column in (2, -3):
-        with pytest.raises(ValueError, match=f"column {column}, x has 2"):
+        with pytest.raises(ValueError, match=f"column {column}, but x has 2 columns"):
             ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=column)
     with pytest.raises(ValueError, match="one label for each row"):
         ConditionalRadius.fit(radii, x, reference=Chi(DIM), groups=lambda x: x > 0.5)
@@ -391,7 +391,7 @@ def test_one_outlier_and_zeros_among_the_radii_do_not_ruin_the_law(smoother):
 
 
 def test_a_bounded_reference_is_refused_with_a_way_out():
-    with pytest.raises(ValueError, match=r"A law on \[0, 1\] cannot be stretched .* use groups"):
+    with pytest.raises(ValueError, match=r"A law on \[0, 1\] cannot be scaled .* pass groups"):
         ConditionalRadius.fit(torch.rand(30), torch.rand(30, 2), reference=BallRadius(2))
 
 

@@ -262,5 +262,5 @@ def test_a_tightened_law_of_one_bin_is_the_law_itself_and_of_none_is_refused():
     one = torch.ones(1, dtype=torch.float64)
     r = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
     torch.testing.assert_close(TightenedRadius(Chi(3), one, one, 1.0).log_prob(r), Chi(3).log_prob(r))
-    with pytest.raises(ValueError, match="at least one each"):
+    with pytest.raises(ValueError, match="at least one of each"):
         TightenedRadius(Chi(3), one[:0], one[:0], 1.0)

@@ -247,7 +247,7 @@ def test_a_law_that_depends_on_x_already_is_refused():
     x, y = simulated("shift", 50, 0)
     flow = scaled_gaussian(DIM, 1.0)
     for law in (ScaleFromX(Chi(DIM)), ConditionalRadius.fit(y.norm(dim=1), x, reference=Chi(DIM))):
-        with pytest.raises(ValueError, match="depends on x already"):
+        with pytest.raises(ValueError, match="already depends on x"):
             autocalibrate(flow.with_base(RadialBase(law, DIM)), x, y)
 
 
@@ -421,7 +421,7 @@ def test_lambda_of_a_map_is_read_off_rows_that_it_did_not_see():
         ({"order": "space"}, "order must be 'time' or None"),
         ({"folds": 1}, "folds must be at least 2"),
         ({"weights": torch.ones(3)}, "one for each point"),
-        ({"groups": 5}, "column 5, x has 3"),
+        ({"groups": 5}, "column 5, but x has 3"),
     ],
 )
 def test_wrong_arguments_are_named(options, message):
@@ -490,7 +490,7 @@ def test_a_model_by_x_is_not_recalibrated_by_one_law():
         lambda: autocalibrate(model, *new),
         lambda: lc.rolling_pit(model, *new, first=50),
     ):
-        with pytest.raises(ValueError, match="SmoothRadius, depends on x already"):
+        with pytest.raises(ValueError, match="SmoothRadius, already depends on x"):
             again()
 
 

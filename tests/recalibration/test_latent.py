@@ -465,7 +465,7 @@ def test_errors_say_what_came_and_what_to_do(generator):
             call(flow, x, y.index_fill(0, torch.tensor([3]), math.nan))
         with pytest.raises(ValueError, match="x has NaN or infinite values in 2 of 60 points"):
             call(flow, x.index_fill(0, torch.tensor([3, 5]), math.inf), y)
-        with pytest.raises(ValueError, match="x has 2 features, the flow has weights for 3"):
+        with pytest.raises(ValueError, match="x has 2 features, but the flow has weights for 3"):
             call(flow, x[:, :2], y)
     with pytest.raises(TypeError, match=r"pass StackedRadius\.fit"):
         recalibrate(flow, x, y, fit=StackedRadius)

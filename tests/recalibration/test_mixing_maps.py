@@ -103,7 +103,7 @@ def test_leading_dims_of_draws_go_through_a_correlation_map():
 def test_a_correlation_map_refuses_what_does_not_fit_together():
     z, x, fold, weights = arguments("correlation by x", 100)
     two, _ = RidgeSmoother.cross_fit(x, z, fold, weights)
-    with pytest.raises(ValueError, match="2 coordinates have 1 slopes, got 2"):
+    with pytest.raises(ValueError, match="2 coordinates need 1 slopes, got 2"):
         CorrelationMap(two, two)
     with pytest.raises(ValueError, match="limit must be finite"):
         CorrelationMap(*[RidgeSmoother.cross_fit(x, z[:, :k], fold, weights)[0] for k in (1, 2)], math.inf)

@@ -164,7 +164,7 @@ def test_what_is_wrong_with_a_partition_is_said_with_its_number():
         recalibrate_partitions(SinhFlow(2), in_parts(x, y))
     with pytest.raises(TypeError, match=r"a list of pairs: \[\(x, y\)\]"):
         recalibrate_partitions(SinhFlow(2), (x, y))
-    with pytest.raises(TypeError, match=r"Partition 0: it must be a pair \(x, y\), got Tensor"):
+    with pytest.raises(TypeError, match=r"Partition 0: it must be a pair \(x, y\), .*got Tensor"):
         recalibrate_partitions(SinhFlow(2), [dask.delayed(y)])
     table = pd.DataFrame({"u": y[:100, 0], "a": x[:100, 0], "town": ["Ghent"] * 100})
     with pytest.raises(TypeError, match="from_pandas"):

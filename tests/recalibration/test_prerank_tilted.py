@@ -248,7 +248,7 @@ def test_wrong_methods_and_records_are_explained():
         recalibrate_prerank(plain(2, 1.0), torch.zeros(30, 1).double(), y, method="hdr")
     record = recalibrated_to_standard_normal(plain(2, 1.0), 2, density_samples=50).recalibration
     ranks = BetaMixture(torch.ones(1), torch.ones(1), torch.ones(1))
-    with pytest.raises(ValueError, match=r"needs a spread.*got BetaMixture with one"):
+    with pytest.raises(ValueError, match=r"needs a spread.*got BetaMixture with a spread"):
         replace(record, law=ranks)
 
 

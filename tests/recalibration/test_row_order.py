@@ -81,7 +81,7 @@ def test_rows_sorted_by_a_feature_are_not_warned_of_where_the_model_is_right(rep
     y = 2 * x + torch.randn(500, 1, generator=generator, dtype=torch.float64)
     right = LinearGaussianFlow.fit(x, y)
     repair(right, x, y)  # a warning would be an error; failure rate 0.02 %
-    with pytest.warns(AutocorrelationWarning, match="sorted or grouped by something else"):
+    with pytest.warns(AutocorrelationWarning, match="sorted or grouped by a variable"):
         recalibrate(scaled_gaussian(1, 1.0), x, y)  # control: its error depends on x
 
 

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and cleaning up after killed processes."""
+"""Files that are written completely or not at all, and clean-up after killed processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 UNFINISHED = re.compile(r"\.latentcal-[0-9a-f]{16}")
-"""Names of files that are being written, or were when their process was killed."""
+"""Names of files that are being written, or were being written when their process was killed."""
 
-_ABANDONED = 3600.0  # seconds, where there are no locks; a model is written in a few
+_ABANDONED = 3600.0  # seconds, used without locks; writing a model takes a few seconds
 _Result = TypeVar("_Result")
 
 
 @contextmanager
 def new_file(path: Path, content: bytes) -> Iterator[None]:
-    """Write a file that appears complete or not at all, with the permissions of any new file.
+    """Write a file completely or not at all, with the permissions of any new file.
 
     It replaces a file of that name. Inside the block other processes do not treat it as abandoned.
     """
@@ -49,7 +49,7 @@ def new_file(path: Path, content: bytes) -> Iterator[None]:
 
 
 def remove_abandoned(path: Path, is_needed: Callable[[], bool]) -> None:
-    """Remove a file that no process is writing any more, unless it is needed, which is checked last."""
+    """Remove a file that no process is writing, unless it is needed, which is checked last."""
     with _lock_if_abandoned(path) as nobody:
         if nobody and not is_needed():
             path.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some network file systems have no such thing
+    except OSError as error:  # some network file systems do not support this
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -106,7 +106,7 @@ def patiently(action: Callable[[], _Result]) -> _Result:
 
 
 def _claim(folder: Path) -> tuple[Path, int | None]:
-    """A new file in a folder, and the lock by which others see that it is being written."""
+    """A new file in a folder, and the lock that shows other processes that it is being written."""
     while True:
         fresh = folder / f".latentcal-{secrets.token_hex(8)}"
         descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -115,17 +115,17 @@ def _claim(folder: Path) -> tuple[Path, int | None]:
             return fresh, None
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if fresh.exists():  # else it was taken for abandoned before it was locked
+        if fresh.exists():  # otherwise, it was removed as abandoned before it was locked
             return fresh, descriptor
         os.close(descriptor)
 
 
 @contextmanager
 def _lock_if_abandoned(path: Path) -> Iterator[bool]:
-    """Whether the process that wrote a file is done with it or dead, which stays so inside the block."""
+    """Whether the process that wrote a file has finished or died; guaranteed inside the block."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # gone meanwhile, or not ours to read
+    except OSError:  # removed meanwhile, or not readable
         yield False
         return
     try:

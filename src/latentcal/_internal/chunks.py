@@ -1,4 +1,4 @@
-"""Memory budgets: numbers to hold at a time, and the rows that fit."""
+"""Memory budgets: how many numbers to hold at a time, and how many rows fit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ MEMORY = 1 << 22
 """Numbers that intermediate results may hold: 32 MB in float64."""
 
 CACHE = 1 << 15
-"""Numbers that stay in a processor's cache: 256 kB in float64."""
+"""Numbers that fit into a processor's cache: 256 kB in float64."""
 
 ROWS = 4096
-"""Rows that a network sees at a time."""
+"""Rows that a network processes at a time."""
 
 
 def rows_at_a_time(numbers: int, budget: int = MEMORY) -> int:

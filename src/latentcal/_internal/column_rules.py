@@ -1,4 +1,4 @@
-"""How one column of a table becomes features: whether, in which form, and how gaps are filled."""
+"""Rules by which one column of a table becomes features, and by which its gaps are filled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .columns import DATES, Column, Kind, find_stray
 from .dates import PARTS, calendar, is_ambiguous, median_date, varying_parts
 from .wording import quote
 
-MOST_INTEGERS = 10  # distinct values of an integer column that counts as categorical
-MOST_LEVELS = 20  # distinct values of a categorical feature that stays
-FEWEST_VALUES = 10  # distinct values of a numerical feature that stays
-MOST_MISSING = 0.2  # share of missing values of a feature that stays
-MOST_IMPUTED = 0.5  # the same where gaps are filled
+MOST_INTEGERS = 10  # most distinct values of an integer column that counts as categorical
+MOST_LEVELS = 20  # most distinct values of a categorical feature that is kept
+FEWEST_VALUES = 10  # fewest distinct values of a numerical feature that is kept
+MOST_MISSING = 0.2  # largest share of missing values of a feature that is kept
+MOST_IMPUTED = 0.5  # the same if gaps are filled
 
 
 class Feature(NamedTuple):
-    """How one column of a table becomes features.
+    """Rule by which one column of a table becomes features.
 
     Args:
         name: name of the column.
         kind: kind of the column.
         levels: for a text column, the sorted levels, one feature each; for a date, its parts by
             ``dates.PARTS``; empty for all others, which are one feature.
-        fill: value to replace missing ones: a number, a text, a date as ISO text; None to leave out rows that
-            miss the value.
-        gaps: whether there is a further feature, ``name:missing``, that is 1 if the value is missing.
+        fill: value to replace missing ones: a number, a text, a date as ISO text; None to leave out rows
+            without the value.
+        gaps: whether there is an additional feature, ``name:missing``, that is 1 if the value is missing.
         zones: for a date, the time zones in the learning rows; "" for none.
     """
 
@@ -90,16 +90,16 @@ class Feature(NamedTuple):
         elif self.kind in DATES:
             out[...] = np.concatenate([calendar(values, part) for part in self.levels], 1)
         else:
-            with np.errstate(over="ignore"):  # too large for float32: infinite, and found as such
+            with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported
                 out[:, 0] = values
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole state, in JSON types only."""
+        """The complete state, in JSON types only."""
         return {**self._asdict(), "levels": [*self.levels], "zones": [*self.zones]}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Feature:
-        """The feature with that state, from ``to_dict``; in format 1 some entries are missing."""
+        """The feature with a state from ``to_dict``; in format 1 some entries are missing."""
         entries = {**cls._field_defaults, **state}
         feature = cls(**{**entries, "levels": tuple(entries["levels"]), "zones": tuple(entries["zones"])})
         texts = [feature.name, *feature.levels, *feature.zones]
@@ -113,7 +113,7 @@ class Feature(NamedTuple):
 
 
 def _middle(known: Column) -> float | str:
-    """Median of numbers and dates, the most frequent one of texts and truth values."""
+    """Median of numbers or dates; most frequent value of texts or booleans."""
     if known.kind in DATES:
         return median_date(known.values).isoformat()
     if known.kind in ("text", "boolean"):
@@ -154,7 +154,7 @@ def reason_to_drop(column: Column, impute: bool = False) -> str:
     )
     if categorical and len(levels) > MOST_LEVELS:
         stray, what = find_stray(column)
-        hint = f"; most of them are {what}, {quote(stray)} is not" if stray else ""
+        hint = f"; most of them are {what}, but {quote(stray)} is not" if stray else ""
         return f"text with {len(levels)} distinct values, more than {MOST_LEVELS}{hint}"
     if not categorical and len(levels) < FEWEST_VALUES:
         return f"numbers with {len(levels)} distinct values, fewer than {FEWEST_VALUES}"
@@ -162,7 +162,7 @@ def reason_to_drop(column: Column, impute: bool = False) -> str:
 
 
 def encode(features: Sequence[Feature], columns: Sequence[Column], rows: int) -> Tensor:
-    """x (rows, p) float32: the columns, each by its feature; NaN where a number is missing and not filled."""
+    """x (rows, p) float32 from the columns; NaN where a number is missing and not filled in."""
     widths = [len(feature.names) for feature in features]
     matrix = np.empty((rows, sum(widths)), dtype=np.float32)
     end = 0

@@ -1,4 +1,4 @@
-"""Columns of a table with their kinds: inferred from their cells, or known and checked."""
+"""Columns of a table with their kinds, which are inferred from the cells, or known and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BOOLEAN = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "
 _TRUTH = {**_BOOLEAN, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, **dict.fromkeys(MISSING, math.nan)}
 _OF_NUMBERS = b"0123456789+-.eE"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-# A point between thousands is read beside a decimal comma, or where there are two: 1.234 may be either.
+# Points are thousands separators next to a decimal comma or if there are two; 1.234 is ambiguous.
 _WITH_COMMA = re.compile(
     r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+,\d+|[1-9]\d{0,2}(?:\.\d{3}){2,}|\d+(?:,\d+)?|,\d+)(?:[eE][+-]?\d+)?",
     re.ASCII,
@@ -40,8 +40,8 @@ class Column(NamedTuple):
     Args:
         name: name of the column.
         kind: kind of its values.
-        values: (n,) strings for text, "" where missing; datetime64 for dates, as the clock shows them, NaT
-            where missing; else float64, NaN where missing.
+        values: (n,) strings for text, "" where missing; datetime64 for dates, in local time, NaT where
+            missing; otherwise float64, NaN where missing.
         zones: for a date, the time zones of its cells, such as ``+02:00``; "" for none.
     """
 
@@ -71,7 +71,7 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
     """Cells by column name, of a pandas DataFrame or a mapping from names to columns of equal length."""
     if not (isinstance(table, Mapping) or hasattr(table, "columns")):
         raise TypeError(
-            "Rows must be a path, a pandas DataFrame, or a dictionary from column names to values; got "
+            "Rows must be a path, a pandas DataFrame, or a dict from column names to values; got "
             f"{type(table).__name__}."
         )
     names = list(table) if isinstance(table, Mapping) else list(table.columns)
@@ -82,7 +82,7 @@ def table_cells(table: Any) -> dict[str, np.ndarray]:
         if column.shape != (rows,):
             raise ValueError(
                 f"All columns must be one-dimensional and of the same length; {quote(name)} has shape "
-                f"{column.shape}, the first column has {rows} values."
+                f"{column.shape}, but the first column has {rows} values."
             )
     return cells
 
@@ -111,16 +111,16 @@ def infer_column(name: str, cells: np.ndarray, decimal: str | None = None) -> Co
             return _to_dates(name, cast(Kind, kind), texts, codes, 0)
         _check_marks(name, present, decimal)
         return Column(name, "text", _to_texts(texts)[codes])
-    # Whole numbers with gaps count as real: that is what pandas, with which the rules were made, reads.
+    # Integers with missing values count as real, as in pandas, for which the rules were designed.
     whole = len(present) == len(texts) and all(map(_INTEGER.fullmatch, present))
     return Column(name, "integer" if whole else "real", np.array(numbers, dtype=np.float64)[codes])
 
 
 def infer_arrow_column(name: str, column: Any, decimal: str | None = None) -> Column | None:
-    """The column that ``infer_column`` makes of texts of pyarrow that are numbers or empty; None for others.
+    """The column of ``infer_column`` for texts of pyarrow that are numbers or empty; None for others.
 
-    Numbers here have no more than digits, signs, points and exponents: what pyarrow reads of these, Python
-    reads alike.
+    Numbers here contain only digits, signs, points and exponents, which pyarrow and Python read in the same
+    way.
     """
     arrow = require("pyarrow", "cli", "Reading tables from files needs")
     if column.type != arrow.large_string() or column.null_count or decimal == ",":
@@ -152,11 +152,11 @@ def parse_column(
     """A column of cells with a known kind; raises with the cell that does not fit.
 
     Args:
-        name: of the column.
-        kind: integers and reals are both read as numbers; booleans may also be 0 and 1.
+        name: name of the column.
+        kind: kind of the column; integers and reals are both read as numbers; booleans may also be 0 and 1.
         cells: (n,) texts or values.
-        first_row: number of the first cell's row, for messages.
-        decimal: mark of decimals; None for a point.
+        first_row: row number of the first cell, for messages.
+        decimal: decimal mark; None for a point.
     """
     if kind in DATES and cells.dtype.kind == "M":
         return Column(name, kind, cells.astype(TYPE), ("",))
@@ -209,12 +209,12 @@ def _to_dates(name: str, kind: Kind, texts: list[str], codes: np.ndarray, first_
 
 
 def _check_marks(name: str, texts: list[str], decimal: str | None) -> None:
-    """Raise where texts would be numbers if their commas or points were read in another way."""
+    """Raise if texts would be numbers with another reading of their commas or points."""
     if decimal == "," and texts and None not in _to_numbers(texts):
         stray = next(text for text in texts if _to_number(text, ",") is None)
         raise ArgumentError(
             f"The column {quote(name)} has {quote(stray)}, a number with a point, but the decimal mark is a "
-            "comma. Write all numbers in the same way, or read points with ",
+            "comma. Use the same decimal mark for all numbers, or read points with ",
             *(Argument("decimal", "."), "."),
         )
     if decimal is None and any("," in text for text in texts):
@@ -234,7 +234,7 @@ def is_number(text: str) -> bool:
 
 
 def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Weights (n,) of the rows (n,) with these numbers; raises with a row that has none."""
+    """Weights (n,) of the rows (n,) with these numbers; raises if a row has no valid weight."""
     values = column.values
     if column.kind in ("text", *DATES):  # where the error lies
         values = np.array([0.0 if is_number(str(cell)) else math.nan for cell in values.tolist()])
@@ -248,7 +248,7 @@ def row_weights(column: Column, rows: np.ndarray) -> np.ndarray:
 
 
 def find_stray(column: Column) -> tuple[str, str]:
-    """A text in a column of mostly numbers, or dates, and which of the two; "" and "" if there is none."""
+    """A text in a column of mostly numbers or dates, and which of the two; "" and "" if there is none."""
     levels = column.levels.tolist() if column.kind == "text" else []
     for what, fits in (("numbers", is_number), ("dates", read_date)):
         strays = [text for text in levels if not fits(text)]
@@ -258,10 +258,10 @@ def find_stray(column: Column) -> tuple[str, str]:
 
 
 def _to_numbers(texts: list[str], decimal: str | None = None) -> list[float | None]:
-    """The texts as numbers: NaN where missing, None where a text is no number."""
+    """The texts as numbers: NaN where missing, None where a text is not a number."""
     try:
-        if decimal != "," and "_" not in "".join(texts):  # which Python allows inside numbers
-            return [*map(float, texts)]  # the quick way
+        if decimal != "," and "_" not in "".join(texts):  # Python allows underscores inside numbers
+            return [*map(float, texts)]  # the fast path
     except ValueError:
         pass
     return [_to_number(text, decimal) for text in texts]
@@ -280,16 +280,16 @@ def _to_number(text: str, decimal: str | None = None) -> float | None:
 
 
 def _to_texts(texts: list[str]) -> np.ndarray:
-    # Objects: numpy's own texts all take the room of the longest.
+    # Objects, because numpy's own texts all take the space of the longest.
     return np.array(["" if text in MISSING else text for text in texts], dtype=object)
 
 
 def _factorize(name: str, cells: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """The distinct texts in the order in which they occur, and (n,) the number of each cell's text."""
+    """The distinct texts in their order of occurrence, and (n,) the index of each cell's text."""
     if cells.dtype.kind not in "OUTS":
         cells = cells.astype(str)
     numbers: dict[str, int] = {}
-    # What is missing is a text, too: None, nan, <NA> and NaT.
+    # Missing values also become texts: None, nan, <NA> and NaT.
     stripped = (str(cell).strip() for cell in cells.tolist())
     codes = np.fromiter((numbers.setdefault(t, len(numbers)) for t in stripped), np.int64, count=len(cells))
     if max(map(len, numbers), default=0) > CELL:

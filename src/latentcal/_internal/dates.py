@@ -1,4 +1,4 @@
-"""Dates and times of a table: read from text, and split into parts of calendar and clock."""
+"""Dates and times of a table: parsed from text, and split into parts of calendar and clock."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PARTS = {
 }
 """What a date may become, and the features of each part.
 
-The year counts fractions: 2024.5 is early July. The others are angles on a circle, so that December is next
-to January; that of the month goes round with the day of the year, that of the hour with the time of day.
+The year includes its fraction: 2024.5 is early July. The others are angles on a circle, so that December is
+next to January; the angle of the month follows the day of the year, that of the hour the time of day.
 """
 
-TYPE = "datetime64[us]"  # as the clock shows it, without its zone
+TYPE = "datetime64[us]"  # local time, without its zone
 _DAY = np.timedelta64(1, "D").astype("timedelta64[us]")
 _MONDAY = 3  # days from Monday to the first of January 1970
 _CLOCK = (
@@ -44,7 +44,7 @@ _FORMS = [
 
 
 class Moment(NamedTuple):
-    """A date and the time on the clock; the zone as in the cell, such as ``+02:00``, or "" without one."""
+    """A date and local time; the zone as in the cell, such as ``+02:00``, or "" without a zone."""
 
     clock: datetime
     zone: str = ""
@@ -91,7 +91,7 @@ def _spell_zone(zone: str) -> str:
 
 
 def find_kind(texts: Sequence[str]) -> str:
-    """The kind of date of all texts; "" if one is not a date, or day and month are ambiguous."""
+    """The common kind of date of all texts; "" if one is not a date, or day and month are ambiguous."""
     if not texts or not all(map(read_date, texts)):
         swapped = bool(texts) and all(read_date(text, MONTH_FIRST) for text in texts)
         return MONTH_FIRST if swapped else ""

@@ -11,14 +11,14 @@ from .chunks import MEMORY, rows_at_a_time
 from .numerics import Float64Module, check_indices, check_shapes
 from .validate import check_size
 
-_FINE = 1000  # rows from which hinges are at eighths instead of quarters
-_MOST_VALUES = 10  # of a column that is taken for a label
+_FINE = 1000  # number of rows from which hinges are at octiles instead of quartiles
+_MOST_VALUES = 10  # most distinct values of a column that is treated as a label
 _MOST_COLUMNS = 400
-_MOST_CROSSED = 64  # columns of x whose products are looked at
-_CONSTANT = 1e-6  # standard deviation of a product that is none
-_BLOCK = MEMORY // 16  # numbers of products that are made at a time
-_EXCHANGES = 19  # of the rows of targets: all are beaten by chance once in 20 times
-_AT_ONCE = 4  # of them: most searches without a find end with the first few
+_MOST_CROSSED = 64  # most columns of x for a search of products
+_CONSTANT = 1e-6  # standard deviation below which a product counts as constant
+_BLOCK = MEMORY // 16  # numbers of products computed at a time
+_EXCHANGES = 19  # permutations of the rows of targets: chance beats all of them once in 20 times
+_AT_ONCE = 4  # permutations in a batch: most searches without a result end with the first few
 
 
 class AdditiveFeatures(Float64Module):
@@ -105,13 +105,13 @@ class AdditiveFeatures(Float64Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of x, (..., p) -> (..., k), in float64."""
         if x.shape[-1] != len(self.low):
-            raise ValueError(f"x has {x.shape[-1]} features, the model was fitted with {len(self.low)}.")
+            raise ValueError(f"x has {x.shape[-1]} features, but the model was fitted with {len(self.low)}.")
         x = torch.minimum(torch.maximum(x.to(torch.float64), self.low), self.high)
         return (_columns(x, self.column, self.kind, self.place) - self.mean) / self.scale
 
 
 def _bends(x: Tensor, varying: Tensor, parts: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Column, kind and places of everything but the columns themselves."""
+    """Column, kind and locations of all features other than the columns themselves."""
     levels = torch.arange(1, parts, dtype=x.dtype, device=x.device) / parts
     for j in varying.tolist():
         values = torch.unique(x[:, j])
@@ -136,8 +136,8 @@ class ProductFeatures(Float64Module):
 
     Args:
         additive: :math:`\phi`.
-        first: (q,) number a of the first factor of each product.
-        second: (q,) number b of the second.
+        first: (q,) index a of the first factor of each product.
+        second: (q,) index b of the second factor.
         mean: (q,) subtracted from the products.
         scale: (q,) positive divisors.
     """
@@ -185,10 +185,10 @@ class ProductSearch:
     """Search for pairs of columns of x whose products explain most of the targets.
 
     For a pair, each column's linear feature and its middle hinge (or its indicators) are multiplied with
-    those of the other: a surface with one bend in each direction. Products are limited to ten rows for every
-    column of the model and to 400 columns; pairs with more products are skipped, as are all if more than 64
-    columns of x vary. Products are made for some pairs at a time, so that memory does not grow with the
-    number of pairs.
+    those of the other, which gives a surface with one bend in each direction. Products are limited to 400
+    columns and to one column of the model per ten rows; pairs with more products are skipped, as are all
+    pairs if more than 64 columns of x vary. Products are computed in batches of pairs, so that memory does
+    not grow with the number of pairs.
 
     Args:
         additive: features of x.
@@ -209,10 +209,10 @@ class ProductSearch:
     def find_promising(self, targets: Tensor, weights: Tensor) -> Tensor:
         """Mask (k,) of the targets (n, k) for which a pair explains more than chance.
 
-        The rows of the targets are permuted 19 times, while features and weights are fixed. A target is found
-        if no pair ever explains as much of any permuted target. So if x is not informative, one is found once
-        in 20 times. Targets should be residuals of an additive model, because products also explain part of
-        what their factors explain.
+        The rows of the targets are permuted 19 times, with fixed features and weights. A target is selected
+        if no pair explains as much of any permuted target. So if x is not informative, a target is selected
+        once in 20 times. Targets should be residuals of an additive model, because products also explain part
+        of what their factors explain.
         """
         if self.pairs == 0 or targets.numel() == 0:
             return torch.zeros(targets.shape[1], dtype=torch.bool, device=targets.device)
@@ -247,7 +247,7 @@ class ProductSearch:
     def _strengths(self, targets: Tensor, weights: Tensor) -> Tensor:
         """Sums of the squared correlations of each pair's products with targets (n, c), (pairs, c).
 
-        What chance adds to them, one over the effective number of rows for each product, is taken off.
+        The expected contribution of chance, one over the effective number of rows per product, is subtracted.
         """
         share = weights / weights.sum()
         targets = targets - share @ targets
@@ -264,7 +264,7 @@ class ProductSearch:
         return strengths
 
     def _exchange(self, targets: Tensor, weights: Tensor) -> Iterator[Tensor]:
-        """Targets (n, k) of other rows, some times side by side, whatever the order of the rows is."""
+        """Batches of permuted targets (n, k), independent of the order of the rows."""
         source = torch.Generator().manual_seed(0)
 
         def project(rows: Tensor) -> Tensor:

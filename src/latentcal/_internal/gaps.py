@@ -1,4 +1,4 @@
-"""Missing values of a table, and what was done about them."""
+"""Missing values of a table, and how they were handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Gaps:
     Args:
         total: number of rows of the table.
         left_out: number of rows that were left out.
-        missing: by column, how many of these rows miss its value.
+        missing: by column, in how many of these rows its value is missing.
         filled: by column, how many values were filled in.
 
     Examples:
@@ -82,17 +82,17 @@ def complete_rows(columns: Sequence[Column], rows: int) -> np.ndarray:
 
 
 def find_constant(table: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Names of the columns (n, k) that have one value or none; NaN are left out."""
+    """Names of the columns (n, k) with one distinct value or none; NaN are ignored."""
     columns = [column[~np.isnan(column)] for column in table.T]
     return [name for name, own in zip(names, columns, strict=True) if (own == own[:1]).all()]
 
 
 def check_complete(columns: Sequence[Column], rows: np.ndarray, *, can_fill: bool = False) -> None:
-    """Raise if a column misses a value in one of the rows (n,), given by their numbers.
+    """Raise if a value of a column is missing in one of the rows (n,), given by their numbers.
 
     Args:
-        columns: of the table.
-        rows: numbers of its rows in the file, for the message.
+        columns: columns of the table.
+        rows: row numbers in the file, for the message.
         can_fill: whether the values could be filled in instead.
     """
     complete = complete_rows(columns, len(rows))

@@ -1,4 +1,4 @@
-"""Errors whose remedy is an argument: ``missing='drop'`` in Python, ``--missing drop`` in a terminal."""
+"""Errors that recommend an argument: ``missing='drop'`` in Python, ``--missing drop`` in a terminal."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def shell_words(words: Iterable[Any]) -> str:
         >>> print(shell_words(["latentcal", "info", "my model", "--decimal", ","]))
         latentcal info 'my model' --decimal ','
     """
-    # A lone mark, such as a comma, needs no quotes for a shell, but does for a reader.
+    # A single punctuation mark needs no quotes for a shell, but is clearer with quotes for a reader.
     return " ".join(
         shlex.quote(word) if any(map(str.isalnum, word)) else f"'{word}'" for word in map(str, words)
     )
 
 
 class ArgumentError(ValueError):
-    """An error that says which argument to set.
+    """An error that recommends an argument to set.
 
     Args:
         *parts: texts and arguments, which make up the message.
@@ -79,7 +79,7 @@ def replace_in_error(error: ValueError, old: str, new: str) -> ArgumentError:
 
 
 def place_error(place: str, error: ValueError) -> ArgumentError:
-    """An error with the place where it occurred before its message.
+    """An error with its location in front of the message.
 
     Examples:
         >>> place_error("a.csv: ", ArgumentError("set ", Argument("drop"), ".")).as_options()

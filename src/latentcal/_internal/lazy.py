@@ -18,8 +18,8 @@ def attach(
 
     Args:
         package: its ``__name__``.
-        names: what the package offers, by the module that defines it: ``"scores"`` is one of the package,
-            ``".fingerprint"`` one of the package that it lies in.
+        names: public names by the module that defines them: ``"scores"`` is a module of the package,
+            ``".fingerprint"`` one of its parent package.
         submodules: public modules and packages.
 
     Raises:
@@ -42,7 +42,7 @@ def attach(
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f".{places[name]}", package), name)
-        setattr(sys.modules[package], name, value)  # found without this function from now on
+        setattr(sys.modules[package], name, value)  # later lookups do not call this function
         return value
 
     def list_names() -> list[str]:

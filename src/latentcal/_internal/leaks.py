@@ -10,12 +10,12 @@ from torch import Tensor
 
 from .wording import join_some, quote
 
-_FEWEST_VALUES = 10  # distinct values, of feature and target: fewer are in order by chance
-_FIRST_LOOK = 200  # rows that tell that most features determine nothing
+_FEWEST_VALUES = 10  # fewest distinct values of feature and target: fewer may be in order by chance
+_FIRST_LOOK = 200  # rows checked first, which rule out most features
 
 
 class LeakWarning(UserWarning):
-    """A table has rows or features that would hide errors of a model."""
+    """Raised when a table has rows or features that would hide errors of a model."""
 
 
 def warn_of_leaks(
@@ -25,7 +25,7 @@ def warn_of_leaks(
     if repeated := count_repeated(x, y):
         warnings.warn(
             f"{repeated:,} of {len(x):,} rows repeat another row in all features and targets. A model looks "
-            "better than it is if the same rows train and test it; leave out copies.",
+            "better than it is if it is trained and tested on the same rows; leave out copies.",
             LeakWarning,
             stacklevel=stacklevel,
         )
@@ -46,7 +46,7 @@ def count_repeated(x: Tensor, y: Tensor) -> int:
 
 
 def find_determined(x: Tensor, y: Tensor) -> list[tuple[int, int, str]]:
-    """Targets that are an increasing or decreasing function of a feature: (target, feature, how).
+    """Targets that are an increasing or decreasing function of a feature, as (target, feature, how).
 
     At most one feature of each target is named, the one with the simplest relation.
     """
@@ -62,7 +62,7 @@ _HOW = ("equal to", "a linear function of", "an increasing function of", "a decr
 
 
 def _relate(x: np.ndarray, y: np.ndarray) -> str:
-    """How y (n,) is determined by x (n,), by one of ``_HOW``; "" where it is not."""
+    """How y (n,) is determined by x (n,), as one of ``_HOW``; "" if it is not."""
     for most in (_FIRST_LOOK, len(x)):
         order = np.lexsort((y[:most], x[:most]))
         dx, dy = np.diff(x[order]), np.diff(y[order])
@@ -74,7 +74,7 @@ def _relate(x: np.ndarray, y: np.ndarray) -> str:
     if np.array_equal(x, y):
         return "equal to"
     slope, intercept = np.polyfit(x - x.mean(), y, 1)
-    # Both are float32 numbers: what they round is no error.
+    # Both are float32 numbers, so differences within rounding are ignored.
     scale = np.finfo(np.float32).eps * (np.abs(y).max() + abs(slope) * np.abs(x).max())
     if np.abs(y - intercept - slope * (x - x.mean())).max() <= 2 * scale:
         return "a linear function of"

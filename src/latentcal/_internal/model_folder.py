@@ -1,8 +1,8 @@
 """A model in a folder: a manifest and a file of numbers, replaced atomically.
 
-The manifest, ``model.json``, is replaced in one step, after the numbers are on the disk in a file of a new
-name. So readers always find the old or the new model, even if a process is killed. Files of other names are
-never touched.
+The manifest, ``model.json``, is replaced in one step, after the numbers are on disk in a file with a new
+name. Readers therefore always find either the old or the new model, even if a process is killed. Files with
+other names are never touched.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _ENTRIES = {"estimator": {"parameters", "state"}, "table": {"written", "preproce
 _FRAME = {"format", "schema", "version", "numbers", "sha256"}
 _NUMBERS = re.compile(r"numbers-[0-9a-f]{16}\.safetensors")
 _LARGEST_MANIFEST = 1 << 28  # bytes
-_DEEPEST = 250  # lists and tables inside each other; objects are at most 50, of two tables or three
+_DEEPEST = 250  # most levels of nested lists and tables; at most 50 levels of objects, each of two or three
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 class ModelFileError(ValueError):
-    """A saved model that cannot be read: missing, truncated, changed, or of another version."""
+    """Raised when a saved model cannot be read: missing, truncated, changed, or of another version."""
 
 
 def check_target(target: Path, sections: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
     document["sha256"] = _document_hash(document)
     text = json.dumps(document, indent=1, allow_nan=False).encode()
     made = make_folder(target)
-    with suppress(OSError):  # so that saves that are killed one after the other leave little
+    with suppress(OSError):  # clean up first, so that repeatedly killed saves leave few files
         _tidy(target)
     try:
         with new_file(target / document["numbers"]["file"], numbers), new_file(target / MANIFEST, text):
@@ -103,7 +103,7 @@ def write_model(target: Path, sections: Mapping[str, Any], tensors: Mapping[str,
             _tidy(target)
         remove_folders(made)
         raise
-    with suppress(OSError):  # the new model is there; what is left of the old one goes another time
+    with suppress(OSError):  # the new model is complete; remains of the old one can be removed later
         _tidy(target)
 
 
@@ -116,14 +116,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if document.get("sha256") != _document_hash(document):
         raise ModelFileError(f"{file} was changed after it was saved (checksum differs). Save again.")
     if not {"model", "version"} <= set(document) <= {*_FRAME, *SECTIONS}:
-        raise ModelFileError(f"{file} has the entries {str(sorted(document))[:200]}; of another program?")
+        raise ModelFileError(f"{file} has the entries {str(sorted(document))[:200]}; from another program?")
     if not isinstance(document["version"], str):
-        raise ModelFileError(f"{file} does not say which version wrote it.")
+        raise ModelFileError(f"{file} does not state which version wrote it.")
     for name, entries in _ENTRIES.items():
         if name in document and not (isinstance(document[name], dict) and entries <= set(document[name])):
             raise ModelFileError(f"{file} has a section {name} without the entries {sorted(entries)}.")
     if "table" in document and "estimator" not in document:
-        raise ModelFileError(f"{file} has the columns of a table, and no estimator for them.")
+        raise ModelFileError(f"{file} has the columns of a table but no estimator for them.")
     numbers = document.get("numbers")
     if (
         not isinstance(numbers, dict)
@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         or not isinstance(numbers["tensors"], dict)
         or not all(_is_description(entry) for entry in numbers["tensors"].values())
     ):
-        raise ModelFileError(f"{file} does not say what its numbers are.")
+        raise ModelFileError(f"{file} does not describe its numbers.")
     return document
 
 
@@ -146,7 +146,7 @@ def read_numbers(folder: Path) -> tuple[dict[str, Any], bytes]:
         try:
             content = patiently(file.read_bytes)
             break
-        except FileNotFoundError:  # another process may have replaced the model between the two looks
+        except FileNotFoundError:  # another process may have replaced the model between the two reads
             if file.name in looked_for:
                 raise ModelFileError(f"{folder} is not a complete model: {file.name} is missing.") from None
             looked_for.add(file.name)
@@ -156,11 +156,11 @@ def read_numbers(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def read_model(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sections of a model and its tensors, all as they were declared, on the CPU."""
+    """Sections of a model and its tensors, as declared, on the CPU."""
     document, content = read_numbers(Path(path))
     file, declared = Path(path) / document["numbers"]["file"], document["numbers"]["tensors"]
     try:
-        # Copies lie in memory as any other tensor does, so that results are those of the saved model.
+        # Copies have the usual memory alignment, so that results equal those of the saved model.
         tensors = {name: tensor.clone() for name, tensor in from_safetensors(content).items()}
     except (SafetensorError, ValueError) as error:
         raise ModelFileError(f"{file} cannot be read ({error}). Save again.") from None
@@ -176,7 +176,7 @@ def _parse(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     try:
         if file.stat().st_size > _LARGEST_MANIFEST:
-            raise ModelFileError(f"{file} has {file.stat().st_size:,} bytes, more than any model's.")
+            raise ModelFileError(f"{file} has {file.stat().st_size:,} bytes, too many for any model.")
         document = json.loads(patiently(file.read_bytes).decode(), parse_constant=_no_constant)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
@@ -198,7 +198,7 @@ def _parse(folder: Path) -> dict[str, Any]:
 
 
 def _numbers_of(folder: Path) -> str:
-    """Name of the file of numbers of the model that a folder holds; empty where there is none."""
+    """Name of the file of numbers of the model in a folder; empty if there is none."""
     try:
         name = _parse(folder)["numbers"]["file"]
     except (ModelFileError, KeyError, TypeError):
@@ -207,7 +207,7 @@ def _numbers_of(folder: Path) -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove earlier numbers, and what processes that were killed have left; not what another is writing."""
+    """Remove earlier numbers and remains of killed processes, but no file that is being written."""
     for path in folder.iterdir():
         if _is_own(path.name):
             remove_abandoned(path, partial(_is_needed, path))
@@ -228,7 +228,7 @@ def _is_description(entry: Any) -> bool:
 
 
 def _is_shallow(document: Any) -> bool:
-    """Whether lists and tables are nested no deeper than in any model, found without recursion."""
+    """Whether lists and tables are nested no deeper than in any model, checked without recursion."""
     level = [document]
     for _ in range(_DEEPEST):
         level = [

@@ -1,7 +1,7 @@
 """Names for users, commands and files: flows, laws, classes and functions, each with one spelling.
 
-The tables hold where a thing is defined, not the thing: a command can list the names without importing torch,
-and the file of a model imports what it names.
+The tables hold import paths, not objects, so a command can list the names without importing torch, and
+loading a model imports only what its file names.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CLASSES: Mapping[str, str] = {
 }
 """Classes that the file of a model may name: the flows and laws above, and the rest.
 
-A file holds the name of a class, not its place: modules may move. A class that is renamed keeps its old name.
+A file holds the name of a class, not its module, which may move. A renamed class keeps its old name here.
 """
 
 FUNCTIONS: Mapping[str, str] = {
@@ -85,7 +85,7 @@ FUNCTIONS: Mapping[str, str] = {
 
 
 def spell(name: str) -> str:
-    """The one spelling of a name: ``convex-potential`` on a command line is ``convex_potential``.
+    """The canonical spelling of a name: ``convex-potential`` on a command line is ``convex_potential``.
 
     Examples:
         >>> spell("gamma-kde")

@@ -1,4 +1,4 @@
-"""Log-space helpers, monotone inversion, gradients by implicit slopes, broadcasting of x against y."""
+"""Helpers for log space, monotone inversion, implicit gradients, and broadcasting of x against y."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class Float64Module(nn.Module):
-    """A module whose tensors follow the device of the model around them, and stay float64 when it is cast."""
+    """A module whose tensors move with the surrounding model but stay float64 when it is cast."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float64Module:
         def keep_float64(tensor: Tensor) -> Tensor:
@@ -31,11 +31,11 @@ class Float64Module(nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop or renew what was derived from tensors that have changed."""
+        """Drop or recompute results derived from tensors that have changed."""
 
 
 def check_shapes(**tensors: tuple[Tensor, str]) -> None:
-    """Raise if float64 tensors are not finite or have wrong shapes; equal letters are equal sizes.
+    """Raise if float64 tensors are not finite or have wrong shapes; equal letters mean equal sizes.
 
     Examples:
         >>> check_shapes(points=(torch.zeros(5, 2).double(), "n p"), mean=(torch.zeros(2).double(), "p"))
@@ -75,7 +75,7 @@ def log1mexp(v: Tensor) -> Tensor:
         >>> log1mexp(torch.tensor([-1e-20, -40.0], dtype=torch.float64))
         tensor([-4.6052e+01, -4.2484e-18], dtype=torch.float64)
     """
-    # Near v = 0 the difference 1 - exp(v) cancels, so expm1; elsewhere exp(v) is small, so log1p.
+    # Near v = 0 the difference 1 - exp(v) cancels, so use expm1; elsewhere exp(v) is small, so use log1p.
     near_zero = torch.log(-torch.expm1(torch.clamp(v, min=LOG_HALF)))
     far = torch.log1p(-torch.exp(torch.clamp(v, max=LOG_HALF)))
     return torch.where(v > LOG_HALF, near_zero, far)
@@ -93,16 +93,16 @@ class _WithSlope(torch.autograd.Function):
         (point,) = ctx.saved_tensors
         (grad,) = grads
         product = grad * ctx.slope(point)
-        # A point that does not matter (grad 0) stays without influence where the slope is infinite.
+        # A point with zero gradient has no influence, even where the slope is infinite.
         return torch.where(grad == 0, torch.zeros_like(product), product), None, None
 
 
 def with_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) -> Tensor:
     """``value`` as an element-wise function of ``point`` whose derivative is ``slope(point)``.
 
-    For numbers from an iteration (quantiles, incomplete gamma functions) with a derivative in closed form.
-    The slope is evaluated only in the backward pass, by differentiable operations, so higher derivatives work
-    as well.
+    Use it for results of an iteration (quantiles, incomplete gamma functions) with a derivative in closed
+    form. The slope is evaluated only in the backward pass, by differentiable operations, so higher
+    derivatives also work.
 
     Args:
         point: (...) argument.
@@ -115,11 +115,11 @@ def with_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor], Tensor]) 
 
 
 def with_own_slope(point: Tensor, value: Tensor, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Like ``with_slope``, with the derivative ``slope(point, value)``, which depends on the value too.
+    """As ``with_slope``, with a derivative ``slope(point, value)`` that also depends on the value.
 
-    So it does for quantiles (1 / density at the quantile) and for logs of probabilities (density over
-    probability). Inside of ``slope`` the value is a function of the point again, so second derivatives are
-    right, and it is not computed anew.
+    Examples are quantiles (1 / density at the quantile) and logs of probabilities (density divided by
+    probability). Inside ``slope`` the value is again a function of the point, so second derivatives are
+    correct without recomputing it.
     """
     return with_slope(point, value, lambda point: slope(point, with_own_slope(point, value, slope)))
 
@@ -135,18 +135,17 @@ def solve_increasing(
 ) -> Tensor:
     """Point at which an increasing function reaches ``target``, (n,) -> (n,), by bracketed Newton steps.
 
-    Each point has a bracket of its own; a Newton step that would leave it, or that makes no progress, is
-    replaced by bisection, so the iteration cannot fail. It ends where a further step would change nothing
-    that float64 can hold.
+    Each point has its own bracket; a Newton step that would leave it, or that makes no progress, is replaced
+    by bisection, so the iteration cannot fail. It ends when further steps would be below float64 resolution.
 
     Args:
         function: maps (m,) points and returns (m,) values, (m,) slopes f' and, if it knows them, (m,) bends
             f'' / f' for Halley's steps, which are longer where Newton's fall short; it must cross the target.
         target: (n,) finite values.
-        start: (n,) first guesses.
+        start: (n,) initial values.
         step: first step of the search for a bracket, doubled until the target is enclosed.
-        resolution: differences between points that do not matter, on top of the rounding of float64.
-        max_iterations: a bound that only a function that is not increasing can reach.
+        resolution: differences between points to ignore, in addition to the rounding of float64.
+        max_iterations: bound that is reached only if the function is not increasing.
 
     Raises:
         RuntimeError: if no bracket or no solution is found.
@@ -156,7 +155,7 @@ def solve_increasing(
     low = torch.full_like(point, -math.inf)
     high = torch.full_like(point, math.inf)
     width = torch.full_like(point, step)
-    last_move = torch.full_like(point, math.nan)  # of Newton's; NaN after a step of another kind
+    last_move = torch.full_like(point, math.nan)  # last Newton move; NaN after any other step
     active = torch.arange(point.numel(), device=point.device)
     for iteration in range(max_iterations):
         if active.numel() == 0:
@@ -176,11 +175,11 @@ def solve_increasing(
         reach = width[active]
         by_newton = torch.where(open_end, move <= reach, (newton > lo) & (newton < hi))
         last = last_move[active]
-        by_newton &= ~(move >= 0.5 * last)  # moves that do not shrink might never arrive
+        by_newton &= ~(move >= 0.5 * last)  # moves that do not shrink might never converge
         finest = 2 * eps * here.abs() + resolution
         # Newton's error after moves m, m' is about m' (m' / m)^2, so the last move needs no confirmation.
         converged = by_newton & (move * (move / last) ** 2 <= finest / 4)
-        # A tiny move is an arrival, unless it comes right after a step of the search for a bracket.
+        # A tiny move means convergence, unless it directly follows a step of the bracket search.
         converged |= (move <= finest) & (~open_end | (by_newton & (~torch.isnan(last) | (iteration == 0))))
         done = converged | (gap.abs() <= 2 * eps * goal.abs()) | (hi - lo <= finest)
         fallback = torch.where(open_end, here + torch.sign(gap) * reach, lo + (hi - lo) / 2)
@@ -217,7 +216,7 @@ def broadcast_leading(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ascending(values: Tensor, dim: int = -1) -> Tensor:
-    """Values in ascending order along a dim; on the CPU by numpy, whose sort is ten times as fast as torch's.
+    """Values in ascending order along a dim; on the CPU by numpy, which sorts ten times faster than torch.
 
     Examples:
         >>> ascending(torch.tensor([3.0, 1.0, 2.0]))
@@ -229,9 +228,9 @@ def ascending(values: Tensor, dim: int = -1) -> Tensor:
 
 
 def outside_inference_mode(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """The function, made to work inside ``torch.inference_mode()`` too.
+    """The function, made to work also inside ``torch.inference_mode()``.
 
-    Fits differentiate, which tensors of that mode do not allow; and what is fitted is used outside of it.
+    Fits need gradients, which tensors of that mode do not allow, and fitted objects are used outside it.
     """
 
     @functools.wraps(function)
@@ -250,7 +249,7 @@ def _ordinary(value: Any) -> Any:
 
 
 def to_tensor(values: Any, name: str = "values") -> Tensor:
-    """Numbers of any kind (tensors, arrays, tables of pandas or polars, lists) as a tensor of real numbers.
+    """Numbers of any type (tensors, arrays, pandas or polars tables, lists) as a tensor of real numbers.
 
     A tensor keeps its graph. Raises for anything that is not numeric.
     """
@@ -280,8 +279,8 @@ def to_tensor(values: Any, name: str = "values") -> Tensor:
         array = array.astype(np.int64 if array.dtype.itemsize < 8 else np.float64)
     if array.dtype.char == "g":  # long double
         array = array.astype(np.float64)
-    # Native byte order, no negative strides, and memory that may be written to: what torch can take.
-    # (To numpy a single number is contiguous whatever its stride is.)
+    # torch needs native byte order, non-negative strides and writable memory. (For numpy, a single number is
+    # contiguous whatever its stride.)
     native = array.dtype.newbyteorder("=")
     if array.dtype != native or not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = np.array(array, dtype=native, order="C")

@@ -15,11 +15,11 @@ def require(module: str, extra: str, what: str) -> Any:
         what: the beginning of the error, such as "Plots need".
 
     Raises:
-        ImportError: with what to install.
+        ImportError: if it is missing; the message states what to install.
     """
     package = module.partition(".")[0]
     try:
-        importlib.import_module(package)  # a part of it may be loaded although the whole is not there
+        importlib.import_module(package)  # a submodule may be loaded even if the package is incomplete
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{what} {package}: pip install 'latentcal[{extra}]'.") from error

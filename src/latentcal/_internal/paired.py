@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_BLOCKS = 20  # of rows in time order
+_BLOCKS = 20  # blocks of rows in time order
 
 
 def mean_and_error(
@@ -15,17 +15,17 @@ def mean_and_error(
 ) -> tuple[float, float]:
     r"""Weighted mean of held-out differences (n,) and its standard error.
 
-    The training sets of two folds overlap, so held-out differences vary together, and a richer model would
-    win by chance too often. Nadeau and Bengio (2003) correct for it where sets are held out at random, and
-    the same is done here for k folds, :math:`n_\text{test} = n / k` rows each:
+    The training sets of two folds overlap, so held-out differences are correlated, and a richer model would
+    win by chance too often. Nadeau and Bengio (2003) correct for this with randomly held-out sets; the same
+    correction is used here for k folds of :math:`n_\text{test} = n / k` rows each:
 
     .. math:: \operatorname{Var}(\bar d)
               \approx \Big(\frac1k + \frac{n_\text{test}}{n_\text{train}}\Big) s_\text{folds}^2
               = \Big(\frac1k + \frac1{k - 1}\Big) \frac{k}{n}\, s^2
               = \Big(1 + \frac{k}{k - 1}\Big) \frac{s^2}{n},
 
-    where the means of folds have variance :math:`s_\text{folds}^2 = s^2 k / n` for rows of variance
-    :math:`s^2`: the standard error of independent rows times 1.5 for five folds.
+    Here the means of folds have variance :math:`s_\text{folds}^2 = s^2 k / n` for rows of variance
+    :math:`s^2`. For five folds this is 1.5 times the standard error of independent rows.
 
     Args:
         difference: (n,) of two models, each fitted without the row's fold. weights: (n,) of the rows.

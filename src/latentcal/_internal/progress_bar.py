@@ -15,9 +15,9 @@ class ProgressBar(tqdm):
     """A bar of tqdm that writes at most one line every ten seconds if its output is not a terminal.
 
     Args:
-        *args: as of tqdm.
+        *args: arguments of tqdm.
         progress: whether anything is shown.
-        **options: as of tqdm.
+        **options: options of tqdm.
     """
 
     def __init__(self, *args: Any, progress: bool, **options: Any) -> None:
@@ -36,7 +36,7 @@ class ProgressBar(tqdm):
         return False  # there is nothing to clear
 
     def close(self) -> None:
-        """End the bar, with its last state where the last line is ten seconds old."""
+        """Close the bar, and print its last state if the last line is ten seconds old."""
         if self._lines and not self.disable:
             self.display()
             self.leave = False  # the line is ended already
@@ -44,5 +44,5 @@ class ProgressBar(tqdm):
 
 
 def on_terminal() -> bool:
-    """Whether the error stream is shown as it is written."""
+    """Whether standard error is a terminal or a notebook."""
     return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())

@@ -17,11 +17,11 @@ from .paired import mean_and_error
 _Own = TypeVar("_Own", bound="Smoother")
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
 _MOST_POINTS = 2000
-_FEWEST = 10  # neighbours
+_FEWEST = 10  # fewest neighbours
 
 
 class Smoother(Float64Module):
-    r"""An estimate of :math:`E[t \mid x]` for targets t, calling it gives (..., p) -> (..., k) in float64.
+    r"""An estimate of :math:`E[t \mid x]` for targets t; a call maps (..., p) -> (..., k) in float64.
 
     Constructor arguments are the whole state, kept as attributes of the same names.
     """
@@ -35,17 +35,17 @@ class Smoother(Float64Module):
     def cross_fit(
         cls: type[_Own], x: Tensor, targets: Tensor, fold: Tensor, weights: Tensor, *, level: bool = True
     ) -> tuple[_Own, Tensor]:
-        """The smoother of all rows, and out-of-fold answers for each row.
+        """The smoother fitted to all rows, and out-of-fold predictions for each row.
 
         Args:
             x: (n, p) features.
             targets: (n, k).
-            fold: (n,) numbers 0, 1, ... of the folds.
-            weights: (n,) of the rows, of mean 1.
-            level: whether the mean of the targets belongs to the answers; if not, their mean is 0.
+            fold: (n,) fold 0, 1, ... of each row.
+            weights: (n,) weights of the rows, of mean 1.
+            level: whether predictions include the mean of the targets; otherwise their mean is 0.
 
         Returns:
-            The smoother and (n, k) out-of-fold answers.
+            The smoother and (n, k) out-of-fold predictions.
         """
         raise NotImplementedError
 
@@ -63,8 +63,9 @@ def log_dispersion(
 
     .. math:: t_i = s(x_i) + \tfrac12 \big(e_i^2 e^{-2 s(x_i)} / \sigma^2 - 1\big)
 
-    regressed on x, twice: the scoring steps of a normal likelihood of residuals e (n, k) with log deviation
-    :math:`s(x) + \log \sigma`. The first starts from s = 0, the second from the out-of-fold answers.
+    This is regressed on x twice: the scoring steps of a normal likelihood of residuals e (n, k) with log
+    standard deviation :math:`s(x) + \log \sigma`. The first starts from s = 0, the second from the
+    out-of-fold predictions.
     """
     log_scale = torch.zeros_like(residuals)
     for _ in range(2):
@@ -82,9 +83,9 @@ class RidgeSmoother(Smoother):
     .. math:: \min_{c, B}\; \sum_i w_i \lVert t_i - c - B^\top \phi(x_i) \rVert^2
               + \sum_k \lambda_k \lVert B_k \rVert^2
 
-    For each target the penalty is that of the smallest held-out error, from 1 to 10^6 and infinity, where the
-    model is a constant. The features are additive; products for the pairs of columns that explain most are
-    added for targets whose held-out error they reduce by more than its standard error.
+    For each target the penalty with the smallest held-out error is chosen, from 1 to 10^6 and infinity, which
+    gives a constant. The features are additive; products for the pairs of columns that explain most are added
+    for targets whose held-out error they reduce by more than its standard error.
 
     Args:
         features: :math:`\phi`.
@@ -124,7 +125,7 @@ class RidgeSmoother(Smoother):
         search = ProductSearch(additive, columns)
         if not bool(search.find_promising(targets - plain.held_out, weights).any()):
             return cls(additive, plain.coefficients, plain.intercept), plain.held_out
-        # Pairs that all rows choose would know the rows that judge them.
+        # Pairs chosen on all rows would depend on the rows used to evaluate them.
         fits = [*plain.by_fold, (plain.coefficients, plain.intercept)]
         *chosen, features = search.choose_by_fold(
             (targets - columns @ coefficients - intercept for coefficients, intercept in fits), fold, weights
@@ -145,12 +146,12 @@ class RidgeSmoother(Smoother):
         return self.features(x) @ self.coefficients + self.intercept
 
     def raise_by(self, level: Tensor) -> RidgeSmoother:
-        """The same model with a constant (k,) added to its answers."""
+        """The same model with a constant (k,) added to its predictions."""
         return RidgeSmoother(self.features, self.coefficients, self.intercept + level)
 
 
 class RidgeFit(NamedTuple):
-    """A ridge regression of all rows, and those without each of the folds at the same penalties."""
+    """A ridge regression of all rows, and those without each of the folds with the same penalties."""
 
     coefficients: Tensor
     """(m, k)."""
@@ -159,13 +160,13 @@ class RidgeFit(NamedTuple):
     by_fold: list[tuple[Tensor, Tensor]]
     """Coefficients and intercept without each of the folds."""
     held_out: Tensor
-    """(n, k) answers of the fit that did not see the row."""
+    """(n, k) out-of-fold predictions."""
 
 
 def find_clear_gains(
     fit: RidgeFit, other: RidgeFit, targets: Tensor, fold: Tensor, weights: Tensor
 ) -> Tensor:
-    """Mask of targets (n, k) with a held-out error that the other fit clearly reduces.
+    """Mask of targets (n, k) whose held-out error the other fit clearly reduces.
 
     Returns:
         (k,), true or false.
@@ -196,11 +197,11 @@ def fit_ridge(
         weights: (n,) of the rows.
         centred: whether there is an intercept, which is not penalised.
         level: whether the mean of the targets belongs to the answers; if not, their mean is 0.
-        designs: columns (n, .) of the fit without each of the folds, of which one is held at a time;
-            ``columns`` if None.
-        penalties: those to choose from.
+        designs: columns (n, .) for the fit without each of the folds, generated one at a time; ``columns`` if
+            None.
+        penalties: penalties to choose from.
     """
-    # Solutions lie in the span of the rows: with more columns than rows its coordinates are enough.
+    # Solutions lie in the span of the rows: with more columns than rows, use coordinates in this span.
     if designs is None and columns.shape[1] > len(columns):
         basis = torch.linalg.svd(columns, full_matrices=False).Vh.T
         fit = fit_ridge(
@@ -227,7 +228,7 @@ def fit_ridge(
 
 
 class _Moments:
-    """Weighted sums that a ridge regression is made from; those of a part of the rows can be taken off."""
+    """Weighted sums for a ridge regression, from which those of a part of the rows can be subtracted."""
 
     def __init__(self, *sums: Tensor) -> None:
         self.sums = sums
@@ -244,7 +245,7 @@ class _Moments:
 
 
 class _Solver:
-    """Ridge solutions for any penalty from one decomposition."""
+    """Ridge solutions for any penalty, from one decomposition."""
 
     def __init__(self, moments: _Moments, centred: bool, level: bool) -> None:
         gram, cross, column_sum, target_sum, weight = moments.sums
@@ -256,7 +257,7 @@ class _Solver:
             self.target_mean = torch.zeros_like(self.target_mean)
 
     def answer(self, design: Tensor, penalties: Tensor) -> Tensor:
-        """Answers (q, n, k) at rows (n, m) for penalties (q,), each of them for all targets."""
+        """Predictions (q, n, k) at rows (n, m) for penalties (q,), each for all targets."""
         rotated = (design - self.column_mean) @ self.vectors
         scaled = self.projected / (self.values[:, None] + penalties[:, None, None])  # (q, m, k)
         return rotated @ scaled + self.target_mean
@@ -273,16 +274,17 @@ class NeighbourSmoother(Smoother):
     .. math:: \hat t(x) = \frac{\sum_i w_i(x)\, t_i}{\sum_i w_i(x)}, \qquad
               w_i(x) = w_i \big(1 - (\lVert x - x_i \rVert / h)^3\big)_+^3,
 
-    with h the distance of the (count + 1)-th neighbour. The count is chosen for each target by held-out
-    error, up to all points, where the answer is the mean. Of more than 2,000 rows every so many-th is kept.
+    Here h is the distance of the (count + 1)-th neighbour. The count is chosen for each target by held-out
+    error, up to all points, which gives the mean. If there are more than 2,000 rows, an equally spaced subset
+    is kept.
 
     Args:
         mean: (p,) subtracted from the features.
         scale: (p,) positive divisors of the features.
         points: (n, p) kept rows, standardised.
-        values: (n, k) their targets.
-        weights: (n,) of the rows.
-        count: (k,) neighbours that each target is averaged over.
+        values: (n, k) targets of these rows.
+        weights: (n,) weights of the rows.
+        count: (k,) number of neighbours to average each target over.
     """
 
     mean: Tensor
@@ -350,7 +352,7 @@ class NeighbourSmoother(Smoother):
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
         if x.shape[-1] != len(self.mean):
-            raise ValueError(f"x has {x.shape[-1]} features, the model was fitted with {len(self.mean)}.")
+            raise ValueError(f"x has {x.shape[-1]} features, but the model was fitted with {len(self.mean)}.")
         points = ((x.to(torch.float64) - self.mean) / self.scale).reshape(-1, len(self.mean))
         counts, which = torch.unique(self.count, return_inverse=True)
         means = _local_means(points, self.points, self.values, self.weights, counts)  # (c, m, k)
@@ -375,7 +377,7 @@ def _local_means(x: Tensor, points: Tensor, values: Tensor, weights: Tensor, cou
                 continue
             near, which = distance[:, :count], order[:, :count]
             reach = distance[:, count : count + 1].clamp(min=1e-300)
-            # Points at one place (a label) have no distances: then all count alike.
+            # Points at the same location (a label) have distance 0: then all count equally.
             weight = weights[which] * ((1 - (near / reach) ** 3) ** 3).clamp(min=1e-9)
             answers.append((weight[..., None] * values[which]).sum(1) / weight.sum(1, keepdim=True))
         parts.append(torch.stack(answers))

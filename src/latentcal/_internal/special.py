@@ -1,11 +1,11 @@
-r"""Incomplete gamma and beta functions in log space, right far into both tails; float64, element-wise.
+r"""Incomplete gamma and beta functions in log space, accurate far into both tails; float64, element-wise.
 
 With :math:`\mu = (x - a) / a` and :math:`\varphi(\mu) = \mu - \log(1 + \mu)` the factor that both share is
 
 .. math:: \frac{x^a e^{-x}}{\Gamma(a + 1)} = \frac{e^{-a \varphi(\mu) - \delta(a)}}{\sqrt{2 \pi a}},
 
-where :math:`\delta` is the error of Stirling's formula. In this form nothing large cancels, which is what
-keeps twelve digits at :math:`a = 10^5`, where :math:`\log \Gamma(a)` is of the order :math:`10^6`.
+where :math:`\delta` is the error of Stirling's formula. In this form no large terms cancel, which keeps
+twelve digits at :math:`a = 10^5`, where :math:`\log \Gamma(a)` is of order :math:`10^6`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEMME_DEGREE = 26
 _ORDINARY = 1e-270
 _TAIL_TERMS = 30
 _LOG_2PI = math.log(2 * math.pi)
-# Of the powers a^-15, ..., a^-3, a^-1 in the series of Stirling's formula.
+# Coefficients of the powers a^-15, ..., a^-3, a^-1 in the series of Stirling's formula.
 _STIRLING = (-3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 
 
@@ -38,7 +38,7 @@ def log_gamma_density(shape: Tensor, x: Tensor) -> Tensor:
     .. math:: \log \frac{x^{a - 1} e^{-x}}{\Gamma(a)}
 
     At x = 0 this is -inf, 0 or +inf for a above, at or below 1; at x < 0 and x = inf it is -inf. It can be
-    differentiated by x as often as wanted, not by the shape.
+    differentiated any number of times by x, but not by the shape.
 
     Examples:
         >>> log_gamma_density(torch.tensor(98304.0), torch.tensor([0.0, 98304.0]))
@@ -64,10 +64,10 @@ def log_gamma_cdf_sf(shape: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
     .. math:: P(a, x) = \frac{1}{\Gamma(a)} \int_0^x t^{a - 1} e^{-t}\, dt, \qquad Q(a, x) = 1 - P(a, x)
 
-    Temme's uniform expansion around x = a for large shapes, torch's functions for small ones, and in the far
-    tails of either a series (P) or a continued fraction (Q). The relative error of the log-probabilities is
-    below 1e-12 for shapes from 0.01 to 1e9 and grows to 1e-11 at 1e-5. No gradient passes; the slope of P is
-    the gamma density.
+    It uses Temme's uniform expansion around x = a for large shapes, torch's functions for small ones, and in
+    the far tails of either a series (P) or a continued fraction (Q). The relative error of the
+    log-probabilities is below 1e-12 for shapes from 0.01 to 1e9 and grows to 1e-11 at 1e-5. The result has no
+    gradient; the slope of P is the gamma density.
 
     Args:
         shape: (...) shapes a > 0; one shape for many x is the quick case.
@@ -92,9 +92,9 @@ def log_gamma_cdf_sf(shape: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def gamma_quantile(shape: float, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-    """Points x of given log P and log Q, (n,), (n,) -> (n,); each is read where it is the smaller one.
+    """Points x with given log P and log Q, (n,), (n,) -> (n,), computed from the smaller of the two.
 
-    Relative error about 1e-14 where that one is above -300. No gradient passes.
+    The relative error is about 1e-14 if the smaller one is above -300. The result has no gradient.
     """
     if shape == 1:  # the exponential law
         return -torch.where(log_cdf <= log_sf, log1mexp(log_cdf), log_sf)
@@ -128,15 +128,15 @@ def log_beta_cdf_sf(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> tuple[Tensor
     .. math:: I_x(a, b) = \frac{1}{B(a, b)} \int_0^x t^{a - 1} (1 - t)^{b - 1}\, dt, \qquad
               1 - I_x(a, b) = I_{1 - x}(b, a)
 
-    A continued fraction on the side of the mean where it converges; it takes about
-    :math:`\sqrt{\max(a, b)}` terms at the mean and few in the tails. Relative error of the log-probabilities
-    about 1e-12 for a and b from 0.25 to 1e5. No gradient passes.
+    It uses a continued fraction on the side of the mean where it converges, with about
+    :math:`\sqrt{\max(a, b)}` terms at the mean and few in the tails. The relative error of the
+    log-probabilities is about 1e-12 for a and b from 0.25 to 1e5. The result has no gradient.
 
     Args:
         a: (...) first shape.
         b: (...) second shape.
         x: (...) points in [0, 1].
-        xc: (...) 1 - x, given separately: it cannot be had from x where x is near 1.
+        xc: (...) 1 - x, given separately, because it cannot be computed from x near 1.
 
     Returns:
         log I_x(a, b) and log I_xc(b, a).
@@ -222,7 +222,7 @@ def _large_shape(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def _both(
     upper: Tensor, small: Tensor, big: Tensor, far: Tensor, a: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(log P, log Q) from the logs of the nearer and the other tail, made anew where ``far`` is set."""
+    """(log P, log Q) from the logs of the nearer and the other tail, recomputed where ``far`` is set."""
     if bool(far.any()):
         upper_far, small[far] = _tail(a.expand(x.shape)[far], x[far])
         upper[far], big[far] = upper_far, torch.log1p(-torch.exp(small[far]))
@@ -230,10 +230,10 @@ def _both(
 
 
 def _tail(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the upper tail is meant (x > a), and the log-probability of the tail; for x far from a."""
+    """Mask of the upper tail (x > a), and the log-probability of the tail, for x far from a."""
     upper = x > a
     log_tail = torch.full_like(x, -math.inf)
-    inner = ~upper & (x != 0)  # a NaN goes through
+    inner = ~upper & (x != 0)  # NaN is propagated
     log_tail[inner] = _log_gamma_peak(a[inner], x[inner]) + torch.log(_lower_series(a[inner], x[inner]))
     inner = upper & ~torch.isinf(x)
     log_tail[inner] = _log_gamma_peak(a[inner], x[inner]) + torch.log(_upper_fraction(a[inner], x[inner]))
@@ -278,7 +278,7 @@ def _temme_coefficients() -> tuple[tuple[float, ...], ...]:
 
     .. math:: C_0 = \frac1\mu - \frac1\eta, \qquad C_k = \frac1\eta C_{k-1}' - \frac{C_{k-1}'(0)}{\mu},
 
-    worked out in exact fractions: the recursion would lose all digits of a float. See N. M. Temme, The
+    computed in exact fractions, because the recursion would lose all digits of a float. See N. M. Temme, The
     asymptotic expansion of the incomplete gamma functions, SIAM J. Math. Anal. 10 (1979).
     """
     length = _TEMME_DEGREE + 2 * _TEMME_ORDERS + 1
@@ -304,8 +304,8 @@ def _beta_fraction(a: Tensor, b: Tensor, x: Tensor, xc: Tensor) -> Tensor:
 
     .. math:: \cfrac{1}{\beta_0 + \cfrac{\alpha_1}{\beta_1 + \cfrac{\alpha_2}{\beta_2 + \cdots}}}
 
-    by the modified Lentz iteration, with the coefficients of A. R. DiDonato and A. H. Morris, Algorithm 708,
-    ACM Trans. Math. Softw. 18 (1992). Points that have converged leave the iteration.
+    It is evaluated by the modified Lentz iteration, with the coefficients of A. R. DiDonato and A. H. Morris,
+    Algorithm 708, ACM Trans. Math. Softw. 18 (1992). Points that have converged leave the iteration.
     """
     result = torch.empty_like(x)
     active = torch.arange(x.numel(), device=x.device)

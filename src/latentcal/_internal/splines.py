@@ -1,4 +1,4 @@
-"""Monotone rational-quadratic splines: of the unit interval, of the line, and many at one point each."""
+"""Monotone rational-quadratic splines on the unit interval, on the line, and many at one point each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class UnitSpline:
     .. math:: y = y_k + \frac{h_k\, \xi\, (s \xi + d_0 \eta)}{s + (d_0 + d_1 - 2 s)\, \xi \eta}, \qquad
               y' = \frac{s^2 (d_1 \xi^2 + 2 s \xi \eta + d_0 \eta^2)}{(s + (d_0 + d_1 - 2 s)\, \xi \eta)^2}.
 
-    Points and values come with their complements 1 - x and 1 - y, so that both ends keep their relative
-    accuracy: a probability of :math:`10^{-300}` passes through as well as its opposite.
+    Points and values are given with their complements 1 - x and 1 - y, so that both ends keep their relative
+    accuracy, even for probabilities such as :math:`10^{-300}` and their complements.
 
     Args:
         widths: (b,) positive bin widths; they are divided by their sum.
@@ -57,7 +57,7 @@ class UnitSpline:
         near_0 = y < 0.5
         rise = torch.where(near_0, y - self.y[k], self.y_complement[k] - complement).clamp(min=0)
         fall = torch.where(near_0, self.y[k + 1] - y, complement - self.y_complement[k + 1]).clamp(min=0)
-        # The same quadratic seen from either end of the bin: each root keeps the digits of its own end.
+        # The same quadratic from either end of the bin: each root keeps the digits at its own end.
         xi = _root(rise, mean, first, bend, height)
         eta = _root(fall, mean, last, bend, height)
         return self.x[k] + width * xi, self.x_complement[k + 1] + width * eta
@@ -130,14 +130,14 @@ class LineSpline:
 
 
 def _parts(point: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How far points are in their bins, before them (<= 0) and after them; at an end only one has a slope."""
+    """Positions of points in their bins, before them (<= 0) and after; only one has a slope at an end."""
     before, after = point - start, point - start - size
     within = torch.where(before <= 0, torch.zeros_like(size), torch.where(after >= 0, size, before))
     return within, torch.where(before <= 0, before, 0.0), torch.where(after >= 0, after, 0.0)
 
 
 class _LineBins:
-    """The bin of each point, and what belongs to it; points beyond the ends are in the bins there."""
+    """The bin of each point and its parameters; points beyond the ends are in the outer bins."""
 
     def __init__(self, spline: LineSpline, knots: Tensor, points: Tensor) -> None:
         dim = len(knots)
@@ -154,7 +154,7 @@ class _LineBins:
 
 
 class SplineStep(torch.autograd.Function):
-    r"""Values and log slopes of many splines at one point each; their derivatives are written out.
+    r"""Values and log slopes of many splines at one point each, with explicit derivatives.
 
     The map is zuko's ``MonotonicRQSTransform``: on :math:`[-B, B]` a ratio of quadratics with K bins, as in
     :class:`UnitSpline`, and the identity outside. Every parameter :math:`\phi` is first bounded,
@@ -216,7 +216,7 @@ class SplineStep(torch.autograd.Function):
         phi, t, log_slope, squeezed, powers, shares, k, inside, *rest = ctx.saved_tensors
         of_z = torch.zeros_like(t) if of_z is None else of_z
         of_log_slope = torch.zeros_like(t) if of_log_slope is None else of_log_slope
-        if torch.is_grad_enabled():  # of second order
+        if torch.is_grad_enabled():  # second order
             return *_plain_slopes(phi, t, ctx.bound, ctx.smallest, of_z, of_log_slope), None, None
         width, height, first, last, xi, below, ratio, above = rest
         bins = shares.shape[-1]

@@ -21,12 +21,12 @@ from .wording import check_names, check_unique, quote
 
 LINE = 1 << 24  # most characters of a line: 160 for each cell of 100,000 columns
 COLUMNS = 250_000  # most columns of a table
-_ROWS = 10_000  # of a parquet file that are read at a time
+_ROWS = 10_000  # rows of a parquet file read at a time
 _FEW = 10_000
-BLOCK = 1 << 20  # characters of a csv file that are read at a time, where its rows are not long
+BLOCK = 1 << 20  # characters of a csv file read at a time, unless its rows are long
 _PARQUET = (".parquet", ".pq")
 _OPEN_QUOTE = "a quotation mark is not closed"
-# What is often saved under a data file's name instead of it, by how it starts.
+# Files often saved under the name of a data file by mistake, recognised by their first bytes.
 _IMPOSTORS = {
     b"<!doctype html": "a web page (HTML)",
     b"<html": "a web page (HTML)",
@@ -60,7 +60,7 @@ def file_chunks(
 def column_cells(column: Any) -> np.ndarray:
     """Cells (n,) of a column of pyarrow; times with a zone as objects, since numpy's have none."""
     if getattr(column.type, "tz", None) is None:
-        # For text pyarrow loads pandas, which takes longer than to make so few strings one by one.
+        # For text, pyarrow imports pandas, which takes longer than creating a few strings one by one.
         few = str(column.type).endswith("string") and len(column) <= _FEW
         return np.array(column.to_pylist(), dtype=object) if few else column.to_numpy()
     arrow = require("pyarrow", "cli", "Reading tables from files needs")
@@ -69,7 +69,7 @@ def column_cells(column: Any) -> np.ndarray:
 
 
 def estimate_rows(path: Path) -> int:
-    """Approximate number of rows of a file: its lines without the first, or from the parquet metadata."""
+    """Approximate number of rows of a file, from its lines without the first or from parquet metadata."""
     if path.suffix in _PARQUET:
         return _open_parquet(path)[0].metadata.num_rows
     with open(path, "rb") as raw:
@@ -84,7 +84,7 @@ def estimate_rows(path: Path) -> int:
 def read_tables(
     path: Path, names: Sequence[str], delimiter: str = ",", encoding: str = "utf-8"
 ) -> Iterator[Any]:
-    """Tables of pyarrow, some rows each, of the named columns; those of a csv file hold text."""
+    """Tables of pyarrow with some rows each of the named columns; those of a csv file hold text."""
     if path.suffix in _PARQUET:
         return _parquet_tables(path, names)
     return _csv_tables(path, names, delimiter, encoding)
@@ -94,7 +94,7 @@ def read_tables(
 def _open_csv(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[TextIO, list[str]]]:
     """A csv file behind its first line, and the names there; errors in the block name the file.
 
-    Whether the file is compressed is told by its content. A byte order mark is left out.
+    Compression is detected from the content. A byte order mark is skipped.
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n' or delimiter > "\x7f":
         raise ValueError(f"delimiter must be one ASCII character, such as ',' or ';', got {delimiter!r}.")
@@ -200,8 +200,8 @@ class _CsvParser:
         self._csv = require("pyarrow.csv", "cli", "Reading tables from files needs")
         places = {name: str(place) for place, name in enumerate(header)}
         self._width, self._rows = len(header), 0
-        # A quotation that is open at the end is closed there by pyarrow, and the rows behind it would be lost
-        # in one cell. A row of marks at the end, which then does not come back, tells.
+        # pyarrow closes an open quotation at the end, and the rows behind it would be lost in one cell. To
+        # detect this, a row of marks is added at the end, which is then not returned.
         self._mark = "\x03" if delimiter != "\x03" else "\x02"
         self._end = f"\n{delimiter.join([self._mark] * self._width)}\n"
         self._wrong: list[Any] = []
@@ -283,12 +283,12 @@ def _plain(column: Any, arrow: Any) -> Any:
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
-    """What pyarrow says of a damaged file, which may be several lines, as one that names the file."""
+    """Turn errors of pyarrow about a damaged file, which may have several lines, into one with its name."""
     arrow = require("pyarrow", "cli", "Reading parquet files needs")
     try:
         yield
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # missing, or not to be read
+        if isinstance(error, OSError) and error.errno is not None:  # missing or not readable
             raise
         reason = quote(str(error).partition("\n")[0], 120)
         raise ValueError(f"{path} is damaged, or not a parquet file: {reason}.") from error

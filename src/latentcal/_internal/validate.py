@@ -15,14 +15,14 @@ from torch import Tensor
 
 from .numerics import as_tensor
 
-MOST_DRAWS = 1 << 20  # for one row, where a setting says how many
-LARGEST = 1e140  # of numbers whose squares are summed
+MOST_DRAWS = 1 << 20  # largest setting for the number of draws of a row
+LARGEST = 1e140  # largest number whose squares are summed
 
 
 def as_rows(
     x: Any, y: Any, *, outputs: int | None = None, fewest: int = 1, part: str = ""
 ) -> tuple[Tensor | None, Tensor]:
-    """Features x (n, p), or None, and outputs y (n, d) with the same rows: finite, and without a graph.
+    """Features x (n, p), or None, and outputs y (n, d) with the same rows, finite and without a graph.
 
     Args:
         x: features.
@@ -33,7 +33,7 @@ def as_rows(
 
     Raises:
         TypeError: for anything but real numbers.
-        ValueError: for other shapes, too few rows, NaN and infinite values.
+        ValueError: for invalid shapes, too few rows, NaN or infinite values.
 
     Examples:
         >>> x, y = as_rows([[1.0], [2.0]], [[0, 1], [1, 1]])
@@ -77,8 +77,8 @@ def check_features(x: Tensor | None, features: int) -> Tensor:
 
 
 def check_finite(values: Tensor, name: str) -> Tensor:
-    """The points (..., k), which must all be finite; raises with where they are not."""
-    # A finite sum has finite terms; large ones may overflow, so only then is each looked at.
+    """The points (..., k); raises an error with the location if one is not finite."""
+    # A finite sum has finite terms; if large terms overflow, each term is checked.
     if not math.isfinite(rough_sum(values)) and not bool((finite := torch.isfinite(values)).all()):
         bad = ~(finite.all(-1) if finite.dim() else finite)
         raise ValueError(
@@ -89,19 +89,19 @@ def check_finite(values: Tensor, name: str) -> Tensor:
 
 
 def check_numbers(values: Tensor, name: str) -> Tensor:
-    """The values, none of them NaN; infinities are allowed."""
+    """The values; raises if one is NaN; infinities are allowed."""
     if math.isnan(rough_sum(values)) and bool((undefined := torch.isnan(values)).any()):
         raise ValueError(f"{int(undefined.sum())} of {values.numel()} values of {name} are NaN.")
     return values
 
 
 def rough_sum(values: Tensor) -> float:
-    """The sum, which is NaN or infinite if a value is: one quick pass where a check finds nothing."""
+    """The sum, which is NaN or infinite if a value is: one fast pass for the usual valid case."""
     return float(values.detach().sum())
 
 
 def check_size(values: Tensor, name: str) -> Tensor:
-    """The values, whose squares must not overflow; raises with how large they are."""
+    """The values; raises an error with their size if their squares would overflow."""
     if values.numel() and (largest := float(values.abs().amax())) > LARGEST:
         raise ValueError(
             f"{name} has numbers of up to {largest:.3g}; the limit is {LARGEST:g}, so that squares do not "
@@ -111,7 +111,7 @@ def check_size(values: Tensor, name: str) -> Tensor:
 
 
 def as_weights(weights: Any, n: int) -> Tensor | None:
-    """Weights (n,) in float64, not negative and not all 0; None stays None."""
+    """Float64 weights (n,); raises if they are negative or all 0. None stays None."""
     if weights is None:
         return None
     values = as_tensor(weights, "weights").to(torch.float64)
@@ -136,7 +136,7 @@ def as_whole(value: Any, name: str, least: int = 1, most: int = (1 << 63) - 1) -
 
 
 def as_seed(value: Any) -> int:
-    """A whole number that a generator takes as its seed."""
+    """A whole number that is a valid seed of a generator."""
     return as_whole(value, "seed", least=0)
 
 
@@ -172,12 +172,12 @@ def as_shape(shape: Any, name: str = "The shape of draws") -> torch.Size:
 
 
 def as_floating(values: Tensor) -> Tensor:
-    """The values; whole numbers and booleans in torch's default dtype."""
+    """The values; integers and booleans are cast to torch's default dtype."""
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
 def as_names(names: Any, name: str) -> tuple[str, ...]:
-    """Names of columns, of which one may be given without a list."""
+    """Names of columns; a single name may be given without a list."""
     listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else (None,)
     if wrong := [type(entry).__name__ for entry in listed if not isinstance(entry, str)]:
         came = type(names).__name__ if listed == (None,) else wrong[0]

@@ -1,4 +1,4 @@
-"""Texts and names in messages: quoted, cut where they are long, and few of many."""
+"""Texts and names for messages: quoted, shortened, and limited in number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 _WIDTH = 40  # characters of one quoted text
 _LIST = 100  # characters of a list of names
 _SENTENCE = 170  # characters of a list of reasons
-_GUESSES = 3  # missing names for which a similar one is looked for
-_WIDE = 10_000  # columns of a table in which one name alone is looked for
+_GUESSES = 3  # most missing names for which a similar one is searched
+_WIDE = 10_000  # number of columns above which only one name is searched
 
 
 def quote(text: str, most: int = _WIDTH) -> str:
-    """The text in quotes on one line, without control characters, cut where it is long.
+    """The text in quotes on one line, without control characters, shortened if it is long.
 
     Examples:
         >>> quote("food"), quote("x" * 1000, 10)
@@ -57,7 +57,7 @@ def join_some(parts: Iterable[str], count: int, mark: str = "; ", most: int = _S
 
 
 def check_unique(names: Sequence[str]) -> None:
-    """Raise where two columns have the same name."""
+    """Raise if two columns have the same name."""
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(
             f"The columns {list_names(twice)} occur more than once; column names must be unique."
@@ -65,7 +65,7 @@ def check_unique(names: Sequence[str]) -> None:
 
 
 def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise where a wanted column is missing, or there more than once."""
+    """Raise if a wanted column is missing or occurs more than once."""
     known = {*there}
     if absent := [name for name in wanted if name not in known]:
         found = {name: _similar(name, known) for name in absent[: 1 if len(known) > _WIDE else _GUESSES]}
@@ -81,9 +81,9 @@ def check_names(wanted: Sequence[str], there: Sequence[str]) -> None:
 
 
 def _similar(name: str, there: Iterable[str]) -> str:
-    """The name that is most like another one, in any case; "" where all are different."""
+    """The name most similar to another one, ignoring case; "" if none is similar."""
     wanted = name.casefold()[:_WIDTH]
-    # Much longer or shorter names are not alike: leaving them out bounds the search in a wide table.
+    # Much longer or shorter names are not similar: skipping them bounds the search in a wide table.
     folded = {
         known.casefold(): known for known in there if len(wanted) / 2 <= len(known) <= 2 * len(wanted) + 1
     }

@@ -1,4 +1,4 @@
-"""Base laws of other libraries, represented as affine maps of laws that are radial in some norm."""
+"""Base laws of other libraries as affine maps of laws that are radial in some norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRERANK_ROUTE = (
 
 
 class NoLatentError(ValueError):
-    """A model without a latent norm to recalibrate: not a flow, or a flow with a base that is not radial."""
+    """Raised for a model without a latent norm: it is not a flow, or its base is not radial."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class BaseKind:
 
 @dataclass(frozen=True, eq=False)
 class AffineBase:
-    r"""A base law :math:`u = m + S z` of a model's own latent u, with z of a standard radial law.
+    r"""A base law :math:`u = m + S z` of a model's own latent u, where z has a standard radial law.
 
     .. math:: z = S^{-1}(u - m), \qquad \log|\det \partial z / \partial u| = -\log|\det S|
 
     Args:
         kind: the law of z.
-        loc: (..., d) m.
-        scale: (..., d) diagonal of S, or (..., d, d) S itself, lower triangular.
+        loc: m, (..., d).
+        scale: diagonal (..., d) of S, or lower triangular S, (..., d, d).
         full: whether ``scale`` is a matrix.
     """
 
@@ -80,8 +80,8 @@ class AffineBase:
         """This base; raises if its kind has changed since the adapter was made."""
         if self.kind != kind:
             raise ValueError(
-                f"The model's base was {kind} when the adapter was made and is {self.kind} now. It may move "
-                "and scale with x, but its law must not change; make a new adapter after training."
+                f"The model's base was {kind} when the adapter was made and is {self.kind} now. Its location "
+                "and scale may depend on x, but its law must not change; make a new adapter after training."
             )
         return self
 
@@ -101,7 +101,7 @@ class FixedBase(nn.Module):
         super().__init__()
         self.radial = radial
         self._affine = affine
-        # Buffers, so that they move with the model.
+        # Buffers, so that they are moved with the model.
         self.register_buffer("loc", None if affine is None else affine.loc.detach().clone())
         self.register_buffer("scale", None if affine is None else affine.scale.detach().clone())
 
@@ -116,7 +116,7 @@ class FixedBase(nn.Module):
             affine = read_base(base)
             fixed = cls(affine.kind.radial(), affine)
         if fixed.radial.dim != dim:
-            raise ValueError(f"The base has {fixed.radial.dim} dimensions, the model dim={dim}.")
+            raise ValueError(f"The base has {fixed.radial.dim} dimensions, but the model has dim={dim}.")
         return fixed
 
     def standardize(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,12 +138,12 @@ class FixedBase(nn.Module):
 def read_base(distribution: Any) -> AffineBase:
     """A torch distribution over vectors of length d as an affine map of a radial law.
 
-    Normal (diagonal or full covariance), multivariate t, a box and independent Laplace coordinates are
-    standardised; their parameters may depend on x and have its leading dims.
+    Normal laws (diagonal or full covariance), multivariate t laws, boxes and independent Laplace coordinates
+    are standardised; their parameters may depend on x and have its leading dims.
 
     Raises:
         TypeError: if it is not a distribution.
-        ValueError: if the base is not radial in any norm, with what to do instead.
+        ValueError: if the base is not radial in any norm; the message states what to do instead.
     """
     if not isinstance(distribution, td.Distribution):
         raise TypeError(
@@ -206,7 +206,7 @@ def _one_number(values: Tensor, base: Any) -> float:
 
 
 def refusal(base: Any, reason: str = "it is not known to be radial in any supported norm") -> NoLatentError:
-    """The error for a base law that cannot be standardised to a radial one."""
+    """The error for a base law that cannot be standardised to a radial law."""
     return NoLatentError(
         f"The base law {_name(base)} has no latent norm to recalibrate: {reason}. Supported bases are "
         f"normal, multivariate t, uniform on a box, and independent Laplace. {PRERANK_ROUTE}"

@@ -18,17 +18,17 @@ from ..flow import ConditionalFlow
 from .frame import flatten_rows, not_of
 from .quantile_curves import LEAST, NORMAL, QuantileCurves, Tail
 
-_GRID = tuple(torch.special.ndtr(torch.linspace(-3, 3, 25, dtype=torch.float64)).tolist())  # of laws
-_LEVELS = (0.025, *(i / 20 for i in range(1, 20)), 0.975)  # of models that only give quantiles
-_ROWS = 1 << 15  # points at a time: each has a curve of its own
-_LEAST = 0.5  # width of the tails of such models
+_GRID = tuple(torch.special.ndtr(torch.linspace(-3, 3, 25, dtype=torch.float64)).tolist())  # levels for laws
+_LEVELS = (0.025, *(i / 20 for i in range(1, 20)), 0.975)  # levels for models that only give quantiles
+_ROWS = 1 << 15  # points processed at a time: each has its own curve
+_LEAST = 0.5  # width of the tails for models that only give quantiles
 
 Quantiles = Callable[[np.ndarray], np.ndarray]
 """Features (n, p) -> quantiles (n, k)."""
 
 
 class Step(NamedTuple):
-    """The request to one model of a chain."""
+    """One model of a chain, and the levels requested from it."""
 
     levels: Sequence[float]
     """(k,) ascending."""
@@ -45,8 +45,8 @@ class ChainFlow(ConditionalFlow):
               \log|\det| = \sum_j \log \partial z_j / \partial y_j
 
     Args:
-        steps: the request to the model of each step.
-        order: the output of each step.
+        steps: model and levels of each step.
+        order: index of the output of each step.
     """
 
     _like: Tensor
@@ -82,9 +82,9 @@ class ChainFlow(ConditionalFlow):
     def _parts(
         self, points: Tensor, x: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-        """Some points (n, d) at a time, their features (n, p), and quantiles (n, k) of the first step.
+        """Batches of points (n, d), their features (n, p), and quantiles (n, k) of the first step.
 
-        Those do not depend on y: its model is asked once for each x, not for each of the points there.
+        The first step does not depend on y, so its model is called once for each x, not for each point.
         """
         rows, features = flatten_rows(points, x)
         if x is None or features is None:
@@ -98,7 +98,7 @@ class ChainFlow(ConditionalFlow):
             yield rows[part], features[part], first[which[part]]
 
     def _quantiles(self, step: int, features: Tensor) -> Tensor:
-        """What the model of a step gives for features (n, p), (n, k)."""
+        """Quantiles (n, k) from the model of a step at features (n, p)."""
         levels, quantiles, _, _ = self.steps[step]
         if not len(features):
             return features.new_empty(0, len(levels))
@@ -144,7 +144,7 @@ def from_chain(
 ) -> ConditionalFlow:
     """A flow from univariate models, one for each output; the j-th has features [x, y_1, ..., y_(j-1)].
 
-    A model can be any of these, checked in this order:
+    Each model can be any of the following, checked in this order:
 
     - a dict of regressors by level, ``{0.05: ..., 0.5: ..., 0.95: ...}``, each with ``predict``, such as
       scikit-learn's ``HistGradientBoostingRegressor(loss="quantile", quantile=0.05)``;
@@ -182,11 +182,11 @@ def fit_chain(
     levels: Sequence[float] | None = None,
     tails: str | None = None,
 ) -> ConditionalFlow:
-    """A chain of fitted models; see :func:`from_chain`. Calibrate it on other rows.
+    """A flow from a chain of fitted models, see :func:`from_chain`; calibrate it on other rows.
 
     Args:
         make_model: function that returns a new model with ``fit(X, y)``; called without arguments or, if it
-            takes one, with each of the levels, for regressors of one quantile.
+            takes an argument, with each of the levels, for regressors of one quantile.
         x: (n, p) features.
         y: (n, d) outputs.
         order: order in which the outputs are fitted; 0, 1, ..., d - 1 if None.
@@ -216,7 +216,7 @@ def fit_chain(
 
 
 def _read_model(model: Any, levels: Sequence[float] | None) -> Step:
-    """Levels, and the function that gives quantiles at them."""
+    """Levels, and the function that returns quantiles at these levels."""
     if isinstance(model, Mapping):
         regressors = {float(level): model[level] for level in model}
         found = sorted(regressors)
@@ -271,7 +271,7 @@ def _invert(law: Any, levels: Sequence[float]) -> np.ndarray:
 
 
 def _by_row(values: Any, n: int, k: int) -> np.ndarray:
-    """Quantiles (n, k), of a list of k arrays too."""
+    """Quantiles as (n, k), also from a list of k arrays."""
     table = np.asarray(values, dtype=np.float64)
     return table.T if isinstance(values, (list, tuple)) and table.shape == (k, n) else table
 

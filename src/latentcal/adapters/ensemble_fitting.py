@@ -1,4 +1,4 @@
-"""from_samples: choice of shrinkage, bias and law for ensembles."""
+"""from_samples: a flow for ensembles, with a choice of shrinkage, bias and law."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..base import student_t
 from .ensembles import SMALLEST, SampleFlow, default_shrinkage, describe_members, order_dims
 from .student_fit import StudentFit, fit_student
 
-_SHRINKAGES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)  # of correlations
-_PULLS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)  # of spreads
+_SHRINKAGES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)  # shrinkages of correlations
+_PULLS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)  # shrinkages of spreads
 _FOLDS = 5
-_FEWEST = 30  # rows to choose a shrinkage by
+_FEWEST = 30  # fewest rows to choose a shrinkage
 
 
 def from_samples(
@@ -30,7 +30,7 @@ def from_samples(
     r"""A flow whose condition is an ensemble of m members or draws, (n, m, d).
 
     The outputs are whitened with the mean and covariance of their ensemble. Without shrinkage and with m > d,
-    the radius of an observation that is exchangeable with normal members is exactly
+    if the observation and the members are exchangeable and normal, its radius follows exactly
 
     .. math:: |z|^2 \sim d\, F(d, m - d) \qquad \text{for } z = R^{-1/2} D^{-1} (y - \bar y) / c, \quad
               c^2 = \frac{m^2 - 1}{m (m - d)},
@@ -42,7 +42,7 @@ def from_samples(
     and maps that depend on x use the mean and the log standard deviation of each output (with more than four
     outputs, their averages), and the further features. Constant members get a thousandth of the usual spread.
 
-    ``flow.adjust(ensemble)``, also of a recalibrated flow, moves the members themselves.
+    ``flow.adjust(ensemble)``, also for a recalibrated flow, moves the members themselves.
 
     Args:
         x: (n, m, d) ensembles, as in :meth:`SampleFlow.read_features`, to estimate their usual size and
@@ -71,7 +71,7 @@ def from_samples(
         raise ValueError("Pass further features as x = (ensemble, features), with features=p.")
     dim = members.shape[2]
     described = describe_members(members)
-    size = int(described[:, -1].median())  # of members that are not missing
+    size = int(described[:, -1].median())  # number of members that are not missing
     spread = described[:, [dim + (j + 1) * (j + 2) // 2 - 1 for j in range(dim)]].sqrt()
     usual = spread.median(0).values
     usual = torch.where(usual > 0, usual, spread.mean(0))
@@ -90,7 +90,7 @@ def from_samples(
 
 
 def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> SampleFlow:
-    """The flow with the bias, the shrinkage of correlations and spreads and the t law that rows ask for."""
+    """The flow with bias, shrinkage of correlations and spreads, and t law fitted to rows."""
     dim = flow.base.dim
     x, y = as_rows(flow.read_features(x), y, outputs=dim)
     rows = _Rows(flow, x.to(torch.float64), y.to(torch.float64))
@@ -99,7 +99,7 @@ def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> Sam
     first = _Kind(flow.shrinkage, 0.0, biased=False)
     best = simple = rows.prefer(first, first._replace(biased=True))
     if not fixed:
-        # Spreads, correlations, and spreads once more: few members tell little of either.
+        # Spreads, correlations, and spreads again: both are poorly estimated from few members.
         best = rows.find_pull(best)
         best = max((best._replace(shrinkage=a) for a in _SHRINKAGES if a > 0 or size > dim), key=rows.score)
         best = rows.find_pull(best)
@@ -115,7 +115,7 @@ def _fit_law(flow: SampleFlow, x: Any, y: Any, size: int, *, fixed: bool) -> Sam
 
 
 class _Kind(NamedTuple):
-    """What is to be decided before a law is fitted."""
+    """Settings that are chosen before a law is fitted."""
 
     shrinkage: float
     pull: float
@@ -123,7 +123,7 @@ class _Kind(NamedTuple):
 
 
 class _Rows:
-    """Ensembles and outputs by which laws are compared, each row judged by what the other folds say."""
+    """Ensembles and outputs for the comparison of laws by cross-validation."""
 
     def __init__(self, flow: SampleFlow, x: Tensor, y: Tensor) -> None:
         self.flow, self.x, self.y = flow, x, y
@@ -131,7 +131,7 @@ class _Rows:
         self._known: dict[_Kind, Tensor] = {}
 
     def fit(self, kind: _Kind) -> StudentFit:
-        """The t law of all rows."""
+        """The t law fitted to all rows."""
         z, design, _ = self._whiten(kind)
         return fit_student(z, design if kind.biased else None)
 
@@ -140,7 +140,7 @@ class _Rows:
         return max((kind._replace(pull=g) for g in _PULLS), key=self.score)
 
     def prefer(self, simple: _Kind, rich: _Kind) -> _Kind:
-        """The richer kind, if it is clearly ahead on held-out rows."""
+        """The richer kind if it is clearly ahead on held-out rows, otherwise the simple one."""
         return rich if self.is_ahead(self.hold_out(rich), self.hold_out(simple)) else simple
 
     def score(self, kind: _Kind) -> float:
@@ -148,7 +148,7 @@ class _Rows:
         return float(self.hold_out(kind).mean())
 
     def hold_out(self, kind: _Kind, law: StudentFit | None = None) -> Tensor:
-        """Log-likelihood of rows (n,) by a t law from the other folds, or by this one but for its shift."""
+        """Log-likelihood of rows (n,) under t laws of the other folds, or under ``law`` with their shifts."""
         if law is None and kind in self._known:
             return self._known[kind]
         z, design, log_abs_det = self._whiten(kind)
@@ -163,12 +163,12 @@ class _Rows:
         return held_out
 
     def is_ahead(self, one: Tensor, other: Tensor) -> bool:
-        """Whether the first gains more than the standard error of the difference."""
+        """Whether the first is ahead by more than the standard error of the difference."""
         gain, error = mean_and_error(one - other, torch.ones_like(one), contiguous=False, folds=_FOLDS)
         return gain > error
 
     def _whiten(self, kind: _Kind) -> tuple[Tensor, Tensor, Tensor]:
-        """Whitened outputs (n, d), the matrices that do it, and their log-determinants."""
+        """Whitened outputs (n, d), the whitening matrices, and their log-determinants."""
         plain = SampleFlow(kind.shrinkage, 1.0, self.flow.floor, None, self.flow.extra, None, kind.pull)
         mean, design, _, log_abs_det = plain.whiten(self.x)
         return (design @ (self.y - mean)[..., None])[..., 0], design, log_abs_det

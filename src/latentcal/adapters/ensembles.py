@@ -16,10 +16,10 @@ from ..flow import ConditionalFlow
 from .quantiles import join_summary, name_summary
 
 MEMBER_NAMES = ("member", "members", "number", "realization", "ensemble", "sample", "draw")
-"""Names by which the dimension of members is found in an xarray."""
+"""Recognised names for the dimension of members in an xarray."""
 SMALLEST = 1e-3
 """Least spread of an output, in units of its usual spread."""
-_QUANTILES = 1000  # draws by which members find their places
+_QUANTILES = 1000  # draws to compute quantiles for members
 
 
 class SampleFlow(ConditionalFlow):
@@ -28,11 +28,11 @@ class SampleFlow(ConditionalFlow):
     .. math:: z = \frac1c\, \tilde R^{-1/2} \tilde D^{-1} (y - \bar y - b), \qquad
               \tilde R = (1 - a) R + a I, \quad \tilde D^2 = (1 - g) D^2 + g U^2
 
-    with the standard deviations D and correlations R of the members, the usual standard deviations U of
-    other ensembles, and a bias b. Without shrinkage and with m > d members, :math:`c^2 = s^2 (m^2 - 1) / (m
-    (m - d))`; otherwise :math:`c^2 = s^2 (m + 1) / m`. If a = 0 but an ensemble has m <= d members, its R is
-    singular and is shrunk by :math:`d / (m - 1 + d)`. x holds the mean of each ensemble, the lower triangle
-    of its covariance, the number of members, then further features.
+    Here D and R are the standard deviations and correlations of the members, U the usual standard deviations
+    of other ensembles, and b a bias. Without shrinkage and with m > d members, :math:`c^2 = s^2 (m^2 - 1) /
+    (m (m - d))`; otherwise :math:`c^2 = s^2 (m + 1) / m`. If a = 0 but an ensemble has m <= d members, its R
+    is singular and is shrunk by :math:`d / (m - 1 + d)`. x holds the mean of each ensemble, the lower
+    triangle of its covariance, the number of members, then further features.
 
     Args:
         shrinkage: a, from 0 to 1.
@@ -78,8 +78,8 @@ class SampleFlow(ConditionalFlow):
         if self.base.dim == 1:
             return ""
         return (
-            "The covariance of the members may differ from that of the outputs, and a law of the radius "
-            "only makes it wider or narrower. autocalibrate(flow, x, y) also learns shifts and directions."
+            "The covariance of the members may differ from that of the outputs, and a law of the radius can "
+            "only widen or narrow it. autocalibrate(flow, x, y) also learns shifts and directions."
         )
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,10 +95,10 @@ class SampleFlow(ConditionalFlow):
         """Mean, covariance and size of each ensemble, and further features, as one tensor (n, p).
 
         Args:
-            x: (..., m, d) members, missing if they have ``nan``; an xarray whose dimension of members has one
-                of the usual names (``member``, ``number``, ``realization``, ``sample``, ...) and whose last
-                other dimension is that of the outputs; or, with further features, a pair of members and
-                features. The tensor that this returns is accepted unchanged.
+            x: (..., m, d) members, where ``nan`` marks missing ones; an xarray whose dimension of members has
+                a usual name (``member``, ``number``, ``realization``, ``sample``, ...) and whose last other
+                dimension is that of the outputs; or, with further features, a pair of members and features.
+                A tensor returned by this method is accepted unchanged.
         """
         features = None
         if isinstance(x, tuple):
@@ -117,7 +117,7 @@ class SampleFlow(ConditionalFlow):
         return x
 
     def summarize(self, x: Tensor | None) -> Tensor | None:  # type: ignore[override]
-        """Mean and log standard deviation of each output (of more than four, their means), then features."""
+        """Mean and log standard deviation of each output (averaged if more than four), then features."""
         if x is None:
             return None
         mean, covariance, _ = self._parts(x)
@@ -129,12 +129,12 @@ class SampleFlow(ConditionalFlow):
 
     @torch.no_grad()
     def adjust(self, ensemble: Any, model: ConditionalFlow | None = None) -> Tensor:
-        """The members moved to follow the recalibrated law, (n, m, d) -> (n, m, d).
+        """The members, moved to follow the recalibrated law, (n, m, d) -> (n, m, d).
 
-        Each member keeps its direction from the centre of its whitened ensemble; its distance becomes the
-        quantile of the law of the radius at its rank. Within each output, the members are then set to the
-        quantiles of the recalibrated law at their ranks, as in ensemble copula coupling. So members and paths
-        keep their identity and their order.
+        Each member keeps its direction from the centre of its whitened ensemble, and its distance becomes the
+        quantile of the law of the radius at its rank. Then, within each output, the members are set to the
+        quantiles of the recalibrated law at their ranks, as in ensemble copula coupling. Members and paths
+        therefore keep their identity and their order.
 
         Args:
             ensemble: (n, m, d) members; missing ones stay missing. With further features, a pair.
@@ -206,7 +206,7 @@ def default_shrinkage(size: Any, dim: int) -> Any:
 
 
 def _multiply(matrix: Tensor, points: Tensor) -> Tensor:
-    """(..., d, d), (s, ..., d) -> (s, ..., d); unlike ``@``, without a copy of the matrix for each s."""
+    """Matrix times points, (..., d, d), (s, ..., d) -> (s, ..., d); unlike ``@``, copies no matrix."""
     return torch.einsum("...jk,...k->...j", matrix, points)
 
 
@@ -216,7 +216,7 @@ def _rank(values: Tensor) -> Tensor:
 
 
 def _round(z: Tensor) -> Tensor:
-    """Clouds (m, ..., d) that are as wide in every direction in which they vary; their sizes change."""
+    """Clouds (m, ..., d), rescaled to equal variance in every direction in which they vary."""
     variances, axes = torch.linalg.eigh(torch.einsum("m...j,m...k->...jk", z, z))
     varied = variances > 1e-8 * variances[..., -1:]
     stretch = torch.where(varied, variances, 1.0).rsqrt() * varied
@@ -227,9 +227,7 @@ def describe_members(members: Tensor) -> Tensor:
     """Mean, lower triangle of the covariance and number of members, (..., m, d) -> (..., p), in float64."""
     members = members.to(torch.float64)
     if bool(torch.isinf(members).any()):
-        raise ValueError(
-            "Members of ensembles must be finite, or nan where they are missing; some are infinite."
-        )
+        raise ValueError("Members of ensembles must be finite, or nan if missing; some are infinite.")
     present = ~torch.isnan(members).any(-1, keepdim=True)
     count = present.sum(-2)
     if bool((count < 2).any()):
@@ -246,7 +244,7 @@ def describe_members(members: Tensor) -> Tensor:
 
 
 def order_dims(x: Any) -> Any:
-    """An xarray with members and outputs last; anything else unchanged."""
+    """An xarray with the dimensions of members and outputs moved last; anything else is unchanged."""
     dims = getattr(x, "dims", None)
     if dims is None or not hasattr(x, "transpose") or isinstance(x, Tensor):
         return x

@@ -31,7 +31,9 @@ def read_nixtla(
     time: str = "ds",
     target: str = "y",
 ) -> QuantileForecasts:
-    """Forecasts of StatsForecast, NeuralForecast and MLForecast, with a row for each series and time.
+    """Forecasts from tables of StatsForecast, NeuralForecast and MLForecast.
+
+    The tables have one row for each series and time.
 
     Columns ``model-lo-90`` and ``model-hi-90`` are the levels 5 % and 95 %, ``model-median`` 50 %, and
     ``model_ql0.9`` 90 %. (``model`` itself is a mean for many models, and is ignored.) Each row of a series
@@ -40,12 +42,12 @@ def read_nixtla(
     Args:
         frame: the table.
         model: name of the model.
-        by: columns that identify series and windows; those that the table does not have are ignored.
+        by: columns that identify series and windows; missing ones are ignored.
         time: column that orders the rows of a series.
         target: column with the observations.
     """
     if "unique_id" in by and "unique_id" not in frame.columns:
-        frame = frame.reset_index()  # as older versions have it
+        frame = frame.reset_index()  # older versions have the series in the index
     levels: dict[float, str] = {}
     for column in map(str, frame.columns):
         if not column.startswith(model):
@@ -60,8 +62,8 @@ def read_nixtla(
             levels[0.5] = column
     if len(levels) < 2:
         raise ValueError(
-            f"The table has {len(levels)} quantiles of {model!r}, at least 2 are needed: columns such as "
-            f"'{model}-lo-90' and '{model}-hi-90'. It has {list(map(str, frame.columns))}."
+            f"The table has {len(levels)} quantiles of {model!r}, but at least 2 are needed: columns such as "
+            f"'{model}-lo-90' and '{model}-hi-90'. Its columns are {list(map(str, frame.columns))}."
         )
     groups = [name for name in by if name in frame.columns]
     frame = frame.sort_values([*groups, time], kind="stable")
@@ -135,7 +137,7 @@ def read_tabpfn(outputs: Any, levels: Sequence[float] | None = None) -> Quantile
         else as_tensor(part, "quantiles")
         for part in parts
     ]
-    if tables[0].dim() == 1:  # of a single output
+    if tables[0].dim() == 1:  # arrays of a single output
         tables = [torch.stack(tables)]
     if any(table.dim() != 2 or len(table) != len(order) for table in tables):
         shapes = [tuple(table.shape) for table in tables]

@@ -1,4 +1,4 @@
-"""Base class of adapters: evaluation mode, dtype and device of the model, rows for functions of rows."""
+"""Base class of adapters, which handles evaluation mode, dtype, device and flattening to rows."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def flatten_rows(points: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | Non
 
 
 def call_with(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function of its arguments, without the last one, x, if that is None."""
+    """The function's result for the arguments, without the last one, x, if that is None."""
     return function(*(arguments[:-1] if arguments[-1] is None else arguments))
 
 
 def networks_in(*things: Any) -> list[nn.Module]:
-    """Modules in a list of things, and modules that functions in it use, as far as can be detected.
+    """Modules among the given objects, and modules that functions among them use, as far as detectable.
 
-    A function is followed into its closure, its defaults, the functions of its own file, what it is partial
-    of, and the attributes of the object that it is a method of. (A module in a global variable with the name
-    of an attribute in the function may count as used; ``networks=`` avoids the search.)
+    For a function, the search includes its closure, its defaults, functions of the same file, the function
+    inside a partial one, and the attributes of the object of a method. (A module in a global variable may be
+    counted as used if an attribute in the function has its name; ``networks=`` avoids the search.)
     """
     found: dict[int, nn.Module] = {}
     seen: set[int] = set()
@@ -125,9 +125,9 @@ def networks_in(*things: Any) -> list[nn.Module]:
 
 
 def _contents_of(function: Any) -> Iterator[Any]:
-    """What a function holds, and the modules and functions of its own file that it names."""
+    """Objects that a function holds, and modules and functions of its own file that it names."""
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not filled yet
+        with suppress(ValueError):  # an empty cell
             yield cell.cell_contents
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()

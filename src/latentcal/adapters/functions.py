@@ -34,7 +34,7 @@ class FunctionFlow(AdaptedFlow):
     ) -> None:
         super().__init__(base.radial, networks)
         self.functions = (encode, decode, log_prob)
-        # Recalibration exchanges self.base; the density that the model states is that of this one.
+        # Recalibration replaces self.base; the model's own density refers to this original base.
         self.own_base = base
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -79,8 +79,7 @@ def from_functions(
 ) -> ConditionalFlow:
     """A flow from functions y -> z and z -> y of any model.
 
-    The functions are called with rows, y (n, d) and x (n, p), whatever the leading dims; without x they are
-    called with one argument.
+    The functions are called with flattened rows, y (n, d) and x (n, p), or with one argument without x.
 
     Args:
         encode: (y, x) -> (z, log_abs_det), (n, d) and (n,); or only z if ``log_prob`` is given.
@@ -89,8 +88,8 @@ def from_functions(
         base: law of z, radial or a torch distribution that :func:`read_base` can standardise; N(0, I) if
             None.
         log_prob: (y, x) -> log f(y | x), (n,), of the model, if its determinant is unknown.
-        networks: modules that the functions use. Modules that are the functions, have them as methods, or are
-            named in their code are found automatically.
+        networks: modules that the functions use. If a function is a module, a method of one, or names one in
+            its code, the module is found automatically.
 
     Examples:
         >>> flow = from_functions(lambda y: (y / 2, y.new_full(y.shape[:1], -0.6931)), lambda z: 2 * z, dim=1)
@@ -170,12 +169,12 @@ def from_velocity(
 ) -> ConditionalFlow:
     """A flow from a velocity field v(t, y, x), such as those of torchcfm and flow_matching.
 
-    The trace of the Jacobian is exact: densities take d backward passes a step, latents and samples none.
-    Solving the equation is expensive; recalibration does it once for each calibration row.
+    The trace of the Jacobian is exact: densities take d backward passes per step, latents and samples none.
+    Solving the equation is expensive; recalibration solves it once for each calibration row.
 
     Args:
         velocity: function v(t, y, x) with t (n,), y (n, d), x (n, p), or v(t, y) if x is None; returns (n,
-            d). For networks with another order of arguments: ``lambda t, y, x: network(y, t, cond=x)``.
+            d). For another order of arguments, use ``lambda t, y, x: network(y, t, cond=x)``.
         dim: number of outputs d.
         data_at: time of the data: 1 for torchcfm and flow_matching, 0 if time runs from data to noise.
         noise_at: time of the base law; 1 - ``data_at`` if None.
@@ -184,8 +183,8 @@ def from_velocity(
         tolerance: relative and absolute tolerance of the adaptive solver.
         steps: number of steps of a fixed size instead, for speed; None for the adaptive solver.
         solver: a method of torchdiffeq; Dormand-Prince, or ``rk4`` with ``steps``, if None.
-        networks: modules that the function uses. A module that is the function, has it as a method, or is
-            named in its code is found automatically.
+        networks: modules that the function uses. If the function is a module, a method of one, or names one
+            in its code, the module is found automatically.
     """
     if not callable(velocity):
         raise TypeError(f"velocity must be a function v(t, y, x), got {type(velocity).__name__}.")

@@ -19,7 +19,7 @@ class NflowsFlow(AdaptedFlow):
     .. math:: u = t(y; c), \quad c = e(x), \quad z = S^{-1}(u - m), \qquad
               \log|\det \partial z / \partial y| = \log|\det \partial t| - \log|\det S|
 
-    The transform uses the embedding e(x), as in the density of the library, and not x itself.
+    The transform takes the embedding e(x), as in the density of the library, not x itself.
     """
 
     def __init__(self, network: Any, embedding: nn.Module, kind: BaseKind, conditional: bool) -> None:
@@ -53,20 +53,20 @@ class NflowsFlow(AdaptedFlow):
 def from_nflows(flow: Any, x: Any = None, *, conditional: bool | None = None) -> ConditionalFlow:
     """A flow from ``nflows.flows.Flow`` or a subclass, with its embedding network.
 
-    The nflows flow is not copied: training or moving one of the two changes the other too. Samples have their
-    dims first, (s, n, d), while those of nflows are (n, s, d).
+    The nflows flow is not copied: training or moving one of the two also changes the other. Samples have
+    shape (s, n, d), while those of nflows have shape (n, s, d).
 
     Args:
         flow: the nflows flow, on a standard, diagonal or conditional diagonal normal base.
         x: (n, p) some features; needed only if the base law depends on them.
-        conditional: whether the transforms use x. None looks for context layers of nflows, an embedding and a
-            conditional base; set it for networks of your own.
+        conditional: whether the transforms use x. If None, this is detected from context layers of nflows, an
+            embedding or a conditional base; set it for your own networks.
 
     Raises:
         TypeError: if it is not an nflows flow.
         ValueError: if the base is not radial in any norm.
     """
-    library = sys.modules.get("nflows.flows")  # who has an nflows flow has imported nflows; we do not
+    library = sys.modules.get("nflows.flows")  # a user with an nflows flow has already imported nflows
     if library is None or not isinstance(flow, library.Flow):
         raise TypeError(not_of("from_nflows", "an nflows flow such as nflows.flows.Flow(...)", flow))
     return adapt(flow, flow._embedding_net, x, conditional)
@@ -85,7 +85,7 @@ def adapt(flow: Any, embedding: nn.Module, x: Any, conditional: bool | None) -> 
 
 
 def _embed(embedding: nn.Module, x: Tensor) -> Tensor:
-    """What the transforms see of x, (..., p) -> (..., e); an embedding takes rows, one leading dim."""
+    """Context of the transforms, (..., p) -> (..., e); an embedding takes rows with one leading dim."""
     rows: Tensor = embedding(x.reshape(-1, x.shape[-1])).flatten(1)
     return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
@@ -111,9 +111,9 @@ def _read(base: Any, context: Tensor | None) -> AffineBase:
 
 
 def _looks_at_x(flow: Any, dim: int) -> bool:
-    """Whether anything of the flow takes a context.
+    """Whether any part of the flow takes a context.
 
-    Most networks of nflows answer without their context too, as if it were zero, so asking them is no proof.
+    Most networks of nflows also accept a missing context, as if it were zero, so calling them is no proof.
     """
     if not isinstance(flow._embedding_net, nn.Identity):
         return True
@@ -125,6 +125,6 @@ def _looks_at_x(flow: Any, dim: int) -> bool:
     dtype, device = tensor_options(flow)
     try:
         flow._transform(torch.zeros(1, dim, dtype=dtype, device=device), context=None)
-    except Exception:  # a network of the user's own, which fails in its own way
+    except Exception:  # a user's own network may raise any error
         return True
     return False

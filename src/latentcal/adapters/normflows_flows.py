@@ -32,7 +32,7 @@ class NormflowsFlow(AdaptedFlow):
         return list(network.flows)
 
     def _parts(self, points: Tensor, x: Tensor | None) -> tuple[Tensor, dict[str, Any], AffineBase]:
-        """Rows of points, what to call the layers with, and the base law there."""
+        """Rows of points, keyword arguments for the layers, and the base law there."""
         rows, context = flatten_rows(points, self.features_for(x))
         base = _read(self.networks[0].q0, context).require(self.kind)
         return rows, ({"context": context} if self.conditional else {}), base
@@ -58,7 +58,7 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
     """A flow from ``NormalizingFlow`` or ``ConditionalNormalizingFlow`` of normflows.
 
     The base of normflows is learned by default; its mean and scale are read at each call, and z is
-    standardised. The normflows flow is not copied: training or moving one of the two changes the other too.
+    standardised. The normflows flow is not copied: training or moving one of the two also changes the other.
 
     Args:
         flow: the normflows flow, on a diagonal normal, conditional diagonal normal or uniform base.
@@ -68,7 +68,7 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
         TypeError: if it is not a normflows flow over vectors.
         ValueError: if the base is not radial in any norm.
     """
-    library = sys.modules.get("normflows")  # who has a normflows flow has imported normflows; we do not
+    library = sys.modules.get("normflows")  # a user with a normflows flow has already imported normflows
     if library is None or not isinstance(flow, library.NormalizingFlow):
         what = "a normflows NormalizingFlow or ConditionalNormalizingFlow"
         raise TypeError(not_of("from_normflows", what, flow))
@@ -81,7 +81,7 @@ def from_normflows(flow: Any, x: Any = None) -> ConditionalFlow:
 
 
 def _check_layer(name: str) -> None:
-    """An error where a layer is no map between a latent with a norm and the data."""
+    """Raise if a layer is not a map between a latent with a norm and the data."""
     if name in ("MetropolisHastings", "HamiltonianMonteCarlo"):
         raise NoLatentError(f"{name} is random, so a point has no unique latent. {PRERANK_ROUTE}")
     if name.startswith(("Circular", "Periodic")):
@@ -95,7 +95,7 @@ def _read(base: Any, context: Tensor | None) -> AffineBase:
     laws: Any = sys.modules["normflows.distributions.base"]
     if isinstance(base, laws.DiagGaussian):
         vector_length(base.shape)
-        # The temperature of annealed sampling scales the density of the library too.
+        # The temperature of annealed sampling also scales the density of the library.
         scale = torch.exp(base.log_scale[0]) * (1.0 if base.temperature is None else base.temperature)
         return AffineBase.normal(base.loc[0], scale)
     if isinstance(base, laws.ConditionalDiagGaussian):

@@ -14,11 +14,11 @@ from torch import Tensor
 from .._internal.numerics import with_own_slope
 from .student_fit import fit_student
 
-TIED = 1e-3  # least rise between two quantiles, in units of the spread that the outer ones tell
-LEAST = 0.1  # width of a tail, in units of the spread that the outer quantiles tell
-_FARTHEST = 4.0  # normal score up to which a heavy tail is followed
-_SMALLEST = 1e-6  # spread of a forecast whose quantiles are all the same, relative to its size
-_FEWEST = 20  # rows to choose tails by
+TIED = 1e-3  # least rise between two quantiles, in units of the spread implied by the outer ones
+LEAST = 0.1  # least width of a tail, in units of the spread implied by the outer quantiles
+_FARTHEST = 4.0  # normal score beyond which a heavy tail is replaced by a straight line
+_SMALLEST = 1e-6  # spread of a forecast with equal quantiles, relative to its size
+_FEWEST = 20  # fewest rows to choose tails
 _FOLDS = 5
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -51,13 +51,13 @@ class QuantileCurves:
     r"""Maps :math:`z = \Phi^{-1}(F(y))` of outputs, each F through given quantiles.
 
     Between the quantiles z is a ratio of quadratics in y, increasing and with a continuous slope. Beyond the
-    outer ones it continues with the same slope: linearly, which is a normal tail, or so that the exceedance
-    :math:`y - q` has the law
+    outer quantiles it continues with the same slope, either linearly, which gives a normal tail, or such that
+    the exceedance :math:`y - q` has the law
 
     .. math:: P(Y > y) = P(Y > q)\, (1 + \xi (y - q) / \sigma)^{-1 / \xi},
 
-    exponential for :math:`\xi = 0`, with the :math:`\sigma` that makes the density continuous. Beyond the
-    normal score 4, which one draw in 30,000 exceeds, z continues linearly.
+    which is exponential for :math:`\xi = 0`, with the :math:`\sigma` that makes the density continuous.
+    Beyond the normal score 4, which one draw in 30,000 exceeds, z continues linearly.
 
     Args:
         quantiles: (..., d, k), in any order; equal ones are separated slightly.
@@ -77,17 +77,17 @@ class QuantileCurves:
     ) -> None:
         place = torch.arange(scores.shape[1], device=scores.device) - counts[:, None]
         absent = place >= 0
-        scores = scores + (1 + place).clamp(min=0)  # placeholders ascend, too
+        scores = scores + (1 + place).clamp(min=0)  # placeholders must ascend too
         self.v, self.y = scores, _spread(quantiles, scores, absent)
         rise, run = self.v.diff(dim=-1), self.y.diff(dim=-1)
         inverse = run / rise
-        # The harmonic mean keeps the map increasing; beyond the last quantile the bins are only placeholders.
+        # The harmonic mean keeps the map increasing; bins beyond the last quantile are placeholders.
         inverse = torch.where(absent[:, 1:], inverse.gather(-1, _last(counts, inverse) - 1), inverse)
         inner = (inverse[..., 1:] + inverse[..., :-1]) / 2
         slopes = 1 / torch.cat([inverse[..., :1], inner, inverse[..., -1:]], -1)
         top = _last(counts, self.y)
         ends = [part.expand(self.y.shape).gather(-1, top) - part[..., :1] for part in (self.v, self.y)]
-        # Two outer quantiles that nearly meet are noise of the forecast, no reason for a tail of no width.
+        # Nearly equal outer quantiles are forecast noise and should not give a tail of zero width.
         steepest = ends[0] / (least * ends[1])
         outer = (place == -1) | (torch.arange(self.v.shape[1], device=place.device) == 0)
         self.slopes = torch.where(outer | absent, torch.minimum(slopes, steepest), slopes)
@@ -105,7 +105,7 @@ class QuantileCurves:
 
     def encode(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Normal scores and their log slopes, (s, ..., d) -> (s, ..., d), (s, ..., d)."""
-        y = y.movedim(0, -1).contiguous()  # points of a curve side by side, as in the table of its bins
+        y = y.movedim(0, -1).contiguous()  # points of a curve are adjacent, as in the table of its bins
         at = _Bins(self, self.y, y)
         xi = ((y - at.y) / at.run).clamp(0, 1)
         denominator = at.mean + at.bend * xi * (1 - xi)
@@ -148,12 +148,12 @@ class _End(NamedTuple):
         return torch.special.log_ndtr(-sign * self.v)
 
     def scale(self, sign: int) -> Tensor:
-        """sigma: the probability beyond over the density at the quantile."""
+        """sigma: the probability beyond the quantile divided by the density there."""
         return torch.exp(self.log_mass(sign) + 0.5 * self.v**2 + _HALF_LOG_2PI) / self.slope
 
 
 class _Bins:
-    """The bin of each point (..., d, s), found by its y or its v, and what belongs to it."""
+    """The bin of each point (..., d, s), found by its y or its v, and the parameters of the bin."""
 
     def __init__(self, curves: QuantileCurves, knots: Tensor, points: Tensor) -> None:
         inner = knots[..., 1:-1].detach().contiguous()
@@ -169,12 +169,12 @@ class _Bins:
 
 
 def _last(counts: Tensor, like: Tensor) -> Tensor:
-    """(..., d, 1) number of the last quantile of each output."""
+    """Index of the last quantile of each output, (..., d, 1)."""
     return (counts - 1)[:, None].expand(*like.shape[:-1], 1)
 
 
 def _spread(quantiles: Tensor, scores: Tensor, absent: Tensor) -> Tensor:
-    """Quantiles (..., d, k) in order, none equal, and placeholders behind the last of each output."""
+    """Quantiles (..., d, k), sorted and distinct, with placeholders after the last of each output."""
     y = quantiles.masked_fill(absent, math.inf).sort(-1).values
     top = (~absent).sum(-1)
     last = y.gather(-1, _last(top, y))
@@ -187,7 +187,7 @@ def _spread(quantiles: Tensor, scores: Tensor, absent: Tensor) -> Tensor:
 
 
 def _encode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> tuple[Tensor, Tensor]:
-    """Normal scores and log slopes of outputs so far beyond an end."""
+    """Normal scores and log slopes of outputs at distances ``beyond`` an end."""
     if tail.kind == "normal":
         return end.v + sign * beyond * end.slope, torch.log(end.slope).expand(beyond.shape)
     reach, at_reach, last_slope = _reach(end, sign, tail)
@@ -198,7 +198,7 @@ def _encode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> tuple[Tens
 
 
 def _decode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> Tensor:
-    """How far beyond an end outputs are whose normal scores are so far beyond."""
+    """Distances of outputs beyond an end, from the distances of their normal scores."""
     if tail.kind == "normal":
         return beyond / end.slope
     reach, at_reach, last_slope = _reach(end, sign, tail)
@@ -208,10 +208,10 @@ def _decode_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> Tensor:
 
 
 def _reach(end: _End, sign: int, tail: Tail) -> tuple[Tensor, Tensor, Tensor]:
-    """How far out a heavy tail is followed, the normal score there, and the slope with which z goes on.
+    """Where a heavy tail ends, the normal score there, and the slope with which z continues.
 
-    Recalibration may stretch scores far beyond what a forecast expects; a Pareto law would send them beyond
-    all measure.
+    Recalibration may stretch scores far beyond what a forecast expects; a Pareto law would map them to
+    extremely large outputs.
     """
     score = torch.maximum(torch.full_like(end.v, _FARTHEST), sign * end.v)
     reach = _unscore_tail(score, end, sign, tail)
@@ -228,7 +228,7 @@ def _score_tail(beyond: Tensor, end: _End, sign: int, tail: Tail) -> tuple[Tenso
 
 
 def _unscore_tail(score: Tensor, end: _End, sign: int, tail: Tail) -> Tensor:
-    """How far beyond an end outputs in a heavy tail are that have these sizes of normal scores."""
+    """Distances beyond an end of outputs in a heavy tail, from the sizes of their normal scores."""
     growth = end.log_mass(sign) - torch.special.log_ndtr(-score)
     excess = growth if tail.shape == 0 else torch.expm1(tail.shape * growth) / tail.shape
     return excess * end.scale(sign)
@@ -245,8 +245,8 @@ def _normal_quantile(log_p: Tensor) -> Tensor:
 def choose_tails(curves: QuantileCurves, y: Tensor) -> tuple[Tail, Tail]:
     """Lower and upper tail with the highest held-out likelihood of observations y (n, d).
 
-    They are compared over 5 folds of rows. Mean and covariance of the normal scores and common tails are
-    fitted too, so that forecasts that are too narrow do not lead to heavy tails. A tail that is not normal
+    They are compared over 5 folds of rows. The mean and covariance of the normal scores and common tails are
+    also fitted, so that forecasts that are too narrow do not lead to heavy tails. A tail that is not normal
     must be ahead by more than one standard error of the difference.
     """
     fold = torch.arange(len(y), device=y.device) % _FOLDS
@@ -267,10 +267,10 @@ def choose_tails(curves: QuantileCurves, y: Tensor) -> tuple[Tail, Tail]:
 
 
 def _held_out(curves: QuantileCurves, y: Tensor, fold: Tensor) -> Tensor:
-    """(n,) log-likelihood of rows under what the other folds say of the normal scores.
+    """Held-out log-likelihood (n,) of rows, with a law of the normal scores fitted to the other folds.
 
-    Of one output that is a normal law. Of several it is a multivariate t law: tails that they have in common
-    are not those of each.
+    The law is normal for one output and multivariate t for several, because common tails differ from those of
+    each output.
     """
     z, log_slope = curves.encode(y[None])
     z, total = z[0], log_slope[0].sum(-1)

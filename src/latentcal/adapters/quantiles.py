@@ -1,4 +1,4 @@
-"""Quantile forecasts as a flow: conditional on the quantiles, outputs are assumed independent."""
+"""Quantile forecasts as a flow, in which outputs are independent given the quantiles."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..flow import ConditionalFlow
 from .quantile_curves import QuantileCurves, Tail, choose_tails
 
 FEW_OUTPUTS = 4
-"""Outputs up to which a summary holds location and spread of each; beyond, their means."""
+"""Most outputs for which a summary holds location and spread of each; with more, their means."""
 
 TailName = Literal["auto", "normal", "exponential", "pareto"]
 
 
 class QuantileWarning(UserWarning):
-    """Quantiles of a forecast cross."""
+    """Raised when quantiles of a forecast cross."""
 
 
 class QuantileFlow(ConditionalFlow):
@@ -32,10 +32,10 @@ class QuantileFlow(ConditionalFlow):
 
     .. math:: z_j = \Phi^{-1}(F_j(y_j \mid x)), \qquad \log|\det| = \sum_j \log \partial z_j / \partial y_j
 
-    x holds the quantiles of all outputs, one output after the other, then further features.
+    x holds the quantiles of all outputs, output by output, then further features.
 
     Args:
-        levels: levels of the quantiles, one output after the other, ascending for each.
+        levels: levels of the quantiles, output by output, ascending for each output.
         counts: number of levels of each output.
         extra: number of further features.
         tails: kind of the lower and of the upper tail.
@@ -87,7 +87,7 @@ class QuantileFlow(ConditionalFlow):
 
     @property
     def hint(self) -> str:  # type: ignore[override]
-        """What a law of the radius cannot repair; empty for one output."""
+        """Sentence on what no law of the radius can repair; empty for one output."""
         if len(self.counts) == 1:
             return ""
         return (
@@ -106,10 +106,10 @@ class QuantileFlow(ConditionalFlow):
         return torch.cat([curves.decode(part) for part in _split(points)]).reshape(shape)
 
     def read_features(self, x: Any) -> Tensor:
-        """The quantiles (n, d, k), or flat, and further features as one tensor (n, p).
+        """The quantiles, (n, d, k) or flat, and further features as one tensor (n, p).
 
-        Crossing quantiles are sorted, with a warning; a missing one (``nan``) is filled by the line through
-        its neighbours on the scale of normal scores.
+        Crossing quantiles are sorted, with a warning. Missing quantiles (``nan``) are interpolated linearly
+        between their neighbours on the scale of normal scores.
 
         Args:
             x: (..., d, k) quantiles, padded with ``nan`` if outputs have different numbers of them; or (...,
@@ -123,7 +123,7 @@ class QuantileFlow(ConditionalFlow):
         x = to_tensor(x, "x")
         flat, wide = len(self.levels) + self.extra, (len(self.counts), max(self.counts))
         is_wide = x.dim() >= 2 and tuple(x.shape[-2:]) == wide and (x.dim() > 2 or x.shape[-1] != flat)
-        if is_wide and (features is None or x.dim() > features.dim()):  # (1, k) beside (1, p) is one flat row
+        if is_wide and (features is None or x.dim() > features.dim()):  # (1, k) with (1, p) is one flat row
             x = x.flatten(-2)[..., _numbers_of(self.counts)]
         if features is not None:
             x = torch.cat([x, features.to(x)], -1)
@@ -150,7 +150,7 @@ class QuantileFlow(ConditionalFlow):
         return torch.cat(parts, -1) if changed else x
 
     def summarize(self, x: Tensor | None) -> Tensor | None:  # type: ignore[override]
-        """Median and log spread of each output (of more than four, their means), then further features."""
+        """Median and log spread of each output (averaged if more than four), then further features."""
         if x is None:
             return None
         scores = torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype, device=x.device)
@@ -179,7 +179,7 @@ class QuantileFlow(ConditionalFlow):
         return torch.special.ndtri(self.levels)
 
     def _curves(self, points: Tensor, x: Tensor | None) -> tuple[QuantileCurves, Tensor, torch.Size]:
-        """Curves at x (..., p), points as (s, ..., d) for them, and the shape that the points had."""
+        """Curves at x (..., p), points reshaped to (s, ..., d), and the original shape of the points."""
         x = check_features(x, len(self.levels) + self.extra)
         rows = np.broadcast_shapes(x.shape[:-1], points.shape[:-1])
         own = rows[len(rows) - (x.dim() - 1) :]
@@ -191,22 +191,22 @@ class QuantileFlow(ConditionalFlow):
 
 
 def _split(points: Tensor) -> tuple[Tensor, ...]:
-    """Points (s, ..., d) in parts along s that stay in the cache while a curve is evaluated."""
+    """Points (s, ..., d), split along s into parts that fit into the cache."""
     return points.split(rows_at_a_time(points[:1].numel(), 4 * CACHE))
 
 
 def _numbers_of(counts: Sequence[int]) -> Tensor:
-    """Places of the quantiles in a padded table (d, k) that is laid out flat."""
+    """Indices of the quantiles in a flattened padded table (d, k)."""
     width = max(counts)
     return torch.cat([j * width + torch.arange(count) for j, count in enumerate(counts)])
 
 
 def _fill(part: Tensor, scores: Tensor, output: int) -> Tensor:
-    """Quantiles (..., k) of one output without gaps."""
+    """Quantiles (..., k) of one output with gaps filled."""
     known = ~torch.isnan(part.reshape(-1, part.shape[-1]))
     if bool((known.sum(1) < 2).any()):
         raise ValueError(
-            f"Output {output} has fewer than 2 quantiles in {int((known.sum(1) < 2).sum())} rows: too few "
+            f"Output {output} has fewer than 2 quantiles in {int((known.sum(1) < 2).sum())} rows, too few "
             "for a distribution. Drop these rows."
         )
     rows = part.reshape(-1, part.shape[-1]).clone()
@@ -216,7 +216,7 @@ def _fill(part: Tensor, scores: Tensor, output: int) -> Tensor:
         values = rows[i].cpu().double().numpy()
         right = np.clip(np.searchsorted(v[have], v[~have]), 1, have.sum() - 1)
         (v0, v1), (q0, q1) = ((each[have][right - 1], each[have][right]) for each in (v, values))
-        values[~have] = q0 + (v[~have] - v0) * (q1 - q0) / (v1 - v0)  # beyond the ends, the line goes on
+        values[~have] = q0 + (v[~have] - v0) * (q1 - q0) / (v1 - v0)  # extrapolates linearly beyond the ends
         rows[i] = torch.as_tensor(values).to(rows)
     return rows.reshape(part.shape)
 

@@ -1,4 +1,4 @@
-"""from_sampler: a sampler as a flow, from an ensemble of its draws at each x."""
+"""from_sampler: a flow from a sampler, by an ensemble of its draws at each x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..toy import draw_from
 from .ensemble_fitting import from_samples
 from .ensembles import SampleFlow, describe_members
 
-_ROWS = 1000  # that a sampler is asked for at a time
+_ROWS = 1000  # most rows for one call of a sampler
 
 
 class SamplerFlow(ConditionalFlow):
@@ -25,7 +25,7 @@ class SamplerFlow(ConditionalFlow):
 
     Args:
         draw: x (n, p) -> draws (s, n, d).
-        flow: flow for which the draws at an x are the ensemble.
+        flow: flow that takes the draws at an x as its ensemble.
         members: number of draws at each x.
         dtype: dtype of x for the sampler.
         seed: seed of torch's generators while draws are made.
@@ -36,12 +36,12 @@ class SamplerFlow(ConditionalFlow):
     ) -> None:
         super().__init__(flow.base)
         self.flow, self.members, self.dtype, self.seed = flow, members, dtype, seed
-        self._draw = (draw,)  # not as a part of this module, whose dtype it would set
+        self._draw = (draw,)  # not registered as a submodule, which would set the dtype of this module
         self._kept: dict[bytes, Tensor] = {}
 
     @property
     def hint(self) -> str:  # type: ignore[override]
-        """What a law of the radius cannot repair; empty for one output."""
+        """Sentence on what no law of the radius can repair; empty for one output."""
         return self.flow.hint
 
     def encode(self, y: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class SamplerFlow(ConditionalFlow):
     def describe(self, x: Tensor | None) -> Tensor:
         """Mean, covariance and number of the draws at x, (..., p) -> (..., q).
 
-        They are cached, up to 32 MB; the oldest are then dropped.
+        They are cached up to 32 MB; beyond that, the oldest are dropped.
         """
         if x is None:
             raise ValueError("A sampler needs x, got None.")
@@ -126,7 +126,7 @@ def from_sampler(
     :func:`from_samples` describes how they are used. Laws and maps that depend on x use x itself.
 
     Args:
-        draw: function x (n, p) -> (s, n, d), or (n, d) for one draw; called until there are enough.
+        draw: function x (n, p) -> (s, n, d), or (n, d) for one draw; called until there are enough draws.
         x: (n, p) features of some rows.
         y: (n, d) observations there, to choose shrinkage and law.
         members: number of draws at each x.

@@ -47,7 +47,7 @@ class SbiDistribution(Distribution):
         """Log density, (..., d) -> (...)."""
         value = _finite("y", value, self.estimator)
         leading = np.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        # Dims in front of those of x are samples; where x has one row for several values, it is repeated.
+        # Dims in front of those of x are samples; x is repeated if it has one row for several values.
         shared = leading[len(leading) - len(self.batch_shape) :]
         condition = as_observations(self.x.expand(*shared, -1), self.estimator.condition_shape)
         rows = value.expand(*leading, *self.event_shape).reshape(-1, len(condition), *self.event_shape)
@@ -96,7 +96,7 @@ def estimator_of(model: Any) -> Any:
     estimator = model
     for name in ("posterior_estimator", "vector_field_estimator"):
         estimator = getattr(model, name, estimator)
-    # Who has an estimator has imported sbi; we do not.
+    # A user with an estimator has already imported sbi.
     library: Any = sys.modules.get("sbi.neural_nets.estimators.base")
     if library is None or not isinstance(estimator, library.ConditionalEstimator):
         raise TypeError(not_of("from_sbi", "a posterior or an estimator of sbi", model))
@@ -104,7 +104,7 @@ def estimator_of(model: Any) -> Any:
 
 
 def _finite(name: str, values: Tensor, estimator: nn.Module) -> Tensor:
-    """Values as the estimator wants them, or an error where some are no numbers."""
+    """Values in the form for the estimator; raises for NaN or infinite values."""
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"{name} has NaN or infinite values. Drop or fill them.")
     dtype, device = tensor_options(estimator)
@@ -126,7 +126,7 @@ class ConditionEmbedding(nn.Module):
 
     Args:
         network: embedding of the estimator, with its standardisation.
-        shape: of one observation.
+        shape: shape of one observation.
     """
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
@@ -155,10 +155,10 @@ class VectorField(nn.Module):
 def from_sbi(model: Any, *, tolerance: float = 1e-6, steps: int | None = None) -> ConditionalFlow:
     r"""A flow from a posterior or an estimator of sbi; y are the parameters, x the observation.
 
-    Estimators on nflows (``maf``, ``nsf``, ``maf_rqs``) and zuko (``zuko_nsf``, ...), flow matching (FMPE)
-    and score models (NPSE), whose probability flow is solved as an ordinary differential equation. For a
-    posterior, the trained estimator is used, without rejection of samples outside the prior; :func:`to_sbi`
-    restores that. Nothing is copied.
+    Supported are estimators on nflows (``maf``, ``nsf``, ``maf_rqs``) and zuko (``zuko_nsf``, ...), flow
+    matching (FMPE) and score models (NPSE), whose probability flow is solved as an ordinary differential
+    equation. For a posterior, the trained estimator is used without rejection of samples outside the prior,
+    which :func:`to_sbi` restores. Nothing is copied.
 
     Flatten observations that are not vectors (images, series): x.flatten(1).
 
@@ -200,7 +200,7 @@ def _flow_of(estimator: Any, tolerance: float, steps: int | None) -> Conditional
 
 
 def _from_vector_field(estimator: Any, dim: int, tolerance: float, steps: int | None) -> ConditionalFlow:
-    # sbi has the data at the early time, and its noise is neither centred nor of unit size for score models.
+    # In sbi the data are at the early time; the noise of score models is neither centred nor of unit size.
     flow = from_velocity(
         VectorField(estimator),
         dim,
@@ -211,7 +211,7 @@ def _from_vector_field(estimator: Any, dim: int, tolerance: float, steps: int | 
         steps=steps,
     )
     if estimator.compose_enabled:
-        # Not from_z(1) - from_z(0), where the scale is lost next to a large shift.
+        # Not from_z(1) - from_z(0), which loses the scale next to a large shift.
         flow = Standardized(flow, estimator._theta_shift[0], estimator._theta_scale[0])
     return flow
 
@@ -220,8 +220,8 @@ def to_sbi(model: Any, prior: Any, *, x_shape: tuple[int, ...] | None = None) ->
     """A recalibrated flow as a posterior of sbi.
 
     The result is a ``DirectPosterior``: ``sample``, ``sample_batched``, ``log_prob``, ``map``, ``run_sbc``,
-    ``run_tarp``, ``LC2ST`` and ``pairplot`` run on it unchanged, and samples outside the prior are rejected
-    again.
+    ``run_tarp``, ``LC2ST`` and ``pairplot`` work with it unchanged, and samples outside the prior are
+    rejected again.
 
     Args:
         model: a recalibrated flow, or any function x -> distribution.
@@ -238,7 +238,7 @@ def to_sbi(model: Any, prior: Any, *, x_shape: tuple[int, ...] | None = None) ->
         )
     dim = prior.sample((1,)).shape[-1]
     if isinstance(model, ConditionalFlow) and model.base.dim != dim:
-        raise ValueError(f"The prior has {dim} parameters, the flow {model.base.dim} outputs.")
+        raise ValueError(f"The prior has {dim} parameters, but the flow has {model.base.dim} outputs.")
     return direct_posterior(RecalibratedEstimator(model, dim, shape), prior)
 
 
@@ -250,7 +250,7 @@ def finite_pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y: (n, d) parameters.
     """
     if len(x) != len(y):
-        raise ValueError(f"x has {len(x)} simulations, y {len(y)}.")
+        raise ValueError(f"x has {len(x)} simulations, but y has {len(y)}; pass one y for each x.")
     keep = torch.isfinite(x).flatten(1).all(-1) & torch.isfinite(y).flatten(1).all(-1)
     dropped = int((~keep).sum())
     if dropped:

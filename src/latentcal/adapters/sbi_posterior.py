@@ -1,4 +1,4 @@
-"""A recalibrated model as an estimator of sbi; loaded only by ``to_sbi``, because it imports sbi."""
+"""A recalibrated model as an estimator of sbi; imported only by ``to_sbi``, because it imports sbi."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
     Args:
         model: function x (..., p) -> distribution of theta, such as a recalibrated flow.
         dim: number of parameters d.
-        shape: of one observation.
+        shape: shape of one observation.
     """
 
     def __init__(self, model: Callable[[Tensor], Distribution], dim: int, shape: tuple[int, ...]) -> None:
         super().__init__(model, torch.Size([dim]), torch.Size(shape))
-        # So that sbi finds the device, and sets the mode, of networks inside a function too.
+        # Lets sbi find the device and set the mode of networks inside a function.
         self.networks = nn.ModuleList([] if isinstance(model, nn.Module) else networks_in(model))
 
     @property
@@ -43,7 +43,7 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
 
     def log_prob(self, input: Tensor, condition: Tensor, **kwargs: Any) -> Tensor:
         """Log density, (s, n, d), (n, *shape) -> (s, n)."""
-        # The distribution repeats x where it must; repeated here, every row of it would be embedded anew.
+        # The distribution repeats x if needed; repeating it here would embed every row again.
         input, _, _ = self._broadcast_and_align(input, condition)
         log_density: Tensor = self._at(condition).log_prob(input)
         return log_density
@@ -58,7 +58,7 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
         return draws
 
     def inverse_transform(self, input: Tensor, condition: Tensor) -> Tensor:
-        """Latents that are N(0, I) where the model is right, (..., d), (..., *shape) -> (..., d)."""
+        """Latents that are N(0, I) if the model is correct, (..., d), (..., *shape) -> (..., d)."""
         prediction = self._at(condition)
         if not isinstance(prediction, FlowDistribution) or not isinstance(prediction.base.norm, Euclidean):
             raise NotImplementedError(
@@ -76,5 +76,5 @@ class RecalibratedEstimator(ConditionalDensityEstimator):
 
 
 def direct_posterior(estimator: RecalibratedEstimator, prior: Any) -> DirectPosterior:
-    """The posterior that rejects what lies outside the prior."""
+    """The posterior that rejects samples outside the prior."""
     return DirectPosterior(posterior_estimator=estimator, prior=prior)

@@ -1,4 +1,4 @@
-"""A t law fitted to whitened points by maximum likelihood, with a common shift if one is looked for."""
+"""A t law fitted to whitened points by maximum likelihood, optionally with a common shift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FREEDOMS = (2.5, 4.0, 6.0, 10.0, 20.0, 50.0, 200.0, 1000.0)
-_STEPS, _ROUNDS = 10, 4  # of the EM algorithm, for scales and around it for shifts
+_STEPS, _ROUNDS = 10, 4  # steps of EM for scales, and outer rounds for shifts
 
 
 class StudentFit(NamedTuple):
@@ -20,7 +20,7 @@ class StudentFit(NamedTuple):
     shift: Tensor | None = None
 
     def log_density(self, square: Tensor, dim: int) -> Tensor:
-        """Log density of points whose squared norms, after the shift, are these, (n,) -> (n,)."""
+        """Log density of points from their squared norms after the shift, (n,) -> (n,)."""
         variance = square.new_tensor([self.scale**2])
         return _log_density(square, dim, square.new_tensor([self.freedom]), variance)[0]
 
@@ -28,12 +28,12 @@ class StudentFit(NamedTuple):
 def fit_student(z: Tensor, design: Tensor | None = None) -> StudentFit:
     r"""The t law of :math:`z_i - W_i b` with the highest likelihood.
 
-    b is the weighted least squares of the EM algorithm: points that their :math:`W_i` calls precise tell more
-    about it. Degrees of freedom are among ``FREEDOMS``.
+    b is the weighted least-squares solution in the EM algorithm: points whose :math:`W_i` imply higher
+    precision have more weight. Degrees of freedom are among ``FREEDOMS``.
 
     Args:
         z: (n, d) points.
-        design: (n, d, d) matrices W; without them there is no shift.
+        design: (n, d, d) matrices W; no shift if None.
     """
     dim, square = z.shape[1], (z**2).sum(-1)
     if design is None:
@@ -57,7 +57,7 @@ def _fit_scale(square: Tensor, dim: int) -> StudentFit:
     freedoms = square.new_tensor(FREEDOMS)
     variance = (square.mean() / dim).clamp(min=1e-24).expand(len(freedoms))
     for _ in range(_STEPS):
-        # Over the sum of the weights, not n: the same limit, in a tenth of the steps for many outputs.
+        # Divide by the sum of the weights, not n: same limit, a tenth of the steps for many outputs.
         weights = _weights(square, dim, freedoms[:, None], variance[:, None])
         variance = ((weights @ square) / (dim * weights.sum(1))).clamp(min=1e-24)
     best = int(_log_density(square, dim, freedoms, variance).mean(1).argmax())
@@ -69,7 +69,7 @@ def _weights(square: Tensor, dim: int, freedom: Tensor | float, variance: Tensor
 
 
 def _log_density(square: Tensor, dim: int, freedom: Tensor, variance: Tensor) -> Tensor:
-    """(n,), k laws -> (k, n)."""
+    """Log densities under k laws, (n,) -> (k, n)."""
     freedom, variance = freedom[:, None], variance[:, None]
     constant = torch.lgamma((freedom + dim) / 2) - torch.lgamma(freedom / 2)
     constant = constant - 0.5 * dim * torch.log(math.pi * freedom * variance)

@@ -1,4 +1,4 @@
-"""Distributions of torch and pyro: a base law and a chain of transforms from latent to data."""
+"""Flows from distributions of torch and pyro: a base law and transforms from latent to data."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TorchFlow(AdaptedFlow):
 
     def _encode(self, y: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
         transforms, base = self._chain(x)
-        # A transform with a cache would hand back the very latent that it decoded y from, right or wrong.
+        # A transform with a cache would return the latent that it decoded y from, hiding errors.
         u, log_abs_det = through_inverses(transforms, y.clone())
         z, of_base = base.standardize(u)
         return z, log_abs_det + of_base
 
     def _decode(self, z: Tensor, x: Tensor | None) -> Tensor:
         transforms, base = self._chain(x)
-        y = base.restore(z)  # a new tensor, so no cache knows it
+        y = base.restore(z)  # a new tensor, so it is in no cache
         for transform in transforms:
             y = _apply(transform, y)
         return y
@@ -67,9 +67,9 @@ def from_torch(
     Args:
         distribution: the distribution; or a function, such as a network, of x (n, p) that returns one with
             batch shape (n,).
-        x: (n, p) some features, from which the base of a function is read; None where it takes none.
-        networks: modules that the function uses. Those that it is, is a method of, or names in its code are
-            found without.
+        x: (n, p) some features, to read the base of a function; None if it takes none.
+        networks: modules that the function uses. If the function is a module, a method of one, or names one
+            in its code, the module is found automatically.
 
     Examples:
         >>> from torch.distributions import AffineTransform, ExpTransform, Independent, Normal
@@ -91,7 +91,7 @@ def from_torch(
     with torch.no_grad(), evaluation_mode(*found):
         transforms, base = unfold(_try(function, x))
     found += [module for module in networks_in(transforms) if all(module is not other for other in found)]
-    # What a function returns may have taken its dtype from x, so it does not say what x should be.
+    # The result of a function may have the dtype of x, so it does not determine the dtype of x.
     return TorchFlow(function, base.kind, found, base.loc if x is None else None, conditional=x is not None)
 
 
@@ -99,19 +99,19 @@ def from_pyro(distribution: Any, x: Any = None) -> ConditionalFlow:
     """A flow from a distribution of pyro, conditional or not.
 
     The distribution is a ``ConditionalTransformedDistribution``, or a ``TransformedDistribution`` for a model
-    without features. Its modules are not copied: what trains or moves one of the two does so to the other.
+    without features. Its modules are not copied: training or moving one of the two also changes the other.
 
     Args:
         distribution: the distribution, over vectors of length d; its base must be one that :func:`read_base`
             can standardise.
-        x: (n, p) some features, of which one row is enough, from which a conditional distribution tells its
-            shape and base law.
+        x: (n, p) some features, to read the shape and base law of a conditional distribution; one row is
+            enough.
 
     Raises:
-        TypeError: where it is not a distribution of pyro, or x is missing.
-        ValueError: where the base is not radial in any norm.
+        TypeError: if it is not a distribution of pyro, or x is missing.
+        ValueError: if the base is not radial in any norm.
     """
-    library = sys.modules.get("pyro.distributions.conditional")  # who has one has imported pyro; we do not
+    library = sys.modules.get("pyro.distributions.conditional")  # a user with one has already imported pyro
     if library is not None and isinstance(distribution, library.ConditionalDistribution):
         if x is None:
             raise TypeError(
@@ -142,7 +142,7 @@ def _try(function: Callable[..., Any], x: Tensor | None) -> Any:
 
 
 def unfold(distribution: Any) -> tuple[list[Transform], AffineBase]:
-    """Transforms, latent to data, of distributions inside one another, and the base below them all."""
+    """Transforms, latent to data, of nested distributions, and the innermost base."""
     if not isinstance(distribution, Distribution):
         what = type(distribution).__name__
         raise TypeError(
@@ -164,12 +164,12 @@ def unfold(distribution: Any) -> tuple[list[Transform], AffineBase]:
     for transform in transforms:
         if not transform.bijective:
             raise no_latent(transform)
-    # What Independent took from the batch is part of the event: the coordinates of the base.
+    # Dims that Independent moved from batch to event are coordinates of the base.
     base = read_base(inner if inner.event_shape else Independent(inner, 1, validate_args=False))
     if base.kind.dim != distribution.event_shape[0]:
         raise ValueError(
-            f"The distribution has {distribution.event_shape[0]} outputs and {base.kind.dim} latent "
-            "dimensions; the transforms must keep the dimension."
+            f"The distribution has {distribution.event_shape[0]} outputs but {base.kind.dim} latent "
+            "dimensions; the transforms must preserve the dimension."
         )
     return transforms, base
 
@@ -180,8 +180,8 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
     for transform in reversed(transforms):
         u = _apply(transform.inv, y)
         step = transform.log_abs_det_jacobian(u, y)
-        # Element-wise transforms return one number a coordinate, the others one a point (a StackTransform,
-        # against its own event_dim, one a coordinate).
+        # Element-wise transforms return one number per coordinate, the others one per point (StackTransform
+        # returns one per coordinate, contrary to its event_dim).
         if transform.domain.event_dim == 0 or step.dim() == y.dim():
             step = step.expand(y.shape).sum(-1)
         log_abs_det, y = log_abs_det - step, u
@@ -191,12 +191,12 @@ def through_inverses(transforms: list[Transform], y: Tensor) -> tuple[Tensor, Te
 def _apply(transform: Transform, points: Tensor) -> Tensor:
     try:
         moved: Tensor = transform(points)
-    except (KeyError, NotImplementedError) as error:  # what pyro and torch raise where it is missing
+    except (KeyError, NotImplementedError) as error:  # raised by pyro and torch if it is missing
         inverted = isinstance(transform, torch.distributions.transforms._InverseTransform)
         own = transform.inv if inverted else transform
         raise NotImplementedError(
-            f"{type(own).__name__} has no formula for one of its two directions. Latents and densities need "
-            f"the map from data to latent, samples the map from latent to data. ({error})"
+            f"{type(own).__name__} implements only one of its two directions. Latents and densities need the "
+            f"map from data to latent; samples need the map from latent to data. ({error})"
         ) from error
     return moved
 

@@ -53,24 +53,23 @@ class ZukoFlow(AdaptedFlow):
 
 
 def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> ConditionalFlow:
-    """A flow from one of zuko: NSF, MAF, NICE, GF, SOSPF, BPF, NAF, UNAF, CNF, or a ``zuko.flows.Flow``.
+    """A flow from a zuko flow: NSF, MAF, NICE, GF, SOSPF, BPF, NAF, UNAF, CNF, or a ``zuko.flows.Flow``.
 
-    The zuko flow is not copied: what trains or moves one of the two does so to the other. One that was made
-    without a context does not look at x. Where zuko inverts by bisection (GF, SOSPF, BPF, NAF) it looks no
-    farther than [-10, 10]: such flows need standardised data, and :func:`check_flow` tells where samples end
-    there.
+    The zuko flow is not copied: training or moving one of the two also changes the other. A flow that was
+    made without a context ignores x. If zuko inverts by bisection (GF, SOSPF, BPF, NAF), it searches only
+    [-10, 10]: such flows need standardised data, and :func:`check_flow` reports samples at these limits.
 
     Args:
         flow: the zuko flow, conditional (context > 0) or not.
-        x: (n, p) some features; needed only where the base law itself depends on them.
-        circular: take a flow on a circle or torus (NCSF) all the same, as one on a box. The norm is then the
-            distance from a centre that is arbitrary, since a circle has none.
+        x: (n, p) some features; needed only if the base law itself depends on them.
+        circular: accept a flow on a circle or torus (NCSF) and treat it as one on a box. The norm is then the
+            distance from an arbitrary centre, since a circle has none.
 
     Raises:
-        TypeError: where it is not a zuko flow.
-        ValueError: where the base is not radial in any norm.
+        TypeError: if it is not a zuko flow.
+        ValueError: if the base is not radial in any norm.
     """
-    zuko = sys.modules.get("zuko")  # who has a zuko flow has imported zuko; we do not
+    zuko = sys.modules.get("zuko")  # a user with a zuko flow has already imported zuko
     if zuko is None or not isinstance(flow, zuko.lazy.LazyDistribution):
         raise TypeError(_not_a_flow(flow, zuko))
     if "CircularShiftTransform" in repr(flow) and not circular:
@@ -85,7 +84,7 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
 
 
 def _example(flow: Any, x: Tensor | None) -> Any:
-    """The base law at x; without x as well, where it can be had."""
+    """The base law at x, or without x if possible."""
     try:
         distribution = flow(x)
     except Exception as error:
@@ -107,7 +106,7 @@ def _looks_at_x(flow: Any, dim: int) -> bool:
     dtype, device = tensor_options(flow)
     try:
         flow(None).transform(torch.zeros(1, dim, dtype=dtype, device=device))
-    except Exception:  # each kind of flow fails in its own way where its context is missing
+    except Exception:  # each kind of flow raises its own error if the context is missing
         return True
     return False
 

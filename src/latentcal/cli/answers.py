@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from .model import Model
     from .reading import Chunk, Source
 
-_ROWS = 2000  # at a time, at most: few, so that progress is seen
-_FIRST_ROWS = 16  # by which it is told how long all will take
-_PIECE = 0.5  # seconds
-_DRAWN = 400_000  # numbers drawn at a time; the draws depend on it
-_VOLUME = 256  # points behind each volume
+_ROWS = 2000  # most rows in a batch: few, so that progress is visible
+_FIRST_ROWS = 16  # first rows, from which the total time is estimated
+_PIECE = 0.5  # seconds for each batch
+_DRAWN = 400_000  # numbers drawn at a time; changing it changes the draws
+_VOLUME = 256  # points to estimate each volume
 
 
 @dataclass(frozen=True)
 class Request:
-    """A model, the rows of a file to predict for, and where the answers go.
+    """A model, the rows of a file to predict for, and where to write the predictions.
 
     Args:
         folder: folder of the model.
         source: the file.
         keep: columns of the file to copy.
         raw: whether their text is copied unchanged; see ``table_writer``.
-        out: file to write; the standard output if None.
-        as_json: print JSON lines; with ``out``, print what was written.
+        out: file to write; standard output if None.
+        as_json: print JSON lines; with ``out``, print a summary of what was written.
     """
 
     folder: Path
@@ -65,17 +65,17 @@ class Request:
         size: int = _ROWS,
         divisible: bool = False,
     ) -> None:
-        """Write the answers, with the row numbers and the columns to keep.
+        """Write the answers with the row numbers and the columns to keep.
 
         Args:
             what: what is being done, for the progress line.
-            answer: function from some rows to columns of answers, ``repeat`` lines a row.
+            answer: function from some rows to columns of answers, with ``repeat`` lines for each row.
             names: names of these columns.
             targets: whether targets are read too; ``"any"`` keeps rows with missing targets.
             repeat: number of lines for each row.
             size: number of rows at a time.
-            divisible: whether the answers do not depend on the number of rows in a batch; batches then start
-                small and grow to about a second of work.
+            divisible: whether the answers are independent of the batch size; batches then start small and
+                grow to about a second of work.
         """
         import numpy as np
 
@@ -102,7 +102,7 @@ class Request:
             say(f"Wrote {self.out} ({done:,} rows).")
 
     def _check_names(self, names: Sequence[str]) -> None:
-        """Raise where a column to keep is missing, or two columns of the answers would have one name."""
+        """Raise if a column to keep is missing, or two columns of the result would have the same name."""
         from .._internal.wording import check_names, list_names
         from ..tables import column_names
 
@@ -113,17 +113,17 @@ class Request:
                 raise click.ClickException(f"--keep: {error}") from error
         if both := sorted({*self.keep} & {*names}):
             raise click.ClickException(
-                f"--keep: {list_names(both)} would be both a kept column and an answer; rename these "
-                "columns in the file."
+                f"--keep: {list_names(both)} would be both kept columns and columns of the result; rename "
+                "them in the file."
             )
         if twice := sorted(name for name, count in Counter(names).items() if count > 1):
             raise click.ClickException(
-                f"{list_names(twice)} would be the name of two columns; rename the targets and fit again."
+                f"The names {list_names(twice)} would each occur twice; rename the targets and fit again."
             )
 
 
 def _pace(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same rows in pieces, twice as many each time until they take half a second to be dealt with."""
+    """The same rows in pieces, whose size doubles until one takes half a second to process."""
     size = _FIRST_ROWS
     for chunk in chunks:
         start = 0
@@ -145,15 +145,15 @@ def _pace(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     help="Quantile levels for each target.",
 )
 @options.count(
-    "--draws", 128, "Latent points for each prediction; more are more precise and slower.", least=2
+    "--draws", 128, "Latent points for each prediction; more points are more precise but slower.", least=2
 )
 @options.answers
 def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
     """Predict the mean and quantiles of each target.
 
-    One line for each row: its number in the file (counted from 0), the columns of --keep, and for each target
-    NAME_mean, NAME_q0.05 and so on, in the units of the data. The file needs only the features, in any order;
-    - reads from standard input.
+    The output has one line for each row: its number in the file (counted from 0), the columns of --keep, and
+    for each target NAME_mean, NAME_q0.05 and so on, in the units of the data. The file needs only the
+    features, in any order. Use - to read from standard input.
 
     \b
     Examples:
@@ -173,7 +173,7 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
         raise click.UsageError(error.as_options()) from error
     predictor, targets = request.model.estimator, request.model.targets
     predictor.draws = draws
-    predictor.output_names_ = None  # arrays: to load pandas takes longer than to predict a row
+    predictor.output_names_ = None  # arrays: loading pandas takes longer than predicting a row
     names = [f"{name}_{what}" for name in targets for what in ("mean", *(f"q{q:g}" for q in quantiles))]
 
     def answer(rows: Chunk) -> dict[str, Any]:
@@ -185,14 +185,14 @@ def predict(request: Request, quantiles: Sequence[float], draws: int) -> None:
 
 
 @click.command()
-@options.count("--draws", 100, "Of each row.")
+@options.count("--draws", 100, "Number of draws for each row.")
 @options.seed
 @options.answers
 def sample(request: Request, draws: int, seed: int) -> None:
     """Draw from the predictive distribution of each row.
 
-    One line for each draw: the number of the row in the file, the columns of --keep, the number of the draw,
-    and the targets, drawn jointly.
+    The output has one line for each draw: the number of the row in the file, the columns of --keep, the
+    number of the draw, and the targets, drawn jointly.
 
     \b
     Examples:
@@ -221,21 +221,22 @@ def sample(request: Request, draws: int, seed: int) -> None:
 @click.option(
     "--inside/--no-inside",
     default=None,
-    help="Report whether targets lie inside; by default if the file has them.",
+    help="Report whether targets lie inside; by default, if the file has them.",
 )
 @click.option("--volume", is_flag=True, help="Also write the logarithm of each region's volume.")
 @click.option(
-    "--exact", is_flag=True, help="Search more precisely for the ends of the region (about 100 times slower)."
+    "--exact", is_flag=True, help="Compute the ends of each region more precisely (about 100 times slower)."
 )
 @options.answers
 def regions(request: Request, coverage: float, inside: bool | None, volume: bool, exact: bool) -> None:
     """Give each row a region with guaranteed coverage.
 
-    The region is one of all targets together. One line for each row: NAME_low and NAME_high for each target,
-    the ends of the region (a search from within; --exact is closer), and whether the targets lie inside, if
-    the file has them. The coverage is that of the joint region. It is guaranteed on average over rows like
-    the calibration rows. It is only approximate if `fit` had fewer than 1,000 rows and held them out in turn,
-    until the model is recalibrated on new rows. Rows with missing targets get a region too.
+    Each region is for all targets jointly. The output has one line for each row: the ends of the region,
+    NAME_low and NAME_high for each target (found by a search from inside; --exact is closer), and whether the
+    targets lie inside, if the file has them. The coverage is that of the joint region, and is guaranteed on
+    average over rows like the calibration rows. If `fit` had fewer than 1,000 rows and held them out in turn,
+    it is only approximate until the model is recalibrated on new rows. Rows with missing targets also get a
+    region.
 
     \b
     Examples:
@@ -247,7 +248,7 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
 
     model = request.model
     check = request.source.has(model.targets) if inside is None else inside
-    found = np.zeros(2, dtype=np.int64)  # rows, and those inside
+    found = np.zeros(2, dtype=np.int64)  # number of rows, and of rows inside
     names = [f"{name}_{end}" for name in model.targets for end in ("low", "high")]
     names += ["inside"] * check + ["log_volume"] * volume
 
@@ -282,16 +283,16 @@ def regions(request: Request, coverage: float, inside: bool | None, volume: bool
     type=click.Choice([str(32 << k) for k in range(3, 14)]),
     default="4096",
     show_default=True,
-    help="Number of points to compute each probability from.",
+    help="Number of points to compute each probability.",
 )
 @options.answers
 def probability(request: Request, where: str, samples: str) -> None:
     """Give the probability of a condition on the targets.
 
-    Conditions compare targets and sums of them with <, <=, >, >= and are joined by and, or, not and
+    Conditions compare targets, or sums of them, by <, <=, >, >= and can be combined with and, or, not and
     parentheses: "a > 1 and b < 2", "a + 2*b <= 3 or not (0 < a < 1)". Put names that are not plain words in
-    quotes, as in the third example. For targets that are counts, are rounded or have atoms, single values
-    have a probability: = and != are allowed, and < differs from <=. One line for each row: the
+    quotes, as in the third example. If targets are counts, are rounded or have atoms, their single values
+    have a probability: = and != are allowed, and < differs from <=. The output has one line for each row: the
     probability and its numerical standard error.
 
     \b

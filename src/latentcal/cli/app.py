@@ -1,4 +1,4 @@
-"""The program: its commands, loaded when needed, and how their errors are shown."""
+"""The program: its commands, which are loaded when needed, and the display of errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def completion(shell: str) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program; an error is one line on the error stream, with a traceback on request."""
+    """Run the program; errors are one line on standard error, with a traceback on request."""
     words = [word for word in arguments if word != _DEBUG]  # wherever it stands
     debug = len(words) < len(arguments)
     try:
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> None:
             warnings.showwarning = _warn
             code = app.main(words, prog_name="latentcal", standalone_mode=False)
     except click.UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # which old versions of click do not have
+        if type(error).__name__ == "NoArgsIsHelpError":  # missing in old versions of click
             click.echo(error.format_message())
             sys.exit(error.exit_code)
         place = error.ctx.command_path if error.ctx else "latentcal"
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
-    """A warning as one line, without the place in the code."""
+    """Print a warning as one line, without its location in the code."""
     click.echo(f"Warning: {one_line(str(message))}", err=True)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .reading import RandomRows, Source
 
 FAULTY = 3  # exit code
-_FEWEST = 20  # rows to recalibrate by
+_FEWEST = 20  # fewest rows for recalibration
 _LEVEL = 0.9
 _WIDEST = 5000  # characters of a list of columns; --json has all of them
 
@@ -27,7 +27,7 @@ _WIDEST = 5000  # characters of a list of columns; --json has all of them
 def info(folder: Path, as_json: bool) -> None:
     """Show what a model predicts and how it was made.
 
-    It also shows the quality of the model, and checks that its files are unchanged.
+    It also shows the calibration quality of the model and checks that its files are unchanged.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def _describe(folder: Path, card: dict[str, Any]) -> list[tuple[str, str]]:
     if "recalibrated" in card:
         lines["recalibrated"] = "on {used:,} of {rows:,} rows of {file}".format(**card["recalibrated"])
     known = card.get("quality", {"verdict": "unknown; run `latentcal diagnose`"})
-    lines["quality"] = known.get("sentence", known["verdict"])  # older models have the sentence as verdict
+    lines["quality"] = known.get("sentence", known["verdict"])  # older models store the sentence as verdict
     return [line for line in lines.items() if line[1]]
 
 
@@ -142,7 +142,7 @@ def diagnose(
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder for the new model; by default it replaces the old one.",
+    help="Folder for the new model; by default the old model is replaced.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing model in that folder.")
 @click.option(
@@ -151,7 +151,7 @@ def diagnose(
     help="Use this recalibration instead of the one of `fit`.",
 )
 @click.option("--undo", is_flag=True, help="Undo the recalibration; takes no file.")
-@click.option("--force", is_flag=True, help="Recalibrate even if that harms held-out rows.")
+@click.option("--force", is_flag=True, help="Recalibrate even if predictions of held-out rows get worse.")
 @options.weights
 @options.random_part(100_000, required=False)
 def recalibrate(
@@ -170,8 +170,8 @@ def recalibrate(
 ) -> None:
     """Recalibrate a model on new rows; nothing is trained.
 
-    The new rows replace the previous calibration rows: use this when conditions have changed, or when you
-    have more rows. They must not be rows that the model was trained on.
+    The new rows replace the previous calibration rows. Use this command when conditions have changed or when
+    more rows are available. The rows must not have been used to train the model.
 
     Recalibration is first tested by cross-validation. If it makes predictions of held-out rows worse, the
     model is left unchanged, unless --force is given.
@@ -227,7 +227,7 @@ def _recalibrate(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Recalibrate by rows, write the model and say what was done; or say why it stays as it was."""
+    """Recalibrate on rows, write the model and print what was done, or why it was left unchanged."""
     import warnings
 
     from ..estimator import RecalibrationRefused
@@ -238,7 +238,7 @@ def _recalibrate(
     before, predictor = _calibration_error(model, rows), model.estimator
     was = predictor.model_
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecalibrationRefused)  # said below
+        warnings.simplefilter("ignore", RecalibrationRefused)  # reported below
         predictor.recalibrate(
             rows.x, rows.y, sample_weight=rows.weights, order=None if order is None else "time", force=force
         )
@@ -256,7 +256,7 @@ def _recalibrate(
         "rows": {**model.facts.get("rows", {}), "calibration": len(rows.x)},
         "recalibrated": used,
     }
-    facts.pop("quality", None)  # that of the model before
+    facts.pop("quality", None)  # quality of the old model
     write_model(Model(predictor, model.rules, facts), target)
     made = predictor.model_.recalibration
     region = Guarantee(len(rows.x), 0.0, steps=True).coverage_interval(_LEVEL)
@@ -306,7 +306,7 @@ def _read_part(
     weights: str | None = None,
     order: str | None = None,
 ) -> RandomRows:
-    """Random rows of the file, or an error where they are too few."""
+    """Random rows of the file; raises if they are too few."""
     from .reading import random_rows
 
     rows = random_rows(source, model.rules, most, seed, weights=weights, order=order)
@@ -320,7 +320,7 @@ def _between(interval: tuple[float, float]) -> str:
 
 
 def _calibration_error(model: Model, rows: RandomRows) -> float:
-    """Latent calibration error of the model as it was: honest, since it has not seen the rows."""
+    """Latent calibration error of the old model, unbiased because these rows were not used to fit it."""
     import torch
 
     from ..metrics import calibration_error

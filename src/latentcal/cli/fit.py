@@ -1,4 +1,4 @@
-"""Commands that make a model from a table: ``fit``, and ``demo`` with a synthetic one."""
+"""Commands that make a model from a table: ``fit``, and ``demo`` with a synthetic table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .reading import Source
 
 _RECALIBRATIONS = (*options.RECALIBRATION_NAMES, "none")
-_NEW = 5  # rows of the demo to predict
+_NEW = 5  # number of new rows in the demo
 
 
 @click.command()
@@ -60,10 +60,10 @@ _NEW = 5  # rows of the demo to predict
 @options.count(
     "--max-rows",
     100_000,
-    "Train on this many random rows of a larger file, and calibrate on as many others.",
+    "Train on this many random rows of a larger file, and calibrate on up to as many other rows.",
     least=20,
 )
-@options.count("--min-rows", 100, "Stop with an error if the file has fewer rows.", least=10)
+@options.count("--min-rows", 100, "Raise an error if the file has fewer rows.", least=10)
 @click.option(
     "--validation",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -129,12 +129,12 @@ def fit(
     """Fit a calibrated model to a csv or parquet file.
 
     Several models are tried, from linear regression to boosted trees combined with flows. The one that
-    predicts held-out rows best is chosen and recalibrated; --flow names one instead. Rows are set aside at
-    random for the report and, with 1,000 rows or more, for the choice and for calibration; with fewer,
-    cross-validation is used. All other columns are features, unless they are constant, mostly missing, or
-    text with many values. Dates become year, month, day of the week and hour. Use --order for rows in time
-    order. Targets that repeat their values are treated as counts, rounded values or values with atoms; use
-    --outputs to declare what they are.
+    predicts held-out rows best is chosen and recalibrated; use --flow to name a model instead. Rows are set
+    aside at random for the report and, with 1,000 rows or more, for the choice and for calibration; with
+    fewer rows, cross-validation is used. All other columns are features, unless they are constant, mostly
+    missing, or text with many values. Dates become year, month, day of the week and hour. Use --order for
+    rows in time order. Targets with repeated values are treated as counts, rounded values or values with
+    atoms; use --outputs to declare their kinds.
 
     Ctrl-C stops training and keeps the best weights so far.
 
@@ -156,7 +156,7 @@ def fit(
         raise click.UsageError("--targets must name at least one column.")
     if calibration is not None and recalibration == "none":
         raise click.UsageError(
-            "--calibration cannot be combined with --recalibration none; leave out one of them."
+            "--calibration cannot be combined with --recalibration none; drop one of them."
         )
     check_overwriting(out, overwrite)
     training = {
@@ -182,7 +182,7 @@ def fit(
         order,
         outputs,
     )
-    with ExitStack() as places:  # before training: what cannot be written is known at once
+    with ExitStack() as places:  # before training, to fail early if something cannot be written
         page = None if html is None else places.enter_context(whole_file(html))
         places.enter_context(writable_folder(out))
         model, report = fit_table(source, targets, drop, settings, out)
@@ -210,8 +210,8 @@ def demo(out: Path, rows: int, as_json: bool) -> None:
     """Run an example on a synthetic table of households.
 
     A linear model with normal errors is fitted to skewed expenses, so its probabilities are wrong;
-    recalibration repairs them. It takes half a minute and no network. The folder will hold households.csv,
-    some new rows, the model, a report and a plot of the calibration before and after.
+    recalibration repairs them. The demo takes half a minute and needs no network. The folder will hold
+    households.csv, some new rows, the model, a report and a plot of the calibration before and after.
 
     \b
     Examples:
@@ -249,7 +249,7 @@ def demo(out: Path, rows: int, as_json: bool) -> None:
     write_picture(lambda: plot_before_and_after(report), out / "calibration.png")
     write_page(report, out / "report.html")
     click.echo(json_text({"out": out, **quality(report)}) if as_json else f"\n{summary(report)}\n")
-    say("Go on with:")
+    say("Next, try:")
     new = out / "new.csv"
     for line in (
         ("info", folder),

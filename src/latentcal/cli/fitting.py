@@ -1,4 +1,4 @@
-"""From a file to a model: sets rows aside, then trains, recalibrates and diagnoses a flow."""
+"""Fits a model to a file: sets rows aside, then trains, recalibrates and diagnoses a flow."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
     from ..estimator import FlowRegressor
 
-_SHARE = 0.15  # of validation, and of calibration, where they have no rows of their own
-_FEWEST = 2  # rows of each
-_FEW_INCOMPLETE = 0.1  # share of rows that miss some targets up to which they are left out
+_SHARE = 0.15  # share of rows for validation, and for calibration, unless given separately
+_FEWEST = 2  # fewest rows of each
+_FEW_INCOMPLETE = 0.1  # rows with missing targets are left out up to this share
 _PARTS = ("train", "validation", "calibration", "test")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fit.
+    """Settings of a fit.
 
     Args:
         flow: name of the flow.
         recalibration: name of the recalibration.
         flow_options: further arguments of the flow.
         max_rows: number of random rows of a larger file to train, validate and test on; others calibrate.
-        min_rows: with fewer rows an error is raised.
+        min_rows: fewer rows raise an error.
         test_share: share of the rows that is set aside for the report.
         training: training options of the estimator.
         seed: seed of all random choices.
@@ -120,7 +120,7 @@ def fit_table(
     lost = int((~whole).sum())
     leaves_out = has_atoms or lost <= _FEW_INCOMPLETE * len(whole)
     index = _draw_parts(data, settings, in_turn=not has_atoms and leaves_out)
-    # The report, and models with atoms, take rows with all targets.
+    # The report, and models with atoms, need rows with all targets.
     index = {
         name: rows[whole[rows]] if leaves_out or name == "test" else rows for name, rows in index.items()
     }
@@ -129,12 +129,12 @@ def fit_table(
     _check_targets(source, data, index["train"])
     _describe(source, data, rules)
     if lost and has_atoms:
-        say(f"{lost:,} of these rows are left out: targets with atoms take rows that have all of them.")
+        say(f"{lost:,} of these rows are left out: targets with atoms need rows without missing targets.")
     elif lost:
-        few = f"Rows that miss targets are left out: they are at most {_FEW_INCOMPLETE:.0%} of all."
-        say(few if leaves_out else "Rows that miss some targets train and calibrate with the others.")
+        few = f"Rows with missing targets are left out: they are at most {_FEW_INCOMPLETE:.0%} of all rows."
+        say(few if leaves_out else "Rows with some missing targets are used for training and calibration.")
     if lost := sum(map(len, before.values())) - sum(map(len, index.values())):
-        say(f"{lost:,} rows are left out because they miss a feature that the model uses.")
+        say(f"{lost:,} rows are left out because a feature that the model uses is missing.")
     table = Rows(x, data.y, data.weights)
     parts = {name: table.of(rows) for name, rows in index.items()} | _read_parts(
         source, data, rules, settings
@@ -179,15 +179,15 @@ def _has_atoms(data: TableDataset, settings: Settings) -> bool:
     each = [said] * len(names) if isinstance(said, str) else said
     try:
         kinds = resolve_kinds(each, data.y.double(), names, cautious=True)
-    except ValueError:  # which the estimator explains
+    except ValueError:  # the estimator raises it again, with an explanation
         return False
     return any(" + " in kind for kind in kinds)
 
 
 def _draw_parts(data: TableDataset, settings: Settings, *, in_turn: bool) -> dict[str, Tensor]:
-    """Rows of the data for each part that has no rows of its own: at random, or blocks in time.
+    """Rows of the data for each part without a file of its own: random rows, or blocks in time.
 
-    With few rows none calibrate by themselves where they can all be held out ``in_turn``.
+    With few rows there is no calibration part if all rows can be held out ``in_turn``.
     """
     order = _order_rows(data, settings)
     counts = {"test": round(settings.test_share * len(data))}
@@ -202,7 +202,7 @@ def _draw_parts(data: TableDataset, settings: Settings, *, in_turn: bool) -> dic
         and not _calibrates_with_others(data, settings)
     ):
         counts["calibration"] = share
-        if settings.order is not None:  # in time: training, validation, calibration, test
+        if settings.order is not None:  # time order: training, validation, calibration, test
             counts = {name: counts[name] for name in ("test", "calibration", "validation") if name in counts}
     *others, train = order.tensor_split(np.cumsum([*counts.values()]).tolist())
     if settings.order is None:
@@ -211,12 +211,12 @@ def _draw_parts(data: TableDataset, settings: Settings, *, in_turn: bool) -> dic
 
 
 def _holds_out_in_turn(n: int, settings: Settings) -> bool:
-    """Whether the estimator sets no rows aside, but holds out each in its turn."""
+    """Whether the estimator holds out each row in turn, instead of setting rows aside."""
     return not settings.files and _make_estimator(settings).holds_out_in_turn(n)
 
 
 def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
-    """Numbers (n,) of the rows: at random, or from the last one in time to the first."""
+    """Row numbers (n,): in random order, or from last to first in time."""
     if settings.order is None:
         return torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(data)))
     if settings.order == IN_FILE:
@@ -231,9 +231,9 @@ def _order_rows(data: TableDataset, settings: Settings) -> Tensor:
 
 
 def _calibrates_with_others(data: TableDataset, settings: Settings) -> bool:
-    """Whether what is too much for training is enough to calibrate."""
+    """Whether the rows beyond those for training are enough for calibration."""
     if settings.order is not None:
-        return False  # they may be earlier than those that train
+        return False  # they may be earlier than the training rows
     rest = len(data) - round(settings.test_share * len(data))
     return data.file_rows - settings.max_rows >= _SHARE * rest
 
@@ -241,7 +241,7 @@ def _calibrates_with_others(data: TableDataset, settings: Settings) -> bool:
 def _read_parts(
     source: Source, data: TableDataset, rules: Preprocessing, settings: Settings
 ) -> dict[str, Rows]:
-    """The parts that come from other files, and the rows that are too many for training as calibration."""
+    """The parts from other files, and surplus training rows as the calibration part."""
     parts = {}
     for name, path in settings.files.items():
         if name != "calibration" or settings.repairs:
@@ -259,7 +259,7 @@ def _read_parts(
 def _take(
     source: Source, rules: Preprocessing, settings: Settings, without: Tensor | None = None
 ) -> tuple[Rows, int]:
-    """At most ``max_rows`` random rows of a file, and of how many."""
+    """At most ``max_rows`` random rows of a file, and the number of rows to choose from."""
     found = random_rows(source, rules, settings.max_rows, settings.seed, without, settings.weights)
     return Rows(found.x, found.y, found.weights), found.total
 
@@ -288,7 +288,7 @@ def _train(parts: Mapping[str, Rows], rules: Preprocessing, settings: Settings) 
     calibration = frames.get("calibration")
     estimator = _make_estimator(settings)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GuessedKindsWarning)  # said by the caller
+        warnings.simplefilter("ignore", GuessedKindsWarning)  # reported by the caller
         estimator.fit(
             x, y, validation=frames.get("validation"), calibration=calibration, sample_weight=weights
         )
@@ -302,10 +302,10 @@ def _as_frame(values: Tensor, names: tuple[str, ...]) -> pd.DataFrame:
 
 
 def _check_columns(source: Source, data: TableDataset) -> None:
-    """Raise where a stray text has made a column of numbers or dates one that is no feature."""
+    """Raise if a stray text turned a column of numbers or dates into one that cannot be a feature."""
     for column in data.columns:
         stray, what = find_stray(column)
-        name = f'"{column.name}"' if "," in column.name else column.name  # as --drop takes it
+        name = f'"{column.name}"' if "," in column.name else column.name  # in the form for --drop
         if stray and column.name in data.preprocessing.dropped:
             raise ArgumentError(
                 f"{source}: the column {quote(column.name)} contains {quote(stray)} among {what}. Correct "
@@ -320,7 +320,7 @@ def _check_targets(source: Source, data: TableDataset, rows: Tensor) -> None:
 
 
 def _describe_outputs(estimator: FlowRegressor, rules: Preprocessing, settings: Settings) -> None:
-    """Say what kinds the targets are, where one is not a real number."""
+    """Print the kinds of the targets, unless all are real numbers."""
     if all(kind == "real" for kind in estimator.outputs_):
         return
     declared = {} if isinstance(settings.outputs, str) else settings.outputs

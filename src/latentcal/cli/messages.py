@@ -1,4 +1,4 @@
-"""Messages and progress on the error stream; a few plain lines if it is not a terminal."""
+"""Messages and progress on standard error; a few plain lines if it is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import click
 from .._internal.hints import shell_words
 from .._internal.progress_bar import ProgressBar
 
-SHORT = 5.0  # seconds of work that needs no progress
-_FIRST_LOOK, _WARM_UP = 0.5, 2.0  # seconds of some rows, and of the first ones, that tell of the rest
+SHORT = 5.0  # seconds of work below which no progress is shown
+_FIRST_LOOK, _WARM_UP = 0.5, 2.0  # seconds of any rows, or of the first ones, before the total is estimated
 
 
 def say(message: str) -> None:
-    """Print a line for the user that is not part of the result."""
+    """Print a line that is not part of the result."""
     click.echo(printable(message), err=True)
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Text without control characters that a terminal would obey.
+    """Text without control characters that a terminal would interpret.
 
     Args:
         text: text to show.
@@ -41,15 +41,15 @@ def command(*words: object) -> str:
 
 
 class Progress:
-    """Progress over about ``total`` rows on the error stream; silent when the work is short.
+    """Progress over about ``total`` rows on standard error; silent if the work is short.
 
     The total time is printed once it can be estimated. Then a bar shows the rate and the time left; without a
     terminal, a line is printed every ten seconds.
 
     Args:
-        what: what is being done, such as ``"predicting"``.
+        what: name of the work, such as ``"predicting"``.
         total: about how many rows there are.
-        printing: whether answers are printed to the terminal meanwhile; no bar is shown then.
+        printing: whether answers are printed to the terminal meanwhile, in which case no bar is shown.
     """
 
     def __init__(self, what: str, total: int, *, printing: bool = False) -> None:
@@ -73,7 +73,7 @@ class Progress:
         now = time.monotonic()
         seconds, first = now - self._last, not self._done
         self._done, self._last = self._done + rows, now
-        # The first rows also wait for what is loaded and planned once.
+        # The time of the first rows includes loading and other one-time work.
         if self._told or seconds < (_WARM_UP if first else _FIRST_LOOK):
             return
         self._told = True

@@ -113,14 +113,14 @@ def load_model(folder: Path) -> Model:
 
 
 def report_on(model: Model, x: Any, y: Any, *, seed: int = 0, **options: Any) -> CalibrationReport:
-    """Report on rows (n, p), (n, d), with column names and with commands as advice."""
+    """Report on rows (n, p), (n, d), with column names, and with commands as advice."""
     names = {"feature_names": list(model.rules.feature_names), "output_names": list(model.targets)}
     generator = torch.Generator().manual_seed(seed)
     return model.estimator.diagnose(x, y, generator=generator, audience="command line", **names, **options)
 
 
 def summary(report: CalibrationReport) -> str:
-    """A few lines: what recalibration did, the verdict, the numbers before and after."""
+    """A few lines with the effect of recalibration, the verdict, and the numbers before and after."""
     before, after = report.before, report.measured
     lines = [*filter(None, [report.before_and_after, report.sentence]), ""]
     lines.append(f"{f'{report.n:,} rows set aside':<24}{'before':>12}{'after':>12}")
@@ -144,7 +144,7 @@ def advise(report: CalibrationReport) -> None:
 
 
 def quality(report: CalibrationReport) -> dict[str, Any]:
-    """The part of a report that goes on the model's card."""
+    """The part of a report that is stored on the model's card."""
     sides = {"before": report.before, "after": report.measured}
     numbers = {
         name: {measure.name: measure.value for measure in side.numbers}

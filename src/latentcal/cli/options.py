@@ -1,4 +1,4 @@
-"""Types of options, and the options that several commands share; nothing heavy is imported here."""
+"""Option types, and options that several commands share; nothing slow is imported here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OneName(click.Choice):
 
 
 class Names(click.ParamType):
-    """Column names separated by commas; a name that contains a comma goes in double quotes."""
+    """Column names separated by commas; put a name that contains a comma in double quotes."""
 
     name = "columns"
 
@@ -71,7 +71,7 @@ class Budget(click.ParamType):
 
 
 class Kinds(click.ParamType):
-    """NAME:KIND pairs separated by commas, or one kind for all; brackets and quotes protect commas."""
+    """NAME:KIND pairs separated by commas, or one kind for all; commas in brackets or quotes are kept."""
 
     name = "column:kind,..."
 
@@ -207,7 +207,7 @@ def rows(command: Command, *, required: bool = True) -> Command:
 
 
 def _spool_stdin() -> Path:
-    """A file with what comes in by the standard input: files are read more than once. It goes at the end."""
+    """A temporary file with the contents of standard input, because files are read more than once."""
     folder = click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="latentcal-"))
     path = Path(folder) / "stdin"
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Results as JSON and tables, to standard output or to files that appear complete or not at all."""
+"""Results as JSON and tables, to standard output or to files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def whole_file(target: Path) -> Iterator[Path]:
             yield target
         return
     with _make_folder_beside(target) as folder:
-        # The name keeps its ending, by which formats are told.
+        # The name keeps its extension, which determines the format.
         fresh = folder / target.name
         with _name_target(target):
             yield fresh
             if not fresh.exists():
                 return
             with fresh.open("rb") as file:
-                os.fsync(file.fileno())  # a full disk may show only now
+                os.fsync(file.fileno())  # a full disk may be reported only now
             fresh.replace(target)
 
 
@@ -68,7 +68,7 @@ def writable_folder(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _make_folder_beside(target: Path) -> Iterator[Path]:
-    """A folder on the same disk for what is not complete; folders made for it go where the block fails."""
+    """A folder on the same disk for incomplete files; if the block fails, created folders are removed."""
     new = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
         try:
@@ -93,12 +93,12 @@ def _make_folder_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A request to end (SIGTERM) is an exception inside, so that nothing temporary stays."""
+    """Turn SIGTERM into an exception inside the block, so that temporary files are removed."""
 
     def end(*_: Any) -> None:
         raise SystemExit(128 + signal.SIGTERM)
 
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     before = signal.signal(signal.SIGTERM, end)
@@ -110,14 +110,14 @@ def _terminable() -> Iterator[None]:
 
 @contextmanager
 def _name_target(target: Path) -> Iterator[None]:
-    """Failures to write, which name no file or a temporary one, name the target."""
+    """Make errors of writing name the target, instead of no file or a temporary one."""
     try:
         yield
     except OSError as error:
         name = "" if error.filename is None else str(error.filename)
         own = not name or f".{target.name}-" in name or Path(name).is_relative_to(target.resolve())
         if isinstance(error, (BrokenPipeError, FileExistsError)) or not own:
-            raise  # of another file, or with a reason of its own
+            raise  # about another file, or with a more specific reason
         raise _write_failure(target, error) from error
 
 
@@ -137,7 +137,7 @@ def table_writer(out: Path | None, *, as_json: bool = False, raw: bool = False) 
     Args:
         out: file with the ending of its format: csv, JSON lines or parquet; standard output if None.
         as_json: print JSON lines instead of csv.
-        raw: whether text in csv is left unchanged. If not, text that a spreadsheet would run as a formula
+        raw: whether text in csv is left unchanged. Otherwise, text that a spreadsheet would run as a formula
             gets a leading apostrophe; numbers never do.
     """
     if out is None:
@@ -145,7 +145,7 @@ def table_writer(out: Path | None, *, as_json: bool = False, raw: bool = False) 
         sys.stdout.flush()
         return
     if out.suffix not in ENDINGS and (out.is_file() or not out.exists()):
-        raise click.ClickException(f"{out} has no known ending; use one of {', '.join(ENDINGS)}.")
+        raise click.ClickException(f"{out} has no known extension; use one of {', '.join(ENDINGS)}.")
     with whole_file(out) as path:
         if out.suffix in (".parquet", ".pq"):
             parquet = _Parquet(path)
@@ -191,7 +191,7 @@ class _Parquet:
     def __call__(self, table: Table) -> None:
         batch = self._arrow.table({name: self._array(np.asarray(column)) for name, column in table.items()})
         if self._writer is None:
-            # Later rows may have text where the first ones have nothing.
+            # Later rows may have text in columns that are empty in the first ones.
             fields = [
                 field.with_type(self._arrow.string()) if self._arrow.types.is_null(field.type) else field
                 for field in batch.schema
@@ -200,7 +200,7 @@ class _Parquet:
         self._writer.write_table(batch.cast(self._writer.schema))
 
     def _array(self, values: np.ndarray) -> Any:
-        # Whole numbers, if the first rows have them, cannot be NaN later on, but may be missing.
+        # If the first rows hold integers, later values cannot be NaN but may be missing.
         later = self._writer is not None
         return self._arrow.array(values, from_pandas=later and values.dtype == object)
 
@@ -210,7 +210,7 @@ class _Parquet:
 
 
 def _make_harmless(text: str) -> str:
-    """Text that no spreadsheet executes; numbers are none, whatever they begin with."""
+    """Text that no spreadsheet runs as a formula; numbers are unchanged, whatever they begin with."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
@@ -223,13 +223,13 @@ def _make_harmless(text: str) -> str:
 def _as_texts(column: Any, text: Callable[[str], str]) -> list[str]:
     values = _spell_dates(np.asarray(column))
     if values.dtype.kind == "f":
-        return [f"{value:.7g}" for value in values.tolist()]  # what float32, in which models learn, can tell
-    # What a kept column misses (None, NaN, NaT) stays an empty cell.
+        return [f"{value:.7g}" for value in values.tolist()]  # float32, used in training, has 7 digits
+    # Missing values of a kept column (None, NaN, NaT) stay empty cells.
     return ["" if value is None or value != value else text(str(value)) for value in values.tolist()]
 
 
 def _spell_dates(values: np.ndarray) -> np.ndarray:
-    """Dates of numpy as ISO texts, None where missing; all else as it is."""
+    """Numpy dates as ISO texts, None where missing; other values unchanged."""
     if values.dtype.kind != "M":
         return values
     seconds = values.astype("datetime64[s]")
@@ -245,7 +245,7 @@ def _round(values: np.ndarray) -> np.ndarray | list[float]:
 
 
 def _as_plain(value: Any) -> Any:
-    """In types of JSON."""
+    """The value in JSON types."""
     if isinstance(value, Mapping):
         return {str(name): _as_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

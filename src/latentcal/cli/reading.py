@@ -1,4 +1,4 @@
-"""Rows of a user's file as a model reads them, in batches."""
+"""Rows of a user's file in batches, as features of a model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .._internal.table_files import estimate_rows
 from ..tables import Encoded, Gaps, Preprocessing, Reservoir, column_names
 from .messages import say
 
-CHUNK = 2000  # rows at a time: few, so that progress is seen
+CHUNK = 2000  # rows in a batch: few, so that progress is visible
 STDIN = "standard input"
-IN_FILE = "time"  # the order that rows of a file have
+IN_FILE = "time"  # name of the order of the file
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of rows, and how to read it.
+    """A file of rows, and options for reading it.
 
     Args:
         path: csv or parquet file.
-        missing: what to do about missing values; None for what the model was fitted with.
+        missing: what to do about missing values; None for the setting that the model was fitted with.
         delimiter: delimiter of a csv file.
         encoding: encoding of a csv file.
         decimal: decimal mark; None for a point, with an error if there are decimal commas.
@@ -77,9 +77,9 @@ class Source:
         keep: Sequence[str] = (),
         size: int = CHUNK,
     ) -> Iterator[Encoded]:
-        """Features, and targets on request, ``size`` rows at a time; raises if there are none.
+        """Features, and targets on request, in batches of ``size`` rows; raises if there are no rows.
 
-        At the end, prints which rows were left out and which values filled in.
+        At the end, the rows left out and the values filled in are printed.
         """
         gaps = Gaps()
         how: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Source:
 
 
 class Chunk(NamedTuple):
-    """Some rows, with the columns to keep beside the answers."""
+    """Some rows, with the columns to keep."""
 
     x: Tensor
     y: Tensor | None
@@ -125,7 +125,7 @@ def chunks(
 
 
 class RandomRows(NamedTuple):
-    """A random part of a file's rows, in their order."""
+    """A random part of a file's rows, in the order of the file."""
 
     x: Tensor
     y: Tensor
@@ -144,9 +144,9 @@ def random_rows(
     weights: str | None = None,
     order: str | None = None,
 ) -> RandomRows:
-    """At most ``most`` random rows with targets; memory does not grow with the file.
+    """At most ``most`` random rows with targets, read in bounded memory.
 
-    They keep the order of the file, or are sorted by a column.
+    They are in the order of the file, or sorted by a column.
 
     Args:
         source: the file.
@@ -157,7 +157,7 @@ def random_rows(
         weights: column with the weights of the rows.
         order: ``"time"`` for the order of the file, or a column to sort by.
     """
-    reservoir = Reservoir(most, (seed, 1))  # others than ``load_csv`` with this seed takes of the same file
+    reservoir = Reservoir(most, (seed, 1))  # different rows than ``load_csv`` takes with this seed
     kept: list[Tensor] = []
     sorted_by = order if order not in (None, IN_FILE) else None
     readers = {weights: _read_weights, sorted_by: _read_places}
@@ -182,7 +182,7 @@ def random_rows(
 
 
 def places_in_time(column: Column) -> Tensor:
-    """Numbers (n,) to sort rows by, from a column of numbers or dates; raises for gaps and text."""
+    """Numbers (n,) to sort rows by, from a column of numbers or dates; raises for missing values or text."""
     if column.kind == "text" or bool(column.missing.any()):
         what = "text" if column.kind == "text" else "gaps"
         raise ValueError(

@@ -1,7 +1,7 @@
-r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; read by Python's parser, never run.
+r"""Conditions on targets, ``a > 1 and b + 2*c <= 3``, as sets of outputs; parsed as Python, never executed.
 
 Comparisons of expressions that are linear in the targets, joined by ``and``, ``or``, ``not`` (``&``, ``|``)
-and parentheses. A name that is not a plain word goes in quotes (', " or `).
+and parentheses. Put names that are not plain words in quotes (', " or `).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MARKS = {"&": "and", "|": "or", "=": "=="}
 _WORDS = {"and", "or", "not"}
 _QUOTES = "'\"`"
 _UNFINISHED = re.compile(r"(\b(and|or|not)|[-+*/<>=])$")
-_SLACK = 1e-6  # of a step, by which values of a grid may be off
-_LONGEST = 200  # characters of a condition that an error repeats
+_SLACK = 1e-6  # tolerance for values of a grid, in steps
+_LONGEST = 200  # most characters of a condition in an error message
 
 
 class WhereError(ValueError):
-    """A condition that cannot be parsed; the message gives the place."""
+    """Raised when a condition cannot be parsed; the message gives the position."""
 
 
 def parse_where(text: str, targets: Sequence[str], kinds: Sequence[str] | None = None) -> Membership:
@@ -51,7 +51,7 @@ def parse_where(text: str, targets: Sequence[str], kinds: Sequence[str] | None =
             without kinds, single values have none.
 
     Raises:
-        WhereError: with what was expected, and where.
+        WhereError: if the text is not a valid condition; the message states what was expected, and where.
 
     Examples:
         >>> parse_where("1 < a <= 2 and b >= 0", ["a", "b"])
@@ -72,7 +72,7 @@ class _Reader:
         self._steps = np.array([kind.step for kind in parsed] or [0.0] * len(self._targets))
         self._shown = repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "…")
         self._example = f"{_quote(self._targets[0])} > 1"
-        self._places: list[int] = []  # in the text, of every character that the parser sees
+        self._places: list[int] = []  # position in the text of every character passed to the parser
 
     def read(self) -> Membership:
         if not self._text.strip():
@@ -80,7 +80,7 @@ class _Reader:
         source = self._translate()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # the parser warns of "1or 2"
+                warnings.simplefilter("error")  # the parser warns about "1or 2"
                 return self._condition(ast.parse(source, mode="eval").body)
         except SyntaxError as error:
             raise self._syntax_error(source, error.offset) from None
@@ -88,7 +88,7 @@ class _Reader:
             raise WhereError("The condition is too long or too deeply nested.") from None
 
     def _translate(self) -> str:
-        """The condition with t0, t1, ... for the targets, on one line."""
+        """The condition on one line, with the targets replaced by t0, t1, ..."""
         parts, at = [], 0
         for match in _PARTS.finditer(self._text):
             kind = str(match.lastgroup)
@@ -183,9 +183,9 @@ class _Reader:
         return number
 
     def _at_most_zero(self, number: np.ndarray, *, strict: bool = False) -> Membership:
-        """The set where a linear expression is at most 0; a box where one target decides.
+        """The set where a linear expression is at most 0; a box if it contains one target only.
 
-        Less than 0, if ``strict``: by a little, where single values have a probability.
+        If ``strict``, less than 0: by a small margin where single values have a probability.
         """
         if not np.isfinite(number).all():
             raise WhereError(f"{self._shown} has a number that is too large.")
@@ -223,7 +223,7 @@ class _Reader:
 
 
 def _quote(name: str) -> str:
-    """A target as a condition names it: in quotes where it is no plain word."""
+    """The name of a target in conditions: in quotes if it is not a plain word."""
     if re.fullmatch(r"[^\W\d][\w.]*", name) and name.lower() not in _WORDS:
         return name
     quote = next((mark for mark in _QUOTES if mark not in name), "'")
@@ -231,7 +231,7 @@ def _quote(name: str) -> str:
 
 
 def _intersect(a: Membership, b: Membership) -> Membership:
-    """Both; a box where both are, so that it can be integrated on a grid."""
+    """The intersection; a box if both are boxes, so that it can be integrated on a grid."""
     if not (isinstance(a, Box) and isinstance(b, Box)):
         return operator.and_(a, b)
     lower, upper = torch.maximum(a.lower, b.lower), torch.minimum(a.upper, b.upper)

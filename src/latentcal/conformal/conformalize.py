@@ -20,7 +20,7 @@ from .latent_score import LatentScore
 from .region import Region, as_levels
 
 Scorer = str | Score | Callable[[Any, "Tensor | None", Tensor], Tensor]
-"""Accepted as a score: a name, a score, or a function of (model, x, y)."""
+"""Types accepted as a score: a name, a score, or a function of (model, x, y)."""
 
 _VOID = "The guarantee needs scores that are fixed before these rows are seen, so it does not hold."
 _SCORES: dict[str, type[Score]] = {
@@ -33,7 +33,7 @@ _SCORES: dict[str, type[Score]] = {
 
 
 class Calibration(NamedTuple):
-    """A score, its sorted values (n,) on the calibration rows, and a sketch of the rows."""
+    """A score, its sorted values (n,) on the calibration rows, and the fingerprint of the rows."""
 
     score: Score
     scores: Tensor
@@ -50,20 +50,20 @@ def conformal_region(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Region:
-    r"""Regions that contain a new y with at least the given probability, whatever the errors of the model.
+    r"""Regions that contain a new y with at least the given probability, even if the model is wrong.
 
     .. math:: R(x) = \{y : s(x, y) \le t\}, \qquad t = S_{(\lceil c (n + 1) \rceil)},
 
-    with :math:`S_i = s(x_i, y_i)` the scores of the calibration rows. If these and a new row (x, y) are
-    exchangeable, then :math:`c \le P(y \in R(x)) \le c + \frac{1}{n + 1}`, on average over calibration sets;
-    the upper bound requires scores without ties (discrete y has ties). The statement holds on average over x,
-    not at each x. Training rows of the model are not exchangeable with new ones.
+    Here :math:`S_i = s(x_i, y_i)` are the scores of the calibration rows. If these rows and a new row (x, y)
+    are exchangeable, then :math:`c \le P(y \in R(x)) \le c + \frac{1}{n + 1}`, on average over calibration
+    sets; the upper bound requires scores without ties (discrete y has ties). The statement holds on average
+    over x, not at each x. Training rows of the model are not exchangeable with new rows.
 
     Args:
-        model: flow, or any function of x that gives a distribution.
+        model: flow, or any function of x that returns a distribution.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        coverage: probability c, or several of them for nested regions from one calibration.
+        coverage: probability c, or several for nested regions from one calibration.
         score: ``"latent"`` (CONTRA, L-CP), ``"hpd"`` (HPD-split), ``"density"`` (DR-CP), ``"pcp"``, ``"dcp"``
             (one output), a score such as ``HPDScore(samples=1000)``, or a function ``s(model, x, y)``,
             (..., n, d) at x (n, p) -> (..., n).
@@ -107,8 +107,8 @@ def _calibrate(
         outputs = getattr(model(None if x is None else x[:1]), "event_shape", y.shape[1:])
     if tuple(outputs) != tuple(y.shape[1:]):
         raise ValueError(
-            f"y has {y.shape[1]} outputs, the model predicts {tuple(outputs)}. Arguments are (model, x, y); "
-            "were x and y swapped? Turn a distribution of numbers into one of vectors with "
+            f"y has {y.shape[1]} outputs, but the model's events have shape {tuple(outputs)}. Arguments are "
+            "(model, x, y); were x and y swapped? Turn a distribution of numbers into one of vectors with "
             "Independent(distribution, 1)."
         )
     scores = ascending(evaluate(made, model, x, y, batch_size=batch_size).cpu())
@@ -135,9 +135,9 @@ def as_score(score: Scorer, generator: torch.Generator | None = None) -> Score:
 
 
 def _harmful_reuse(model: Any, score: Score, x: Tensor | None, y: Tensor) -> float:
-    """Share of the rows of the model's recalibration that are used again, where that voids the guarantee."""
+    """Share of the model's recalibration rows that are reused, if that voids the guarantee; otherwise 0."""
     record = getattr(model, "recalibration", None)
-    # Recalibration by one law keeps the maps: the norms, and with them their regions, are those of before.
+    # Recalibration by one law keeps the maps, so the norms and their regions are unchanged.
     harmless = (
         isinstance(record, Recalibration)
         and not isinstance(record.law, ConditionalRadius)
@@ -163,8 +163,8 @@ def anomaly_pvalue(
 
     .. math:: p = \frac{1 + \#\{i : S_i \ge s(x, y)\}}{n + 1}
 
-    with :math:`S_i` the scores of the n calibration rows. If (x, y) is exchangeable with them then
-    :math:`P(p \le a) \le a` for every a, whatever the errors of the model: flagging :math:`p \le a` has a
+    Here :math:`S_i` are the scores of the n calibration rows. If (x, y) is exchangeable with them, then
+    :math:`P(p \le a) \le a` for every a, even if the model is wrong: flagging :math:`p \le a` has a
     false-alarm rate of at most a, on average over calibration sets. No p is below 1 / (n + 1). P-values from
     one calibration set are dependent, but in a way that Benjamini and Hochberg's procedure allows.
 
@@ -183,7 +183,7 @@ def anomaly_pvalue(
         (...) float64 p-values.
 
     Warns:
-        CalibrationReuseWarning: as :func:`conformal_region`.
+        CalibrationReuseWarning: as for :func:`conformal_region`.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow

@@ -31,12 +31,12 @@ from .geometry import (
 
 
 class Score:
-    r"""A conformity score s(x, y): the larger it is, the less y conforms to x.
+    r"""Base class of conformity scores s(x, y): the larger the score, the less y conforms to x.
 
     A region is the sublevel set :math:`\{y : s(x, y) \le t\}`. A new score implements ``__call__``, or ``at``
     if it needs preparation for an x. It must be fixed before the calibration data are seen: a score with
     random draws has its own seed, so that the same (x, y) always has the same score. The other methods
-    describe sublevel sets; they use only the score, and can be overridden by something better.
+    describe sublevel sets; they use only the score, and can be overridden by better ones.
     """
 
     samples: int = 1
@@ -58,11 +58,11 @@ class Score:
         return lambda y: self(model, x, y)
 
     def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1000) -> Tensor:
-        """Draws (s, n, d) of the model, conditional on the set; with at most ``tries`` tries for each."""
+        """Draws (s, n, d) of the model, conditional on the set, with at most ``tries`` tries for each."""
         return sample_inside(level_set, count, tries)
 
     def volume(self, level_set: SublevelSet, samples: int) -> Volume:
-        """Volume at each x, (n,), and its Monte-Carlo error."""
+        """Volume at each x, (n,), and its Monte Carlo error."""
         return importance_volume(level_set, samples)
 
     def bounds(self, level_set: SublevelSet) -> Bounds:
@@ -119,7 +119,7 @@ def _infinite_volume(level_set: SublevelSet) -> Volume:
 
 
 class DrawingScore(Score):
-    """A score from draws of the predictions, with a seed that makes them the same at every call."""
+    """A score from draws of the predictions, with a seed that makes them the same in every call."""
 
     seed: int
 
@@ -146,12 +146,12 @@ class DensityScore(Score):
 
 @dataclass(frozen=True)
 class HPDScore(DrawingScore):
-    r"""Probability, under the model, of a higher density than that of y: the score of HPD-split.
+    r"""Probability under the model of a density at least that of y: the score of HPD-split.
 
     .. math:: s(x, y) = P\big(f(Y' \mid x) \ge f(y \mid x)\big), \qquad Y' \sim f(\cdot \mid x),
 
-    from samples whose densities are interpolated, see :func:`interpolated_rank`. The regions are
-    highest-density regions at every x, and scores have no ties.
+    It is estimated from samples whose densities are interpolated, see :func:`interpolated_rank`. The regions
+    are highest-density regions at every x, and scores have no ties.
 
     Args:
         samples: number s of draws at each x.
@@ -197,7 +197,7 @@ def interpolated_rank(values: Tensor, draws: Tensor) -> Tensor:
 
 
 def _negative_log_density(pred: Any, y: Tensor) -> Tensor:
-    # A flow works in float64 inside and answers in the dtype of y: rounding would make ties.
+    # A flow computes in float64 but returns the dtype of y: rounding would create ties.
     return negative_log_density(pred, y.to(torch.float64) if isinstance(pred, FlowDistribution) else y)
 
 
@@ -228,7 +228,7 @@ class PCPScore(DrawingScore):
 
         .. math:: V = s \, \mathrm{vol}(B) \; E\left[\frac{1}{\#\{i : y \in B_i\}}\right]
 
-        with y drawn uniformly from a ball that is drawn at random.
+        Here y is drawn uniformly from a ball that is drawn at random.
         """
         centres, norm = self.draws(level_set.model, level_set.x), Euclidean()
         (s, n, dim), threshold, generator = centres.shape, level_set.threshold, level_set.generator
@@ -237,7 +237,7 @@ class PCPScore(DrawingScore):
         radius = threshold * torch.rand(samples, n, generator=generator, device=device) ** (1 / dim)
         offset = radius[..., None] * norm.sample_direction((samples, n), dim, generator)
         y = centres.gather(0, which[..., None].expand(-1, -1, dim)) + offset.to(centres)
-        # A point on the rim of its own ball may be outside by rounding.
+        # A point on the boundary of its own ball may be outside by rounding.
         balls = (_distances(y, centres) <= threshold).sum(-1).clamp(min=1).to(torch.float64)
         log_ball = log_ball_volume(norm, dim, torch.tensor(threshold, dtype=torch.float64))
         return mean_volume(math.log(s) + log_ball.to(balls.device) - balls.log())
@@ -252,7 +252,7 @@ def _distances(y: Tensor, centres: Tensor) -> Tensor:
     """Distances of y (..., n, d) to centres (s, n, d), (..., n, s)."""
     n, dim = y.shape[-2:]
     points = y.reshape(math.prod(y.shape[:-2]), n, dim).movedim(0, 1).to(torch.float64)
-    # Not by |a|^2 - 2ab + |b|^2, which loses the digits of small distances.
+    # Not from |a|^2 - 2ab + |b|^2, which loses the digits of small distances.
     distance = torch.cdist(
         points, centres.movedim(0, 1).to(points), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -270,11 +270,11 @@ class DCPScore(DrawingScore):
     constant in the tails. Regions are central intervals. The one-sided score is :math:`-\log(1 - F)`,
     increasing in F, with regions :math:`(-\infty, q(x)]`.
 
-    F is the exact one of the flow, or the ``cdf`` of the predicted distribution; without a ``cdf`` it is
-    estimated from samples by :func:`interpolated_rank`.
+    F is the exact distribution function of the flow, or the ``cdf`` of the predicted distribution; without a
+    ``cdf`` it is estimated from samples by :func:`interpolated_rank`.
 
     Args:
-        one_sided: use F itself.
+        one_sided: whether to use F itself.
         samples: number of draws at each x, if there is no distribution function.
         seed: seed of the draws, which are common to all x.
 
@@ -289,7 +289,7 @@ class DCPScore(DrawingScore):
     def at(self, model: Any, x: Tensor | None) -> Callable[[Tensor], Tensor]:
         if (dim := outputs_of(model, x)) != 1:
             raise ValueError(
-                f'DCP needs a single output, the model has {dim}. Use score="latent", "hpd" or "density".'
+                f'DCP needs a single output, but the model has {dim}. Use score="latent", "hpd" or "density".'
             )
         pred = model(x)
         if isinstance(pred, FlowDistribution):

@@ -19,17 +19,17 @@ from ..pit import draw
 
 
 def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None = None) -> Tensor:
-    """Float64 scores of y (..., d) at x (..., p) or None, in pieces; leading dims broadcast.
+    """Float64 scores of y (..., d) at x (..., p) or None, computed in chunks; leading dims broadcast.
 
     Args:
         score: a :class:`Score`, called with y (m, n, d) and x (n, p) or None.
         model: predictor.
         x: features.
         y: outputs.
-        batch_size: points scored at a time; as many as fit into bounded memory if None.
+        batch_size: number of points to score at a time; bounded by memory if None.
 
     Returns:
-        (...) on the device of y.
+        (...) scores, on the device of y.
     """
     x, y = as_points(read_features(model, x), "x"), as_points(y, "y")
     if y is None:
@@ -38,7 +38,7 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
     rows, points, shape = _pair_rows(x, y)
     m, n, dim = points.shape
     most = batch_size or rows_at_a_time(max(dim, score.samples))
-    # Rows at a time: few enough for the draws that each of them needs.
+    # Process few enough rows at a time for the draws that each needs.
     width = max(1, min(n, most // max(1, min(m, 128)), rows_at_a_time(dim * score.samples)))
     values = torch.empty(m, n, dtype=torch.float64, device=y.device)
     with inference(model):
@@ -51,7 +51,7 @@ def evaluate(score: Any, model: Any, x: Any, y: Any, *, batch_size: int | None =
 def scores_at(
     score: Any, model: Any, x: Tensor | None, most: int | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """The score as a function of y alone, (m, n, d) -> (m, n) float64; draws at x (n, p) are made once.
+    """The score as a function of y only, (m, n, d) -> (m, n) float64; draws at x (n, p) are made once.
 
     It evaluates ``most`` points at a time, bounded by memory if None.
     """
@@ -70,7 +70,7 @@ def common_draws(model: Any, x: Tensor | None, samples: int, seed: int) -> Tenso
     """Draws (s, n, d) of the predictions at x (n, p) that depend on x and the seed, not on the other rows.
 
     For a flow, all x share the latent points (or their levels and directions, if its law depends on x). For
-    another model, rows are drawn one by one, each with the same seed.
+    other models, rows are drawn one by one, each with the same seed.
     """
     generator = torch.Generator().manual_seed(seed)
     pred = model(x)
@@ -94,7 +94,7 @@ def model_draws(model: Any, x: Tensor | None, count: int, generator: torch.Gener
 
 
 def decode_latent(pred: FlowDistribution, z: Tensor) -> Tensor:
-    """The y of latent points z (m, n, d) or (m, 1, d), (m, n, d) for the rows of the prediction."""
+    """The y (m, n, d) of latent points z, (m, n, d) or (m, 1, d), for the rows of the prediction."""
     return pred.decode(z.expand(len(z), *(pred.batch_shape or z.shape[1:-1]), z.shape[-1]))
 
 
@@ -105,8 +105,8 @@ def as_points(values: Any, name: str) -> Tensor | None:
     points = as_tensor(values, name)
     if points.dim() == 0 or points.shape[-1] == 0:
         raise ValueError(
-            f"{name} has shape {tuple(points.shape)}; features or outputs must be the last dimension, a "
-            f"single one as {name}[..., None]."
+            f"{name} has shape {tuple(points.shape)}; features or outputs must be the last dimension. For a "
+            f"single one, pass {name}[..., None]."
         )
     return check_finite(points, name)
 
@@ -117,7 +117,7 @@ def outputs_of(model: Any, x: Tensor | None) -> int:
     if len(shape) != 1:
         raise ValueError(
             f"The model's distributions must have event shape (d,), got {tuple(shape)}. Use "
-            "Independent(distribution, 1) to make the last dimension that of outputs."
+            "Independent(distribution, 1) to make the last dimension the outputs."
         )
     return shape[0]
 
@@ -140,7 +140,7 @@ def inference(model: Any) -> Iterator[None]:
 
 
 def _pair_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tuple[int, ...]]:
-    """x as (n, p), y as (m, n, d), and the leading shape that the answer has."""
+    """x as (n, p), y as (m, n, d), and the leading shape of the result."""
     dim = y.shape[-1]
     if x is None:
         return None, y.reshape(-1, 1, dim), tuple(y.shape[:-1])
@@ -161,7 +161,7 @@ def _pair_rows(x: Tensor | None, y: Tensor) -> tuple[Tensor | None, Tensor, tupl
 
 
 def _check_scores(values: Tensor, y: Tensor) -> Tensor:
-    """The scores in float64, one number a point and none NaN."""
+    """The scores in float64; raises unless there is one number for each point, without NaN."""
     if values.shape != y.shape[:-1]:
         raise ValueError(
             f"A score must return one number for each point: {tuple(y.shape[:-1])} for y {tuple(y.shape)}, "

@@ -62,9 +62,9 @@ class Bounds(NamedTuple):
 
 
 def search_bounds(level_set: SublevelSet) -> Bounds:
-    """Bounds (n, d) of any set, by a random search outwards from draws inside it.
+    """Bounds (n, d) of any set, from a random search outwards from draws inside it.
 
-    The bounds are attained by points of the set, so they approach the true ones from within. A part of the
+    The bounds are attained by points of the set, so they approach the true bounds from inside. A part of the
     set without a starting point may be missed.
     """
     start = level_set.score.sample(level_set, _START, tries=_TRIES)
@@ -95,7 +95,7 @@ def climb(
         outputs: (m, n, d) their outputs.
         propose: from the best points so far, (2d, n, k), and the step of each, (2d, n), new points (c, 2d, n,
             k) and their outputs (c, 2d, n, d); NaN for invalid points.
-        rounds: of proposals.
+        rounds: number of rounds of proposals.
     """
     dim = outputs.shape[-1]
     # Search j maximises output j, search d + j its negative.
@@ -135,9 +135,9 @@ def contour(
 
     Args:
         scores: (m, 1, 2) -> (m, 1).
-        threshold: of the scores.
-        box: (1, 2) bounds of the region, enlarged until the region does not touch its border.
-        resolution: points a side of the grid.
+        threshold: threshold of the scores.
+        box: (1, 2) bounds of the region, enlarged until the region does not touch the border.
+        resolution: number of points on each side of the grid.
     """
     generate = require("contourpy", "plots", "The outline of this region needs").contour_generator
     lower, upper = (side.reshape(2).to(torch.float64).cpu() for side in box)
@@ -154,9 +154,9 @@ def contour(
             break
         margin = 0.5 * (upper - lower)
     finite = values[torch.isfinite(values)]
-    # Density 0 is infinitely strange; a line between grid points needs numbers.
+    # Density 0 has an infinite score, but interpolation between grid points needs finite numbers.
     values = values.clamp(min=float(finite.min()), max=max(float(finite.max()), threshold + 1))
-    # Of a set where the values are high the outer lines run counter-clockwise.
+    # Around a set of high values, outer lines run counter-clockwise.
     lines = generate(x=sides[0].numpy(), y=sides[1].numpy(), z=-values.T.numpy()).lines(-threshold)
     return [torch.from_numpy(line).to(torch.float64) for line in lines]
 
@@ -169,8 +169,8 @@ def refine_closed(
     Args:
         decode: (m,) angles to (m, 2) points.
         angles: (m,) ascending, in [0, 2 pi).
-        longest: edge, as a share of the diagonal of the curve's bounding box.
-        rounds: each halves the long edges.
+        longest: longest edge, as a share of the diagonal of the curve's bounding box.
+        rounds: number of rounds, each of which halves the long edges.
     """
     angles = torch.cat([angles, angles[:1] + 2 * torch.pi])
     points = decode(angles)
@@ -199,8 +199,8 @@ def mean_volume(log_terms: Tensor, hit: Tensor | None = None, *, rounding: float
 
     Args:
         log_terms: finite logs of the terms.
-        hit: (m, n) bool; a term counts as 0 where it is False. A column without a hit has volume 0, and as
-            its error the share of a typical term.
+        hit: (m, n) bool; a term counts as 0 where it is False. A column without a hit has volume 0 and the
+            share of a typical term as its error.
         rounding: relative error of the terms, part of the standard error.
     """
     m = len(log_terms)
@@ -224,18 +224,19 @@ def log_ball_volume(norm: Norm, dim: int, radius: Tensor) -> Tensor:
 
 
 def importance_volume(level_set: SublevelSet, samples: int) -> Volume:
-    r"""Volume of any set, from draws of the model and of wider and narrower copies of it.
+    r"""Volume of any set, from draws of the model and of wider and narrower versions of it.
 
     .. math:: V = E_{y \sim q}\left[\frac{1\{y \in R\}}{q(y)}\right], \qquad
               q(y) = \frac1K \sum_k a_k^{-d} f\big(c + (y - c) / a_k \mid x\big)
 
-    with c the model's median and scales :math:`a_k`, powers of 2, from a pilot: 1, the widest at which most
-    draws are inside, and twice that. (Draws of an overconfident model alone would not reach the rim of its
-    region, where the weights 1 / f are largest: the volume would come out too small, and so would its error.)
+    Here c is the model's median. The scales :math:`a_k`, powers of 2 found with pilot draws, are 1, the
+    widest at which most draws are inside, and twice that. (Draws of an overconfident model alone would not
+    reach the boundary of its region, where the weights 1 / f are largest, so the volume and its error would
+    be too small.)
 
     Args:
-        level_set: of a model whose distributions have ``log_prob`` and ``sample``.
-        samples: draws for each x, shared out among the scales.
+        level_set: set of a model whose distributions have ``log_prob`` and ``sample``.
+        samples: number of draws for each x, divided among the scales.
     """
     inside = level_set.membership()
     pilot = level_set.draw(_PILOT)
@@ -253,15 +254,15 @@ def importance_volume(level_set: SublevelSet, samples: int) -> Volume:
 
 
 def _scales(share: Callable[[float], Tensor]) -> list[float]:
-    """Scales at which the draws cover the core and the rim of the region at every x.
+    """Scales at which the draws cover the core and the boundary of the region at every x.
 
     Args:
-        share: (n,) part of the draws that is inside at a scale.
+        share: function from a scale to the share (n,) of the draws inside.
     """
     if bool((share(_FAR) > 0.02).any()):  # a draw next to the median stays where it is
         raise ValueError(
-            f"At some x the region holds points {_FAR:.0f} times as far out as the draws of the model: it "
-            "seems to be unbounded, and has no volume."
+            f"At some x the region contains points {_FAR:.0f} times as far out as the draws of the model: it "
+            "appears to be unbounded, so it has no finite volume."
         )
     scales, shares = [1.0], [share(1.0)]
     while bool((shares[-1] > 0.5).any()):
@@ -273,7 +274,7 @@ def _scales(share: Callable[[float], Tensor]) -> list[float]:
     if scales[0] <= 1 / _FAR and not bool(torch.stack(shares[:-1]).any()):
         return [1.0]  # found nowhere
     table = torch.stack(shares)
-    # The widest scale with most draws inside, else the one with the largest share; and twice that.
+    # The widest scale with most draws inside, or the one with the largest share, and twice that.
     widest = len(scales) - 1 - (table.flip(0) > 0.5).long().argmax(0)
     core = torch.where((table > 0.5).any(0), widest, table.argmax(0)).unique().tolist()
     return sorted({1.0, *(scales[i] for i in core), *(2 * scales[i] for i in core)})
@@ -284,11 +285,11 @@ def sample_inside(level_set: SublevelSet, count: int, tries: int) -> Tensor:
 
     Args:
         level_set: the set.
-        count: draws s wanted at each x.
-        tries: draws of the model for each wanted one, at most.
+        count: number s of draws at each x.
+        tries: largest number of draws of the model for each accepted draw.
 
     Raises:
-        RuntimeError: where some x has fewer than ``count`` draws inside after all tries.
+        RuntimeError: if some x has fewer than ``count`` draws inside after all tries.
     """
     x = level_set.x
     n, size = 1 if x is None else len(x), 2 * count + 16
@@ -313,6 +314,6 @@ def sample_inside(level_set: SublevelSet, count: int, tries: int) -> Tensor:
             inside = part.membership()
     raise RuntimeError(
         f"At {len(rows)} of {n} rows (first: {rows[:5].tolist()}) fewer than {count} of {tries * count:,} "
-        "draws of the model fell into the region: it is empty there, or the model finds it improbable. "
-        "Raise `tries`, or leave those rows out."
+        "draws of the model fell into the region: it is empty there, or improbable under the model. "
+        "Increase `tries`, or leave those rows out."
     )

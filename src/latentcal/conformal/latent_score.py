@@ -26,10 +26,10 @@ from .geometry import (
     refine_closed,
 )
 
-_START, _ROUNDS = 256, 12  # starting points of a search for bounds, and how often it climbs
+_START, _ROUNDS = 256, 12  # starting points and rounds of a search for bounds
 _QUICK_START, _QUICK_ROUNDS = 32, 3
-_AT_RANDOM = 5  # times as many rounds where decode has no slopes
-_SHARES = (1.0, 0.25, 0.0625, 0.015625)  # of the way to where the slope leads, tried at a time
+_AT_RANDOM = 5  # factor of the number of rounds if decode has no gradients
+_SHARES = (1.0, 0.25, 0.0625, 0.015625)  # step sizes towards the point given by the slope, tried at once
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class LatentScore(Score):
 
     The region :math:`\{s \le t\}` is the image of the latent ball of radius t, connected and without holes.
     Its geometry follows from the flow's maps, so no rejection sampling is needed. Recalibration by a law that
-    is the same for all x does not change it. If the law of the norm depends on x, the score is the position
-    of the norm in that law, as log-odds :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius of
-    the ball depends on x.
+    is the same for all x does not change the region. If the law of the norm depends on x, the score is the
+    log-odds of the norm in that law, :math:`\log F(\rho | x) - \log(1 - F(\rho | x))`, and the radius of the
+    ball depends on x.
 
     References:
         Fang, Tan and Huang, CONTRA: Conformal prediction region via normalizing flow transformation, 2025.
@@ -58,7 +58,7 @@ class LatentScore(Score):
         return log_cdf - log_sf
 
     def sample(self, level_set: SublevelSet, count: int, *, tries: int = 1) -> Tensor:
-        """Draws (s, n, d) of the model, conditional on the set: their radii are below the threshold."""
+        """Draws (s, n, d) of the model conditional on the set, with radii below the threshold."""
         pred, t = _ball(level_set)
         law = pred.base.radius
         level = level_set.uniform(count, *(pred.batch_shape or (1,))).log()
@@ -79,7 +79,7 @@ class LatentScore(Score):
             return Volume(length, rounding * size, length.log())
         level = level_set.uniform(-(-samples // 2), *(pred.batch_shape or (1,)))
         z = _points(pred, t * level ** (1 / base.dim), level_set.generator)
-        # A pair has its mean: where the determinant falls on one side and rises on the other, errors cancel.
+        # Pairs are averaged, so errors cancel if the determinant falls on one side and rises on the other.
         log_abs_dets = [pred.norm_and_log_abs_det(decode_latent(pred, sign * z))[1] for sign in (1, -1)]
         log_ball = log_ball_volume(base.norm, base.dim, t)
         return mean_volume(
@@ -89,7 +89,7 @@ class LatentScore(Score):
     def bounds(self, level_set: SublevelSet) -> Bounds:
         """Smallest and largest value of each output inside, (n, d) each.
 
-        A continuous map takes the boundary of the ball to that of the set, so the search is over directions:
+        A continuous map takes the boundary of the ball to that of the set, so the search is over directions,
         by gradients of the output, or at random if ``decode`` has none. For one output the ends are decoded.
         """
         pred, t = _ball(level_set)
@@ -107,7 +107,7 @@ class LatentScore(Score):
         return _search(level_set, _QUICK_START, _QUICK_ROUNDS)
 
     def boundary(self, level_set: SublevelSet, resolution: int) -> list[Tensor]:
-        """One closed polygon (m, 2): the decoded rim of the ball, finer where the map stretches it."""
+        """One closed polygon (m, 2): the decoded boundary of the ball, finer where the map stretches it."""
         pred, t = _ball(level_set)
 
         def decode(angles: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def _depends_on_x(pred: FlowDistribution) -> bool:
 
 
 def _ball(level_set: SublevelSet) -> tuple[FlowDistribution, Tensor]:
-    """The prediction, and the radii () or (n,) of its latent ball: beyond a bounded support is nothing."""
+    """The prediction, and the radii () or (n,) of its latent ball, at most the end of the support."""
     pred = _prediction(level_set.model, level_set.x)
     law = pred.base.radius
     radius = torch.tensor(level_set.threshold, dtype=torch.float64)
@@ -145,7 +145,7 @@ def _ball(level_set: SublevelSet) -> tuple[FlowDistribution, Tensor]:
 
 
 def _precision(pred: FlowDistribution) -> float:
-    """Distance of 1 from the next larger float of the flow."""
+    """Machine epsilon of the flow's dtype."""
     return torch.finfo(tensor_options(pred.flow)[0] or torch.float64).eps
 
 
@@ -155,7 +155,7 @@ def _on_rim(pred: FlowDistribution, directions: Tensor) -> Tensor:
 
 
 def _search(level_set: SublevelSet, count: int, rounds: int) -> Bounds:
-    """Bounds (n, d) from so many starting points on the rim of the ball, some rows at a time."""
+    """Bounds (n, d) from ``count`` starting points on the boundary of the ball, in batches of rows."""
     pred, _ = _ball(level_set)
     dim, x, generator = pred.base.dim, level_set.x, level_set.generator
     rim = pred.base.norm.sample_direction((count, 1), dim, generator)
@@ -173,9 +173,9 @@ def _search(level_set: SublevelSet, count: int, rounds: int) -> Bounds:
 
 @dataclass
 class _Ascent:
-    """What ``climb`` asks: points of norm 1 between the best ones and where the slope of each output leads.
+    """Proposals for ``climb``: points of norm 1 between the best points and those given by the slopes.
 
-    Where ``decode`` is not differentiable, points around the best ones.
+    If ``decode`` is not differentiable, they are random points around the best ones.
     """
 
     pred: FlowDistribution
@@ -195,7 +195,7 @@ class _Ascent:
         return points, decode_latent(self.pred, self.t * points.flatten(0, 1)).unflatten(0, points.shape[:2])
 
     def slope(self, best: Tensor) -> Tensor | None:
-        """Slope of each search's own output by its latent point, (2d, n, d) -> (2d, n, d), or None."""
+        """Gradient of each search's output by its latent point, (2d, n, d) -> (2d, n, d), or None."""
         pred, dim = self.pred, best.shape[-1]
         dtype, device = tensor_options(pred.flow)
         with torch.enable_grad(), full_precision(pred.flow):

@@ -27,11 +27,11 @@ from .geometry import Bounds, SublevelSet, Volume
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIDE = 150  # grid of a density
+_SIDE = 150  # grid points on each side of a density plot
 
 
 class InfiniteRegionWarning(UserWarning):
-    """There are too few calibration points for the coverage, so the region contains every y."""
+    """Raised when calibration points are too few for the coverage, so that a region contains every y."""
 
 
 def as_levels(coverage: Any) -> float | tuple[float, ...]:
@@ -39,14 +39,14 @@ def as_levels(coverage: Any) -> float | tuple[float, ...]:
     array = as_tensor(coverage, "coverage").cpu().numpy()
     if array.ndim > 1 or array.size == 0 or not bool(((array > 0) & (array < 1)).all()):
         raise ValueError(f"coverage must be a number between 0 and 1, or a list of them, got {coverage}.")
-    # The shortest decimal: 0.55 in float32 means 0.55, and not the 0.5500000119 that it is.
+    # Use the shortest decimal: a float32 0.55 means 0.55, not 0.5500000119.
     levels = tuple(float(str(level)) for level in array.reshape(-1))
     return levels if array.ndim else levels[0]
 
 
 def order_statistics(scores: Tensor, levels: tuple[float, ...]) -> list[float]:
     """The ceil(level (n + 1))-th smallest of ascending scores (n,); infinity if there is none."""
-    # The law of the ranks 1, ..., n: it knows that a product is a whole number up to rounding.
+    # EmpiricalRadius of the ranks 1, ..., n rounds products to integers with a tolerance.
     law = EmpiricalRadius(torch.arange(1, len(scores) + 1))
     ranks = law.icdf(torch.tensor(levels, dtype=torch.float64)).clamp(max=len(scores) + 1).long()
     return torch.cat([scores, scores.new_tensor([math.inf])])[ranks - 1].tolist()
@@ -68,16 +68,16 @@ def warn_if_infinite(n: int, level: float, *, stacklevel: int) -> None:
 class Region:
     r"""The sets :math:`\{y : s(x, y) \le t\}` of a model at any x; see :func:`conformal_region`.
 
-    Every method takes x (..., p), or None, and a ``coverage`` that replaces the region's own. Several levels
-    are the first dimension of results. Monte-Carlo estimates use the same random numbers at all levels. If
-    the threshold is infinite, the region contains every y.
+    Every method takes x (..., p), or None, and a ``coverage`` that replaces that of the region. Several
+    levels are the first dimension of results. Monte Carlo estimates use the same random numbers at all
+    levels. If the threshold is infinite, the region contains every y.
 
     Args:
         model: the model.
         score: the score s.
         scores: (n,) ascending scores of the calibration rows.
         coverage: level, or levels.
-        fingerprint: sketch of the calibration rows.
+        fingerprint: fingerprint of the calibration rows.
     """
 
     model: Any = field(repr=False)
@@ -88,7 +88,7 @@ class Region:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coverage", as_levels(self.coverage))
-        # False for NaN as well.
+        # Also False for NaN.
         ascending = self.scores.dim() == 1 and bool((self.scores[1:] >= self.scores[:-1]).all())
         if not (ascending and self.scores.is_floating_point() and bool((self.scores > -math.inf).all())):
             raise ValueError("scores must be (n,), ascending, and neither NaN nor -infinity.")
@@ -148,7 +148,7 @@ class Region:
         samples: int = 4096,
         generator: torch.Generator | None = None,
     ) -> Volume:
-        """Volume at each x, (...), with its Monte-Carlo standard error and its log.
+        """Volume at each x, (...), with its Monte Carlo standard error and its log.
 
         Args:
             x: features.
@@ -170,7 +170,8 @@ class Region:
     ) -> Bounds:
         """Smallest and largest value of each output inside, (..., d) each.
 
-        Unless the score knows them, they come from a random search, which approaches them from within.
+        Unless the score computes them directly, they come from a random search that approaches them from
+        inside.
 
         Args:
             x: features.
@@ -194,7 +195,7 @@ class Region:
         resolution: int = 256,
         generator: torch.Generator | None = None,
     ) -> list[Any]:
-        """Closed polygons (m, 2) around the region of two outputs at a single x; holes run the other way.
+        """Closed polygons (m, 2) around the region of two outputs at a single x; holes are reversed.
 
         Args:
             x: (p,) or (1, p) features, or None.
@@ -209,7 +210,7 @@ class Region:
         resolution = as_whole(resolution, "resolution", 3)
         with inference(self.model):
             if (dim := outputs_of(self.model, rows)) != 2:
-                raise ValueError(f"A boundary needs two outputs, the model has {dim}; use `bounds`.")
+                raise ValueError(f"A boundary needs two outputs, but the model has {dim}; use `bounds`.")
             sets = region._level_sets(rows, seed)
             outlines = [level_set.score.boundary(level_set, resolution) for level_set in sets]
         return outlines if isinstance(region.coverage, tuple) else outlines[0]
@@ -225,13 +226,13 @@ class Region:
         ax: Axes | None = None,
         generator: torch.Generator | None = None,
     ) -> Axes:
-        """Outlines of the region of two outputs at a single x.
+        """Plot of the outlines of the region of two outputs at a single x.
 
         Args:
             x: (p,) or (1, p) features, or None.
             coverage: coverage to use instead of the region's own.
-            y: (m, 2) points to draw too.
-            density: whether to draw the model's density below.
+            y: (m, 2) points to draw as well.
+            density: whether to draw the model's density underneath.
             resolution: as for ``boundary``.
             ax: where to draw; new axes by default.
             generator: source of randomness.
@@ -273,7 +274,7 @@ class Region:
         return order_statistics(self.scores, self._levels)
 
     def _level_sets(self, x: Tensor | None, seed: int) -> Iterator[SublevelSet]:
-        """The set of each level at rows x (n, p), with the same randomness for all."""
+        """The set of each level at rows x (n, p), with the same random numbers for all."""
         for threshold in self._thresholds:
             score = Everything() if math.isinf(threshold) else self.score
             yield SublevelSet(score, self.model, x, threshold, torch.Generator().manual_seed(seed))
@@ -288,7 +289,7 @@ class Region:
         draws: int,
         dim: int = 0,
     ) -> list[Tensor]:
-        """The answer about the sets of all levels, some rows at a time; these are along ``dim`` of it."""
+        """Results for the sets of all levels, computed in batches of rows, which are along ``dim``."""
         x = as_points(read_features(self.model, x), "x")
         region, seed = self.at(coverage), random_seed(generator)
         leading = () if x is None else tuple(x.shape[:-1])

@@ -1,4 +1,4 @@
-"""Is a model calibrated, and where not? Tests with a stated level, and what to do about what they find."""
+"""Tests of calibration with a stated level, reports on where a model fails, and advice on repairs."""
 
 from typing import TYPE_CHECKING
 

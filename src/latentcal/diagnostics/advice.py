@@ -25,12 +25,12 @@ from .remedies import Situation, choose_remedy
 from .rounding_cells import describe_cells
 from .verdicts import SMALL_FAULTS, judge
 
-_FAULTS = ("x-dependence", "direction", "scale")  # what is repaired first comes first
-# Once a model is known to be wrong, what it is called asks for more evidence than that it is wrong at all.
+_FAULTS = ("x-dependence", "direction", "scale")  # in the order of repair
+# Naming the fault of a model needs stronger evidence than rejecting the model.
 _STRICTER = 4
 _FEW_ROWS = 500
 FAULT_OF = {question.name: question.fault for question in QUESTIONS}
-"""Names of the faults behind the tests; None where several faults show in one."""
+"""Name of the fault that each test detects; None if several faults affect the test."""
 _ACTIONS_OF = {question.name: question.actions for question in QUESTIONS}
 
 
@@ -38,8 +38,8 @@ def name_faults(findings: Sequence[Finding], level: float) -> tuple[str, ...]:
     """The faults behind the findings, in the order to repair them; empty for a calibrated model.
 
     Dependence on x and shifted directions also change the law of the latent norm over all rows (``"scale"``).
-    So these two are named before it if their adjusted p-value is at most a quarter of the level, and after it
-    otherwise. If only tests without a named fault reject, the fault is ``"shape"``.
+    Therefore these two come before it if their adjusted p-value is at most a quarter of the level, and after
+    it otherwise. If only tests without a named fault reject, the fault is ``"shape"``.
     """
     least: dict[str, float] = {}
     for finding in findings:
@@ -62,8 +62,8 @@ def advise(findings: Sequence[Finding], level: float, situation: Situation) -> t
 
     Args:
         findings: the tests.
-        level: of all of them together.
-        situation: of the model and the reader.
+        level: level of all tests together.
+        situation: situation of the model and the reader.
     """
     faults = name_faults(findings, level)
     by_x = [
@@ -87,9 +87,9 @@ def advise(findings: Sequence[Finding], level: float, situation: Situation) -> t
 
 
 def is_noise(findings: Sequence[Finding], side: Measured, limit: float) -> bool:
-    """Whether only the law of the latent norm is off, and by no more than calibration noise.
+    """Whether only the law of the latent norm is wrong, by no more than calibration noise.
 
-    A wrong law shows in the latent PIT or the HDR-PIT; tests of outputs and of latents as a whole may reject
+    A wrong law affects the latent PIT or the HDR-PIT; tests of outputs and of latents as a whole may reject
     too.
     """
     found = {finding.name for finding in findings if finding.found}
@@ -117,7 +117,7 @@ def write_notes(
         tested: number of rows that the energy test used.
         past: the last recalibration.
         atoms: repeated values of outputs.
-        situation: of the model and the reader.
+        situation: situation of the model and the reader.
         declared: whether the rows were declared to be in time order.
     """
     notes = describe_cells(atoms, [output.name for output in side.marginals])

@@ -1,4 +1,4 @@
-"""What questions look at: a model, its latents of rows, and the tests that several questions share."""
+"""Input of the questions: a model, its latents of rows, and tests that several questions share."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from .permutation_tests import (
 )
 
 _MOST_COORDINATES = 16
-_ENOUGH = 50  # shuffles as strong as the data, after which a test stops
+_ENOUGH = 50  # a test stops after this many shuffles at least as strong as the data
 
 
 class ByX(NamedTuple):
-    """How something depends on x."""
+    """Result of a test of dependence on x."""
 
     test: Dependence
     """The test; its blocks are the p features, then pairs of them."""
     rows: Tensor
     """(m,) rows that were used."""
     column: Tensor
-    """(m,) function of x that it depends on most."""
+    """(m,) function of x with the strongest dependence."""
     trend: float
     """Correlation of this function with the first score."""
     detail: str
@@ -61,7 +61,7 @@ class ByX(NamedTuple):
 
 @dataclass(eq=False)
 class Case:
-    """What questions look at: a model, its latents of n rows, and settings of tests.
+    """Input of the questions: a model, its latents of n rows, and settings of the tests.
 
     Quantities that several questions need are computed once, on first use.
     """
@@ -82,7 +82,7 @@ class Case:
     coverage: float = 0.9
     """Nominal coverage of the regions for detailed tests."""
     in_time: bool = False
-    """Whether the rows are in time order, or look like it."""
+    """Whether the rows are in time order, or appear to be."""
 
     @property
     def predictions(self) -> Measured:
@@ -93,12 +93,12 @@ class Case:
     @property
     def features(self) -> Tensor:
         """(n, p) features."""
-        assert self.rows.x is not None, "questions about x are asked where there is one"
+        assert self.rows.x is not None, "questions about x need x"
         return self.rows.x
 
     @cached_property
     def no_features(self) -> str:
-        """Why nothing can depend on x; empty if something can."""
+        """Why dependence on x cannot be tested; empty if it can."""
         x = self.rows.x
         if x is None:
             return "no x was given"
@@ -122,7 +122,7 @@ class Case:
 
     @cached_property
     def few_coordinates(self) -> tuple[Tensor, str]:
-        """(m, k) at most 16 coordinates of the directions, and a note on what was left out."""
+        """(m, k) at most 16 coordinates of the directions, and a note on those left out."""
         d = self.omega.shape[1]
         if d <= _MOST_COORDINATES:
             return self.omega, ""
@@ -143,7 +143,7 @@ class Case:
         return f"the product of {self.names[j]} and {self.names[k]}"
 
     def name_source(self, preposition: str, block: int) -> str:
-        """The feature that something varies with; of several, the one or two that matter most."""
+        """The feature in a dependence, for a sentence; if there are several, the one or two strongest."""
         if len(self.names) == 1:
             return f"{preposition} {self.names[0]}"
         return f"{preposition} the features, mostly {preposition} {self.name_block(block)}"
@@ -216,7 +216,7 @@ class Case:
         )
 
     def some_rows(self, n: int, columns: int, scores: int) -> Tensor:
-        """The part of n rows on which a permutation test with these columns and scores is affordable."""
+        """A part of n rows that bounds the cost of a permutation test with these columns and scores."""
         return random_part(n, affordable_rows(columns, scores, self.permutations), self.generator)
 
     def shuffle(self, columns: Tensor, blocks: Tensor, scores: Tensor, count: int) -> Dependence:
@@ -251,10 +251,10 @@ class Case:
         return HeldOutGains(*rows, groups=0, in_time=self.in_time)
 
     def _standard_rows(self, x: Tensor | None) -> tuple[LatentRows, RadialBase]:
-        """At most 2,000 rows, and the law that their latents should have, which must not depend on x.
+        """At most 2,000 rows, and the law that their latents should have, which does not depend on x.
 
-        Where it does, norms are mapped to those of the standard normal law with the same PIT. No gain of
-        likelihood changes by that.
+        If the law does, norms are mapped to those of the standard normal law with the same PIT, which leaves
+        gains of likelihood unchanged.
         """
         part = random_part(len(self.rows.z), MOST_ROWS, torch.Generator().manual_seed(0)).sort().values
         z, base = self.rows.z[part].double(), self.model.base

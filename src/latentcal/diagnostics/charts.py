@@ -1,4 +1,4 @@
-"""The charts of a calibration report as shapes in pixels, each with a description in words.
+"""Charts of a calibration report as shapes in pixels, each with a description in words.
 
 The template of the page turns them into SVG; colours are CSS classes, so that they follow the page's scheme.
 """
@@ -329,6 +329,6 @@ def _cuts(values: Tensor) -> list[int]:
 
 
 def _each_twice(values: Tensor) -> list[float]:
-    """For steps: (n,) -> 2 n numbers."""
+    """Each value twice, to draw steps: (n,) -> 2 n numbers."""
     doubled: list[float] = values.repeat_interleave(2).tolist()
     return doubled

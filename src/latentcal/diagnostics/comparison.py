@@ -1,4 +1,4 @@
-"""Did recalibration help on these rows? Compares a model before and after, row by row."""
+"""Comparison of a model before and after recalibration, row by row."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Cause = Literal["reuse", "time", "atoms", "few_rows", "other_rows"]
 
 _WORTH = 0.01  # nats: a smaller change has no practical effect
 _CONFIDENCE = 0.96  # one-sided; a loss of 3.6 standard errors is then found in 97 % of cases
-_ENERGY_ERRORS = 3.0  # standard errors beyond which draws are worse,
-_ENERGY_WORTH = 0.02  # where it is also by this share of the score
-_IN_TIME = 0.001  # p-value below which rows look like a time series
-_FEWEST_IN_TIME = 50  # rows from which on this is asked
-_HEAVY_ATOM = 0.1  # share of the rows at one value that spoils likelihoods
-_FEW_ROWS = 200  # calibration rows
+_ENERGY_ERRORS = 3.0  # draws are worse if the energy score rises by this many standard errors
+_ENERGY_WORTH = 0.02  # and by this share of the score
+_IN_TIME = 0.001  # p-value below which rows are treated as a time series
+_FEWEST_IN_TIME = 50  # fewest rows for this test
+_HEAVY_ATOM = 0.1  # share of the rows at one value from which likelihoods are unreliable
+_FEW_ROWS = 200  # fewer calibration rows than this are few
 
 _CAUSES: dict[str, str] = {
     "reuse": "its calibration rows had been used before, for training or for an earlier calibration",
@@ -44,8 +44,8 @@ class Comparison:
     """A model before and after recalibration, on the same rows; differences are after minus before."""
 
     outcome: Outcome
-    """``"worse"`` where the NLL rises by more than 0.01 nats a row, with one-sided confidence of 96 %, or the
-    energy score by more than 2 % and three standard errors; ``"better"`` where the NLL falls likewise; else
+    """``"worse"`` if the NLL rises by more than 0.01 nats a row, with one-sided confidence of 96 %, or the
+    energy score by more than 2 % and three standard errors; ``"better"`` if the NLL falls by as much; else
     ``"no_difference"``.
     """
     n: int
@@ -67,7 +67,7 @@ class Comparison:
     coverage_after: float
     """Share of the rows inside the regions of the recalibrated model."""
     in_time: bool
-    """Whether standard errors are from blocks of rows, because rows are in time order or look like it."""
+    """Whether standard errors use blocks of rows, because rows are in time order or appear to be."""
     cause: Cause | None
     """Probable reason if it is worse; None otherwise."""
     calibration_rows: int
@@ -149,7 +149,7 @@ def compare(
         record: record of the recalibration.
         reused: share of the calibration rows that are among these rows.
         coverage: nominal coverage for the comparison.
-        in_time: whether the rows are in time order, or look like it.
+        in_time: whether the rows are in time order, or appear to be.
         atoms: repeated values of outputs.
         trained_on: fingerprint of the rows that trained the flow, if known.
     """
@@ -181,14 +181,14 @@ def compare(
 
 
 def looks_like_time(u: Tensor) -> bool:
-    """Whether PIT values (n,) of neighbouring rows are correlated, or drift: p < 0.001."""
+    """Whether PIT values (n,) of neighbouring rows are correlated or drift (p < 0.001)."""
     if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
         return False
     return min(autocorrelation_test(u).p_value, drift_test(u).p_value) < _IN_TIME / 2
 
 
 def looks_like_drift(u: Tensor) -> bool:
-    """Whether PIT values (n,) of rows in time order drift: p < 0.01."""
+    """Whether PIT values (n,) of rows in time order drift (p < 0.01)."""
     if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
         return False
     test = drift_test(u)
@@ -201,7 +201,7 @@ def is_energy_worse(change: float, error: float, before: float) -> bool:
 
 
 def paired_change(after: Tensor, before: Tensor, in_time: bool) -> tuple[float, float]:
-    """Mean of after minus before (n,) and its standard error; infinite if one of them is.
+    """Mean of after minus before (n,) and its standard error; infinite if a difference is infinite.
 
     Two infinite values, from density 0 under both models, count as no change.
     """
@@ -213,7 +213,7 @@ def paired_change(after: Tensor, before: Tensor, in_time: bool) -> tuple[float, 
 
 
 def judge_change(nll: float | None, error: float | None, n: int, in_time: bool) -> Outcome:
-    """Judgement of a change of the NLL, by a one-sided test and its size."""
+    """Outcome for a change of the NLL, from a one-sided test and its size."""
     from scipy.stats import t
 
     if nll is None or error is None:
@@ -227,7 +227,7 @@ def judge_change(nll: float | None, error: float | None, n: int, in_time: bool) 
 def _find_cause(
     record: Any, before: ConditionalFlow, trained_on: Fingerprint | None, atoms: Atoms, in_time: bool
 ) -> Cause:
-    """What probably made a model worse, the surest evidence first."""
+    """The probable reason why a model became worse; the strongest evidence is checked first."""
     twice = before.recalibration is not None and before.recalibration.fingerprint == record.fingerprint
     if twice or (trained_on is not None and record.fingerprint.share_within(trained_on) > REUSE_LIMIT):
         return "reuse"
@@ -239,7 +239,7 @@ def _find_cause(
 
 
 def _digits(error: float | None) -> str:
-    """Format of numbers with this standard error: two digits of it."""
+    """Format of numbers with this standard error, which shows two of its digits."""
     if error is None or not math.isfinite(error) or error <= 0:
         return ".3f"
     return f".{min(6, max(1, 1 - math.floor(math.log10(error))))}f"

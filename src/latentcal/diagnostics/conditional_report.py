@@ -1,4 +1,4 @@
-"""Does the latent PIT depend on x or on the direction of the latent, which one radius cannot repair?"""
+"""Tests of dependence of the latent PIT on x or on direction, which one radius law cannot repair."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def conditional_calibration(
 ) -> ConditionalCalibration:
     r"""Report on whether a model is calibrated at all x and in all directions, not only on average.
 
-    With z the latent of a row and :math:`u = F(\rho(z))` its PIT: if the model is correct, u is uniform and
-    independent of x, and the direction :math:`z / |z|` is uniform and independent of both. Each of these is
-    tested:
+    Let z be the latent of a row and :math:`u = F(\rho(z))` its PIT. If the model is correct, u is uniform and
+    independent of x, and the direction :math:`z / |z|` is uniform and independent of both. These properties
+    are tested:
 
     ===================== ============================================================= =====================
     uniform PIT           u is uniform (Cramér-von Mises), and the share of rows        approximate, n >= 20
@@ -69,17 +69,16 @@ def conditional_calibration(
     ===================== ============================================================= =====================
 
     *Exact* means that a correct model is rejected with at most the stated probability for every n, if rows
-    are exchangeable; independent rows are, those of a time series are not. With Holm's adjustment the level
-    holds for all tests together. Each dependence test takes a second or two at most: with many rows and
-    features it uses a random part of the rows, which its ``detail`` states. It stops after 50 shuffles that
-    are as strong as the data. With more than 14 features, products of 100 random pairs are tested. Directions
-    are tested only for a Euclidean norm.
+    are exchangeable (independent rows are; rows of a time series are not). With Holm's adjustment the level
+    holds for all tests together. Each dependence test takes at most a second or two: with many rows and
+    features it uses a random part of the rows, which its ``detail`` states, and it stops after 50 shuffles
+    at least as strong as the data. With more than 14 features, products of 100 random pairs are tested.
+    Directions are tested only for a Euclidean norm.
 
     Findings have sizes: ``gain``, the gain of their repair on held-out rows in nats a row (3 folds of at most
-    2,000 rows), and ``coverage_error``, the largest coverage error that they cause.
-
-    In addition, the coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of
-    feature space where it is lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
+    2,000 rows), and ``coverage_error``, the largest coverage error that they cause. In addition, the coverage
+    of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of feature space where it is
+    lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
 
     Args:
         model: a flow, recalibrated or not.
@@ -87,15 +86,15 @@ def conditional_calibration(
             used.
         y: (n, d) outputs.
         groups: (n,) group labels of rows; calibration is tested in each group.
-        coverage: nominal coverage that is measured in slabs and groups.
+        coverage: nominal coverage of the region for slabs and groups.
         slab_share: smallest share of the rows in a slab.
         permutations: number of shuffles, sign changes and simulations of each test, at least 10 / level - 1.
         level: probability of any finding for a correct model.
         feature_names: (p,) names of the features; columns of x if that is a table.
-        generator: source of randomness; a fixed one if None.
+        generator: source of randomness; seeded with a fixed seed if None.
 
     Returns:
-        The report: print it, or take ``findings``, ``slabs``, ``groups``, ``plot()``, ``to_dict()``.
+        The report: print it, or use ``findings``, ``slabs``, ``groups``, ``plot()``, ``to_dict()``.
 
     Warns:
         CalibrationReuseWarning: if the model was recalibrated on the same rows.
@@ -154,7 +153,7 @@ def examine(
         absent["slabs"] = case.no_features or f"fewer than {_FEWEST_SLAB_ROWS} rows"
     else:
         slabs = worst_slab_coverage(x, u <= coverage, share=slab_share, generator=case.generator)
-        if slabs.highest.coverage < slabs.lowest.coverage:  # by chance, on the rows that did not choose them
+        if slabs.highest.coverage < slabs.lowest.coverage:  # by chance, on rows not used to choose them
             slabs = WorstSlabs(lowest=slabs.highest, highest=slabs.lowest)
     suspect = case.suspect
     return ConditionalCalibration(

@@ -1,4 +1,4 @@
-"""diagnose: is a model calibrated, where is it not, and what to do about it?"""
+"""diagnose: a report on whether a model is calibrated, where it is not, and what to do about it."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ def diagnose(
     ================= ================================================================ ======================
     latents and base  latents are distributed like draws of the base (energy test)     exact: latent and draw
                                                                                        exchanged
-    uniform HDR-PIT   regions of highest density hold what they promise                approximate, n >= 20
+    uniform HDR-PIT   highest-density regions have their nominal coverage              approximate, n >= 20
     marginal PITs     the PIT of every output is uniform                               the same, Bonferroni
     ================= ================================================================ ======================
 
-    With Holm's adjustment the level holds for all of them together: at most that share of correct models has
+    With Holm's adjustment the level holds for all tests together: at most that share of correct models has
     any finding. The *verdict* depends on sizes: faults are small if coverage is off by less than 2 points and
     their repair gains less than 0.01 nats a row, both with 95 % confidence. A recalibrated model is correct
-    only up to the noise of its calibration rows; the report states if that noise explains the findings. The
-    numbers (NLL, energy score, L-ECE, HDR-ECE, coverage) have separate 95 % bands.
+    only up to the noise of its calibration rows; the report states whether that noise explains the findings.
+    The numbers (NLL, energy score, L-ECE, HDR-ECE, coverage) have separate 95 % bands.
 
     *Rounded* outputs do not count as a fault of the model: PIT values are randomised within the rounding
-    cells, and a note says so. A :class:`latentcal.outputs.GridModel` declares them: its NLL is that of
-    probabilities, its draws lie on the grid and at the atoms, and its latents are those of points within
-    cells and gaps. A *recalibrated* model is compared with the model before, if it keeps that, and the report
-    begins with the comparison: did recalibration help on these rows? With many rows, samples are drawn for a
-    random part of them and the energy test uses 1,500; a note says so.
+    cells, as a note states. For a :class:`latentcal.outputs.GridModel` the NLL is that of probabilities,
+    draws lie on the grid and at the atoms, and latents are those of points within cells and gaps. If a
+    *recalibrated* model keeps the model before, the report begins with a comparison of the two on these
+    rows. With many rows, samples are drawn for a random part of them and the energy test uses 1,500 rows, as
+    a note states.
 
     Args:
         model: a flow, recalibrated or not, or a grid model of one.
@@ -97,23 +97,23 @@ def diagnose(
         permutations: number of permutations of each test, at least 12 / level - 1; more give sharper
             p-values.
         level: probability of any finding for a correct model.
-        order: ``"time"`` for rows in time order: differences between two models then have standard errors
-            from blocks of rows. If None, blocks are used if the rows look ordered.
+        order: ``"time"`` for rows in time order: standard errors of differences between two models then use
+            blocks of rows. If None, blocks are used if the rows appear to be in time order.
         audience: whom the advice is for: ``"flow"`` for the functions of this library, ``"estimator"`` for
             methods of a ``FlowRegressor``, ``"command line"``.
-        model_name: of the model, for the head of the report.
-        data_name: of the rows, such as a file, for the head of the report.
+        model_name: name of the model, for the head of the report.
+        data_name: name of the rows, such as a file, for the head of the report.
         trained_on: fingerprint of the training rows of the flow, to detect their reuse for calibration.
-        undone: a recalibration of this model that was undone; the same is not advised again.
-        generator: source of randomness; a fixed one if None.
+        undone: a recalibration of this model that was undone; the report does not advise it again.
+        generator: source of randomness; seeded with a fixed seed if None.
 
     Returns:
-        The report: print it, or take ``verdict``, ``sentence``, ``comparison``, ``next_step``, ``faults``,
+        The report: print it, or use ``verdict``, ``sentence``, ``comparison``, ``next_step``, ``faults``,
         ``findings``, ``measured``, ``plot()``, ``to_html(path)``, ``to_dict()``.
 
     Raises:
         TypeError: if the model is not a flow.
-        ValueError: for wrong options and shapes, fewer than 20 rows, NaN and infinite values.
+        ValueError: for invalid options or shapes, fewer than 20 rows, NaN or infinite values.
         NotImplementedError: if the law of the radius cannot be sampled, such as EmpiricalRadius.
 
     Warns:
@@ -159,11 +159,11 @@ def diagnose(
         "samples": samples,
         "seed": int(torch.randint(2**31, (), generator=generator)),
     }
-    # A law that was fitted to outputs with noise on them is scored on such.
+    # A law fitted to outputs with added noise is scored on outputs with added noise.
     noisy = record is not None and record.dequantized and grid is None
     scored = Dequantizer.fit(y).jitter(y, torch.Generator().manual_seed(0)) if noisy else y
     after = case.measured = measure(model, x, scored, rows, grid=grid, **options)
-    found = atoms(y if grid is None else rows.y)  # those that no kind accounts for
+    found = atoms(y if grid is None else rows.y)  # repeated values not declared by a kind
     before = comparison = None
     if earlier is not None:
         past_grid = None if grid is None else GridModel(earlier.flow, grid.kinds, grid.samples)
@@ -227,7 +227,7 @@ def _describe_grid(grid: GridModel, names: Sequence[str]) -> str:
 
 
 def _changes(before: Measured, after: Measured, in_time: bool) -> tuple[Measure, ...]:
-    """After minus before, paired row by row; density 0 on both sides is no change."""
+    """Differences after minus before, paired by row; density 0 in both counts as no change."""
     pairs = [
         ("NLL", before.nll, after.nll),
         ("energy score", before.energy, after.energy),
@@ -254,12 +254,12 @@ def diagnose_partitions(
     progress: bool = False,
     **options: Any,
 ) -> CalibrationReport:
-    """:func:`diagnose` for rows on several machines, by dask.
+    """Report of :func:`diagnose` on rows that dask distributes over several machines.
 
-    The tests need the rows on one machine. Up to ``max_rows`` rows are fetched, in the order of the
-    partitions, and the report is the same as that of :func:`diagnose`; of more rows, a uniform random part is
-    fetched, and the report says so. Partitions are computed twice, to count their rows and to fetch some, and
-    must be the same both times. For the calibration error and the NLL of all rows, use
+    The tests need the rows on one machine. If there are at most ``max_rows`` rows, all are fetched, in the
+    order of the partitions, and the report equals that of :func:`diagnose`; otherwise a uniform random part
+    is fetched, as the report states. Partitions are computed twice, to count their rows and to fetch some,
+    and must be the same both times. For the calibration error and the NLL of all rows, use
     :func:`evaluate_partitions`.
 
     Args:
@@ -296,7 +296,7 @@ def diagnose_partitions(
 
 
 def _choose_rows(sizes: Sequence[int], count: int, seed: int) -> list[Tensor]:
-    """Sorted numbers of the rows of each partition that belong to the random part of all rows."""
+    """Sorted row numbers, within each partition, of the random part of all rows."""
     total = sum(sizes)
     chance = torch.Generator().manual_seed(seed)
     order = torch.randperm(total, generator=chance)[:count] if total > count else torch.arange(total)

@@ -15,10 +15,10 @@ from ..recalibration.climb import silent_about_ties
 from ..recalibration.rows import LatentRows
 from ..recalibration.rungs import LADDER, RungFitter
 
-MOST_ROWS = 2000  # on which gains are estimated
+MOST_ROWS = 2000  # most rows to estimate gains on
 _FEWEST_ROWS = 40
 _FOLDS, _NODES = 3, 128
-_MOST_CORRELATED = 8  # coordinates: the fit of correlations by x takes seconds for more
+_MOST_CORRELATED = 8  # most coordinates; fitting correlations by x takes seconds for more
 _NOISE = math.pi**2 / 12  # mean square of the largest value of a Brownian bridge
 _PARTS, _FEWEST_IN_PART = 3, 10
 
@@ -27,7 +27,7 @@ class Gap(NamedTuple):
     """A largest coverage error."""
 
     size: float
-    """Its size, minus what chance explains."""
+    """Its size, after subtracting the part due to chance."""
     error: float
     """Standard error of the coverage where the error is largest."""
 
@@ -61,7 +61,7 @@ class HeldOutGains:
     def estimate(self, repair: Repair) -> tuple[float, float] | None:
         """Gain in nats a row and its standard error; None if the first rung of the repair is not possible.
 
-        Differences are paired, row by row. Of several rungs, the one with the largest gain counts.
+        Differences are paired by row. If there are several rungs, the largest gain is used.
         """
         outside = self.base.norm_of(self.rows.z).max() > self.base.radius.upper  # no law on its support fits
         if outside or len(self.rows) < _FEWEST_ROWS or self._log_likelihood(repair.rungs[0]) is None:
@@ -77,7 +77,7 @@ class HeldOutGains:
         return max(known, key=lambda values: float(values.mean()), default=None)
 
     def _log_likelihood(self, name: str) -> Tensor | None:
-        """(n,) log densities under the rung, fitted without the row's fold; None where it is not possible."""
+        """(n,) log densities under the rung, fitted without the row's fold; None if it cannot be fitted."""
         if name not in self._known:
             self._known[name] = self._fit(name)
         return self._known[name]
@@ -102,7 +102,7 @@ class HeldOutGains:
 
 
 def gap_to_uniform(u: Tensor) -> Gap:
-    r"""Largest :math:`|F_n(u) - u|` of values (n,) that should be uniform, minus what chance explains.
+    r"""Largest :math:`|F_n(u) - u|` of values (n,) that should be uniform, corrected for chance.
 
     .. math:: \sqrt{\max(0, D^2 - \pi^2 / 12 n)}
 
@@ -122,8 +122,8 @@ def gap_to_uniform(u: Tensor) -> Gap:
 def gap_between_parts(values: Tensor, column: Tensor) -> Gap:
     """Largest difference between the law of values (n,) in a third of a column (n,) and that in all rows.
 
-    The thirds are those of the sorted column, or fewer parts if it has few values. What chance explains is
-    subtracted, as in :func:`gap_to_uniform`.
+    The thirds are those of the sorted column; there are fewer parts if it has few values. The part due to
+    chance is subtracted, as in :func:`gap_to_uniform`.
     """
     n, column = len(values), column.contiguous()
     edges = torch.quantile(column, torch.arange(1, _PARTS, dtype=torch.float64) / _PARTS).unique()
@@ -139,36 +139,36 @@ def gap_between_parts(values: Tensor, column: Tensor) -> Gap:
             place = int((below - overall).abs().argmax())
             distance = float((below - overall).abs()[place])
             gaps.append(_gap(distance, float(below[place]), 1 / count - 1 / n))
-    return max(gaps, default=Gap(0.0, 0.5))  # nothing is known of parts without rows
+    return max(gaps, default=Gap(0.0, 0.5))  # no information on parts without rows
 
 
 def _gap(distance: float, share: float, variance: float) -> Gap:
-    """A distance between shares of rows, where this share lies below; ``variance`` is 1 / n for n rows."""
+    """Gap for a distance between shares of rows at this share; ``variance`` is 1 / n for n rows."""
     size = math.sqrt(max(0.0, distance**2 - _NOISE * variance))
     return Gap(size, math.sqrt(share * (1 - share) * variance))
 
 
 def halves(n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of halves of n rows, one to choose on and one to measure on, both ways round."""
+    """Pairs of halves of n rows, one to choose on and one to measure on, in both orders."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     yield order[: n // 2], order[n // 2 :]
     yield order[n // 2 :], order[: n // 2]
 
 
 def gap_along(choose: Callable[[Tensor], Tensor], gap: Callable[[Tensor, Tensor], Gap], n: int) -> Gap:
-    """Gap along a direction that is chosen on one half of n rows and measured on the other, on average.
+    """Average gap along a direction that is chosen on one half of n rows and measured on the other.
 
     Args:
-        choose: function from numbers of rows to the direction (d,).
-        gap: of numbers of rows and a direction.
-        n: rows.
+        choose: function from row numbers to the direction (d,).
+        gap: function from row numbers and a direction to the gap.
+        n: number of rows.
     """
     one, other = (gap(measured, choose(chosen)) for chosen, measured in halves(n))
     return Gap((one.size + other.size) / 2, math.hypot(one.error, other.error) / 2)
 
 
 def side_pit(along: Tensor, d: int) -> Tensor:
-    """PIT of a coordinate (n,) of uniform directions in d dimensions; of d = 1, 0 or 1 for the sign."""
+    """PIT of a coordinate (n,) of uniform directions in d dimensions; for d = 1, the sign as 0 or 1."""
     from scipy.special import betainc
 
     if d == 1:
@@ -185,14 +185,14 @@ def width_pit(along: Tensor, d: int) -> Tensor:
 
 
 def gap_of_sign(along: Tensor) -> Gap:
-    """Distance of the share of positive values (n,) from one half, minus what chance explains."""
+    """Distance of the share of positive values (n,) from one half, corrected for chance."""
     share = float((along > 0).double().mean())
     noise = 0.25 / len(along)
     return Gap(math.sqrt(max(0.0, (share - 0.5) ** 2 - noise)), math.sqrt(noise))
 
 
 def unit(vector: Tensor) -> Tensor:
-    """The vector (d,) with length 1."""
+    """The vector (d,), scaled to length 1."""
     return vector / torch.linalg.vector_norm(vector).clamp(min=1e-100)
 
 

@@ -1,4 +1,4 @@
-"""Findings side by side: answers to questions, with p-values adjusted for their number."""
+"""Findings: answers to questions, with p-values adjusted for multiple testing."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Finding:
     found: bool = False
     """Whether the adjusted p-value is at or below the level."""
     detail: str = ""
-    """How the p-value was computed: rows used, what was left out."""
+    """How the p-value was computed: the rows used and what was left out."""
     gain: float | None = None
-    """Estimated gain of the repair on new rows, in nats a row; None if nothing was found, no repair is known
-    or rows are too few.
+    """Estimated gain of the repair on new rows, in nats a row; None if nothing was found, no repair is known,
+    or there are too few rows.
     """
     gain_error: float | None = None
     """Standard error of the gain."""
     coverage_error: float | None = None
-    """Largest coverage error that it causes, minus what chance explains; None if nothing was found."""
+    """Largest coverage error that it causes, corrected for chance; None if nothing was found."""
     coverage_uncertainty: float | None = None
     """Standard error of the coverage error."""
     omnibus: bool = False
-    """Whether the test detects differences of any kind; the sizes may then be those of another fault."""
+    """Whether the test detects differences of any kind; its sizes may then be due to another fault."""
 
     @property
     def sizes(self) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class Finding:
 
     @property
     def small(self) -> bool:
-        """Whether something was found whose effect is small, including its uncertainty."""
+        """Whether a fault was found whose effect is small, including its uncertainty."""
         return self.found and not self.omnibus and is_small(self)
 
     @property
@@ -77,11 +77,11 @@ class Finding:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Holm's adjusted p-values: rejecting those up to :math:`\alpha` errs with probability at most that.
+    r"""Holm's adjusted p-values; rejecting those up to :math:`\alpha` has error rate at most :math:`\alpha`.
 
     .. math:: \tilde p_{(i)} = \max_{j \le i} \min\{1, (m - j + 1) \, p_{(j)}\}
 
-    It holds whatever the dependence between the tests.
+    This holds for any dependence between the tests.
 
     Examples:
         >>> holm([0.01, 0.5, 0.02])
@@ -141,7 +141,7 @@ class Findings:
         return self.verdict == "calibrated"
 
     def __getitem__(self, name: str) -> Finding:
-        """The finding of that name; raises with the reason if there is none."""
+        """The finding with this name; raises an error with the reason if there is none."""
         for finding in self.findings:
             if finding.name == name:
                 return finding
@@ -150,7 +150,7 @@ class Findings:
         raise KeyError(f"No finding {name!r}; choose from {[finding.name for finding in self.findings]}.")
 
     def test_lines(self) -> list[str]:
-        """Lines of a table of the tests, and of what was not tested."""
+        """Lines of a table of the tests, including those that were not made."""
         sized = any(finding.found for finding in self.findings)
         head = f" {'gain (nats)':>16} {'coverage off (points)':>22}" if sized else ""
         lines = [f"  {'test':<21} {'p':>8} {'adjusted':>9}{head}"]
@@ -163,7 +163,7 @@ class Findings:
         return [*lines, *(f"  {name:<21} {'-':>8} {'-':>9}  {why}" for name, why in self.absent.items())]
 
     def advice_lines(self) -> list[str]:
-        """What was found and what to do about it, one line each."""
+        """Findings and what to do about them, one line each."""
         lines, before = [], ""
         for each in self.findings:
             if each.found:

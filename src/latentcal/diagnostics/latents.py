@@ -26,24 +26,24 @@ class LastRecalibration(NamedTuple):
     """The last recalibration of a model."""
 
     record: Any
-    """Its record; None for a flow as it was trained."""
+    """Its record; None for a flow that was not recalibrated."""
     reused: float
     """Share of its rows that are among the given rows."""
 
 
 class ModelBefore(NamedTuple):
-    """The model that was recalibrated."""
+    """The model before recalibration."""
 
     flow: ConditionalFlow
     name: str
-    """Python expression for it, from ``model`` or else from the report."""
+    """Python expression for it, in terms of ``model`` or of the report."""
 
 
 def find_model_before(model: ConditionalFlow) -> ModelBefore | None:
-    """The model before its last recalibration, if it keeps that; None for a model as it was trained.
+    """The model before its last recalibration, if stored; None for a model that was not recalibrated.
 
-    An aligned model keeps the model it was made from, with its recalibration. If a law was replaced more than
-    once, the first one is kept, which gives the flow as it was trained.
+    An aligned model stores the model it was made from, with its recalibration. If a law was replaced more
+    than once, only the first one is stored, which gives the flow as trained.
     """
     if isinstance(model, Aligned):
         return ModelBefore(model.flow, "model.flow")
@@ -57,7 +57,7 @@ def find_model_before(model: ConditionalFlow) -> ModelBefore | None:
 
 
 def last_recalibration(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> LastRecalibration:
-    """The last recalibration of a model, also of one wrapped to use other units.
+    """The last recalibration of a model, which may be wrapped to use other units.
 
     Args:
         model: the flow.
@@ -79,7 +79,7 @@ class Latents(NamedTuple):
     """Latents and PIT values of n rows under a model, on the CPU."""
 
     x: Tensor | None
-    """(n, p) features, or the form that laws and maps use."""
+    """(n, p) features, in the form that laws and maps use."""
     z: Tensor
     """(n, d) float64 latents."""
     norms: Tensor
@@ -87,7 +87,7 @@ class Latents(NamedTuple):
     u: Tensor
     """(n,) float64 latent PIT values."""
     logit: Tensor
-    """(n,) log(u / (1 - u)), which orders rows even if u rounds to 0 or 1."""
+    """(n,) log(u / (1 - u)), which ranks rows even if u rounds to 0 or 1."""
     y: Tensor
     """(n, d) outputs of these; rounded ones are replaced by a value within their cell."""
 
@@ -114,7 +114,7 @@ def encode_rows(
 
     Raises:
         TypeError: if the model is not a flow.
-        ValueError: for other shapes, fewer than 20 rows, NaN and infinite values.
+        ValueError: for invalid shapes, fewer than 20 rows, NaN or infinite values.
 
     Warns:
         CalibrationReuseWarning: if the model was recalibrated on the same rows.
@@ -149,10 +149,10 @@ def encode_rows(
 
 
 def _features_seen(model: ConditionalFlow, x: Tensor) -> Tensor:
-    """What laws and maps see of x, (n, p) -> (n, q) float64 on the CPU."""
+    """Features that laws and maps take, (n, p) -> (n, q) float64 on the CPU."""
     context = as_context(model, x)
     summary = model.summarize(context)
-    # x itself is kept as it came, not rounded to the flow's dtype.
+    # x itself keeps its precision instead of being rounded to the flow's dtype.
     return (x if summary is context else summary).cpu().to(torch.float64)
 
 

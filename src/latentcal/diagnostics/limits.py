@@ -1,4 +1,4 @@
-"""Chance errors of a calibrated model: limits for all rows, for groups, and by calibration points."""
+"""Limits on the calibration error of a correct model: for all rows, groups, and calibration points."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..metrics import calibration_error
 from ..radius.coverage import Guarantee, points_needed
 
 _SIMULATIONS = 20_000
-# The law of sqrt(n + 2) times the error is simulated at the next lower of these n. There it is at most 3 %
-# wider, so that limits err on the safe side.
+# The law of sqrt(n + 2) times the error is simulated at the next lower of these n. It is at most 3 % wider
+# there, so limits are conservative.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200)
 
 
-_SHARES = (0.5, 0.2, 0.1)  # of the room that the coverage leaves: 5, 2 and 1 % at 90 %
+_SHARES = (0.5, 0.2, 0.1)  # precisions relative to 1 - coverage: 5, 2 and 1 % at 90 %
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class GroupCalibration:
     l_ece: float
     """Latent calibration error of the group's rows."""
     limit: float
-    """Limit that the errors of all groups of a calibrated model stay below, with the stated confidence."""
+    """Limit below which the errors of all groups of a calibrated model stay, with the stated confidence."""
     p_value: float
     """Probability of an error as large in a calibrated group of that size; not adjusted."""
     coverage: float
@@ -58,8 +58,8 @@ def group_calibration(
 
     Args:
         u: (n,) PIT values.
-        groups: (n,) labels of any kind: numbers, strings.
-        coverage: nominal coverage whose observed share is reported.
+        groups: (n,) labels, such as numbers or strings.
+        coverage: nominal coverage of the region whose observed coverage is reported.
         confidence: probability with which all groups of a calibrated model stay below their limits.
 
     Returns:
@@ -92,7 +92,7 @@ def group_calibration(
 
 
 def error_limit(n: float, confidence: float = 0.95) -> float:
-    """Limit that the calibration error of n uniforms stays below, with at least this confidence.
+    """Limit below which the calibration error of n uniforms stays, with at least this confidence.
 
     Examples:
         >>> 0.018 < error_limit(1000) < 0.019
@@ -123,15 +123,15 @@ def index_labels(groups: Any, n: int) -> tuple[list[Any], Tensor]:
 
 
 def _scaled_errors(n: float) -> Tensor:
-    """sqrt(n + 2) times the calibration error of n uniforms, (s,) ascending; on the safe side."""
+    """Simulated sqrt(n + 2) times the calibration error of n uniforms, (s,) ascending; conservative."""
     return _simulate_errors(max(size for size in _SIZES if size <= n))
 
 
 @lru_cache
 def _simulate_errors(n: int) -> Tensor:
-    """The law of ``_scaled_errors``, simulated once, the same for all data."""
+    """Simulated values of ``_scaled_errors``, computed once and used for all data."""
     generator = torch.Generator().manual_seed(n)
-    # Sums of exponentials over their total are ordered uniforms.
+    # Partial sums of exponentials divided by their total are ordered uniforms.
     total = torch.empty(_SIMULATIONS, n + 1, dtype=torch.float64).exponential_(generator=generator).cumsum(1)
     expected = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
     errors = (total[:, :-1] / total[:, -1:] - expected).abs().mean(1) * (n + 2) ** 0.5
@@ -140,7 +140,7 @@ def _simulate_errors(n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CalibrationPoints:
-    """Precision of coverage with a number of calibration points, and numbers needed for given precisions.
+    """Precision of coverage for a number of calibration points, and numbers needed for given precisions.
 
     Examples:
         >>> CalibrationPoints.of(500, coverage=0.9).needed
@@ -155,12 +155,12 @@ class CalibrationPoints:
     """Nominal coverage."""
     interval: tuple[float, float] | None
     """Interval of the true coverage of the model's regions, for about 95 % of calibration sets; for a model
-    that was not recalibrated, of conformal regions from n points, for 95 % of sets. None if there are too few
-    points, or if the model was aligned and has no law of the norm fitted to them.
+    that was not recalibrated, that of conformal regions from n points, for 95 % of sets. None if there are
+    too few points, or if the model was aligned and no law of the norm was fitted to them.
     """
     needed: dict[float, int]
-    """Points needed for coverage within each precision of the nominal one, for 95 % of sets, in regions from
-    order statistics of the points.
+    """For each precision, the number of points needed for coverage within it of nominal, for 95 % of
+    calibration sets, in regions from order statistics of the points.
     """
 
     @classmethod
@@ -211,23 +211,23 @@ def effective_points(record: Any) -> float:
 
 
 def noise_limit(n: int, record: Any) -> float:
-    r"""Limit that the L-ECE on n rows of a law fitted to m points stays below in about 99 % of cases.
+    r"""Limit below which the L-ECE on n rows of a law fitted to m points stays in about 99 % of cases.
 
-    Rows and calibration points both scatter around the true law, so the error is that of :math:`n m / (n +
-    m)` uniforms, and smaller if the fitted law is smoother than a step function.
+    Rows and calibration points both vary around the true law, so the error is that of :math:`n m / (n + m)`
+    uniforms, or less if the fitted law is smoother than a step function.
     """
     m = effective_points(record)
     return error_limit(max(1.0, n * m / (n + m)), 0.99)
 
 
 def coverage_interval(n: int, coverage: float) -> tuple[float, float] | None:
-    """Interval of the coverage of conformal regions from n points, for 95 % of sets; None for too few."""
+    """Interval of the coverage of conformal regions from n points, for 95 % of sets; None if too few."""
     interval = Guarantee(n, 0.0, steps=True).coverage_interval(coverage)
     return None if interval == (1.0, 1.0) else interval
 
 
 @lru_cache
 def _points_needed(coverage: float) -> tuple[tuple[float, int], ...]:
-    """Precisions, and the points that each takes."""
+    """Precisions, and the number of points that each needs."""
     precisions = [round(share * min(coverage, 1 - coverage), 10) for share in _SHARES]
     return tuple((precision, points_needed(precision, coverage)) for precision in precisions)

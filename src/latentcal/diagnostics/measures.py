@@ -19,13 +19,13 @@ from .limits import error_limit
 from .permutation_tests import random_part
 
 _BINS = 24
-_MOST_LAWS = 1000  # rows whose laws are averaged where the law depends on x
-_SHOWN = 0.995  # of the norms lie in the bins
+_MOST_LAWS = 1000  # most rows to average over if the law depends on x
+_SHOWN = 0.995  # share of the norms inside the bins
 INTERVAL, CALIBRATED = "interval", "calibrated"
 ENERGY_IN_UNITS = "energy score / SD"
 """Name of the energy score of outputs divided by their standard deviations."""
-_PAIRS = 5e7  # distances n s^2 that energy scores may cost
-_NUMBERS = 2e7  # drawn in all, n s d
+_PAIRS = 5e7  # most distances for energy scores, n s^2
+_NUMBERS = 2e7  # most numbers drawn in total, n s d
 _FEWEST_ROWS = 200
 
 
@@ -49,7 +49,7 @@ def norm_law(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> NormLaw
     r"""Observed and assumed shares of latent norms in bins of equal width; None if all norms are equal.
 
     If the law depends on x, the assumed share of a bin is the mean over the rows. A count is then a sum of
-    different Bernoulli variables, whose spread is at most that of the binomial law behind the band:
+    different Bernoulli variables, with a variance at most that of the binomial law used for the band:
 
     .. math:: n\,\text{observed}_j \sim \mathrm{Bin}(n, \text{assumed}_j) \quad\text{(Bonferroni over bins)}.
 
@@ -67,7 +67,7 @@ def norm_law(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> NormLaw
         return None
     edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)
     upto = torch.searchsorted(ordered, edges, right=True)
-    upto[0] = 0  # the first bin holds both its ends
+    upto[0] = 0  # the first bin includes both ends
     with torch.no_grad():
         below = _mean_cdf(model, x, edges.to(tensor_options(model)[1])).cpu()
     assumed = below.diff().clamp(min=0.0)
@@ -77,7 +77,7 @@ def norm_law(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> NormLaw
 
 
 def _mean_cdf(model: ConditionalFlow, x: Tensor | None, norms: Tensor) -> Tensor:
-    """Probability of a norm of at most each of the given, averaged over rows x (n, p), (k,) -> (k,)."""
+    """Distribution function of the norm, averaged over rows x (n, p), at given norms, (k,) -> (k,)."""
     if x is None:
         return model.base.radius.cdf(norms)
     rows = torch.linspace(0, len(x) - 1, min(len(x), _MOST_LAWS)).long()
@@ -98,7 +98,7 @@ class Measure:
     band: str
     """``"interval"``: 95 % confidence interval; ``"calibrated"``: contains 95 % of calibrated models."""
     p_value: float | None = None
-    """p-value of the hypothesis that the model is calibrated, not adjusted for other tests."""
+    """p-value of the hypothesis that the model is calibrated, unadjusted for other tests."""
     nominal: float | None = None
     """Its value for a calibrated model, if known."""
 
@@ -141,7 +141,7 @@ class Measured:
     """Latent norms and the law that the model assumes; None if all norms are equal."""
 
     def __getitem__(self, name: str) -> Measure:
-        """The number of that name."""
+        """The measure with this name."""
         for measure in self.numbers:
             if measure.name == name:
                 return measure
@@ -264,10 +264,10 @@ def _score_samples(
     density: bool,
     kinds: Sequence[str] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Energy scores (m,), the same in units (d,), marginal PIT (m, d) and HDR-PIT (m,), of the same draws.
+    """Energy scores (m,), raw and in units (d,), marginal PIT (m, d) and HDR-PIT (m,), from the same draws.
 
-    Scores are those of y, PIT values those of ``inside``, which has rounded outputs within their cells; draws
-    that are scored are those of outputs of the given kinds.
+    Scores are computed for y, PIT values for ``inside``, in which rounded outputs are points of their cells.
+    Draws are mapped to outputs of the given kinds before they are scored.
     """
     generator = torch.Generator().manual_seed(seed)
     scores, in_units, marginals, densities = [], [], [], []

@@ -13,20 +13,20 @@ from .._internal.chunks import rows_at_a_time
 from ..flow import ConditionalFlow, evaluation_mode
 from ..norms import Euclidean
 
-_OPERATIONS = 2e10  # multiplications that a test may cost, about a second or two
-_SHUFFLE = 20  # columns whose products take as long as shuffling a score
+_OPERATIONS = 2e10  # most multiplications for a test, about a second or two
+_SHUFFLE = 20  # number of columns whose products take as long as shuffling a score
 _FEWEST_ROWS = 500
 _ROUNDING = 1e-9
 _SIMULATED = 20_000  # numbers n d up to which the null law of second moments is simulated
-_NUMBERS = 2e7  # n d at most
+_NUMBERS = 2e7  # largest n d
 _MOST_PRODUCTS = 300
 _MOST_PAIRS, _FEWEST_PAIRS = 1500, 200
-_FIRST_SHUFFLES = 64  # after which it is first asked whether more are needed
-_MOST_FEATURE_PAIRS = 100  # all pairs of up to 14 features
-_RANK, _SPARE = 48, 8  # functions of a kernel that are kept, and further ones that make them exact
+_FIRST_SHUFFLES = 64  # shuffles before early stopping is first checked
+_MOST_FEATURE_PAIRS = 100  # includes all pairs of up to 14 features
+_RANK, _SPARE = 48, 8  # kernel functions that are kept, and extra ones for accuracy
 _KERNEL_ROWS = 1000
 _KERNEL_COORDINATES = 64
-_NORM_WEIGHT = 1 / 8  # of the norm beside coordinates: more hides correlations, less hides scales
+_NORM_WEIGHT = 1 / 8  # weight of the norm relative to coordinates: more hides correlations, less scales
 
 
 class Outcome(NamedTuple):
@@ -50,7 +50,7 @@ class Dependence:
     """Outcome of a permutation test."""
 
     p_value: float
-    """p-value of the strongest block: share of shuffles, data included, in which any block is as strong."""
+    """p-value of the strongest block: share of shuffles, including the data, with a block as strong."""
     strength: Tensor
     """(b,) standardised sum of squared correlations of each block; -inf for one without columns."""
     adjusted: Tensor
@@ -83,19 +83,19 @@ def permutation_test(
               S_b = \frac1n \sum_{c \in b,\, l} \Big( \sum_i \varphi_{ic} \psi_{il} \Big)^2,
               \qquad k_b = \sum_{c \in b,\, l} \overline{\varphi_c^2} \, \overline{\psi_l^2}.
 
-    The level is exact for every n where the rows are exchangeable (independent rows are; those of a time
-    series are not): :math:`P(p \le \alpha) \le \alpha`. That also holds where the test stops early, at
-    the l-th shuffle, because ``enough`` of them are as strong: then :math:`p = \text{enough} / l` (Besag and
-    Clifford, 1991).
+    The level is exact for every n if the rows are exchangeable (independent rows are; rows of a time series
+    are not): :math:`P(p \le \alpha) \le \alpha`. This also holds if the test stops early, at the l-th
+    shuffle, because ``enough`` shuffles are as strong as the data: then :math:`p = \text{enough} / l` (Besag
+    and Clifford, 1991).
 
     Args:
         columns: (n, c) functions of one side, centred.
         blocks: (c,) index of the block to which each column belongs, 0 to b - 1.
         scores: (n, m) functions of the other side, centred.
         count: number of blocks b.
-        permutations: shuffles at most.
+        permutations: largest number of shuffles.
         generator: source of randomness.
-        enough: shuffles as strong as the data after which no more are made; None to make all of them.
+        enough: number of shuffles as strong as the data after which the test stops; None for no early stop.
     """
     n, m = scores.shape
     c = len(blocks)
@@ -107,7 +107,7 @@ def permutation_test(
     across = narrow.T.contiguous()
 
     def strengths(orders: list[Tensor]) -> Tensor:
-        """Of every block after each of k shuffles, (b, k)."""
+        """Strength of every block after each of k shuffles, (b, k)."""
         shuffled = torch.cat([across[:, order] for order in orders])
         square = ((shuffled @ wide) ** 2 / n).reshape(len(orders), len(across), -1)
         square = square.sum(1 if m <= c else 2).T
@@ -115,7 +115,7 @@ def permutation_test(
         return ((total - size[:, None]) / (2 * size[:, None]).sqrt()).nan_to_num(nan=-math.inf)
 
     observed = strengths([torch.arange(n)])[:, 0]
-    limit = observed - _ROUNDING * observed.abs()  # what is equal up to the order of a sum counts as equal
+    limit = observed - _ROUNDING * observed.abs()  # values equal up to summation order count as equal
     exceeded, done = torch.zeros(count, dtype=torch.float64), 0
     most = rows_at_a_time(n * len(across))
     step = most if enough is None else min(_FIRST_SHUFFLES, most)
@@ -135,9 +135,9 @@ def permutation_test(
 
 
 def affordable_rows(columns: int, scores: int, permutations: int) -> int:
-    """Rows on which a permutation test costs a second or two: 10,000 for 1,000 columns and one score.
+    """Number of rows for a permutation test of a second or two: 10,000 for 1,000 columns and one score.
 
-    The fewer of the two are shuffled, and count as scores.
+    The smaller set of the two is shuffled, and counts as the scores.
     """
     columns, scores = max(columns, scores), min(columns, scores)
     return max(_FEWEST_ROWS, int(_OPERATIONS / (2 * (columns + _SHUFFLE) * scores * permutations)))
@@ -146,21 +146,21 @@ def affordable_rows(columns: int, scores: int, permutations: int) -> int:
 def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
     r"""Orthonormal polynomials of degrees 1 and 2 in the ranks of each column, and the column's index.
 
-    They see whether something rises or falls along a column and whether its middle differs from its ends;
-    they span all functions of a column with three values. Ranks make them indifferent to outliers and scale;
-    a column with two values has degree 1 alone, a constant one nothing.
+    They detect trends along a column and differences between its middle and its ends, and they span all
+    functions of a column with three values. Because of the ranks they are invariant to outliers and scale. A
+    column with two values has only degree 1; a constant column has none.
 
     Args:
         values: (n, p), infinities allowed.
 
     Returns:
-        (n, c) columns of mean 0 and mean square 1, and (c,) indices 0 to p - 1 of the columns they are of.
+        (n, c) columns of mean 0 and mean square 1, and (c,) indices 0 to p - 1 of the columns they belong to.
     """
     from scipy.stats import rankdata
 
     n, p = values.shape
     ranks = torch.from_numpy(rankdata(values.numpy(), axis=0))
-    centred = (2 * ranks - 1) / n - 1  # mid-ranks on [-1, 1]: of mean 0
+    centred = (2 * ranks - 1) / n - 1  # mid-ranks on [-1, 1], with mean 0
     first, has_first = _unit(centred)
     square = first**2 - (first**2).mean(0)
     second, has_second = _unit(square - first * (first * square).mean(0))
@@ -170,13 +170,13 @@ def rank_polynomials(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pairs_of_features(p: int, generator: torch.Generator) -> Tensor:
-    """(k, 2) pairs j < k of p features: all of them, or 100 at random. They do not depend on any data."""
+    """(k, 2) pairs j < k of p features, independent of the data: all of them, or 100 at random."""
     pairs = torch.combinations(random_part(p, _MOST_FEATURE_PAIRS, generator).sort().values)
     return pairs[random_part(len(pairs), _MOST_FEATURE_PAIRS, generator)]
 
 
 def rank_products(values: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of the ranks of two columns, free of what either column explains alone, and the pair's index.
+    """Products of the ranks of two columns, orthogonal to functions of either column, and the pair's index.
 
     Args:
         values: (n, p).
@@ -184,7 +184,7 @@ def rank_products(values: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         (n, c) columns of mean 0 and mean square 1, orthogonal to the rank polynomials of both factors, and
-        (c,) indices 0 to k - 1 of the pairs they are of. A product that has nothing of its own is left out.
+        (c,) indices 0 to k - 1 of their pairs. Products that are functions of one column are left out.
     """
     single, index = rank_polynomials(values)
     first = torch.zeros(values.shape, dtype=torch.float64)
@@ -210,18 +210,18 @@ def normal_scores(values: Tensor) -> Tensor:
 
 
 def round_latents(directions: Tensor, logit: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Latents of a model as a cloud that is near N(0, I) if it is right, and the score of their norm.
+    r"""Latents as a cloud that is close to N(0, I) for a correct model, and the score of their norm.
 
-    The norms are replaced by their ranks, on the scale of :math:`\chi_d`. So the cloud is independent of x
-    for a true model also where its law of the norm depends on x.
+    The norms are replaced by their ranks, on the scale of :math:`\chi_d`. For a correct model the cloud is
+    then independent of x even if the law of the norm depends on x.
 
     Args:
         directions: (n, d) latents divided by their norms.
         logit: (n,) log odds of the latent PIT.
-        generator: of random coordinates, which take the place of more than 64.
+        generator: source of random coordinates, used if there are more than 64 coordinates.
 
     Returns:
-        (n, k + 1) coordinates, and last the normal score of the norm with an eighth of their weight.
+        (n, k + 1) coordinates, the last one being the normal score of the norm with weight 1/8.
     """
     from scipy.stats import chi, rankdata
 
@@ -237,12 +237,12 @@ def round_latents(directions: Tensor, logit: Tensor, generator: torch.Generator)
 def kernel_columns(values: Tensor, generator: torch.Generator) -> Tensor:
     """The 48 strongest functions of a centred Gaussian kernel whose width is the median distance.
 
-    Sums of their squared covariances with those of another kernel are the Hilbert-Schmidt criterion, but for
-    what is weaker than these.
+    The sum of their squared covariances with those of another kernel is the Hilbert-Schmidt independence
+    criterion, up to weaker functions.
 
     Args:
         values: (n, k).
-        generator: of the random vectors by which they are found.
+        generator: source of the random vectors used to find them.
     """
     n = len(values)
     distance = torch.cdist(values, values)
@@ -256,12 +256,12 @@ def kernel_columns(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def kernel_rows(n: int, generator: torch.Generator) -> Tensor:
-    """Rows of a kernel test: 1,000 at most."""
+    """Rows for a kernel test, at most 1,000."""
     return random_part(n, _KERNEL_ROWS, generator)
 
 
 def _unit(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of mean square 1, and which of them are not zero."""
+    """Columns scaled to mean square 1, and a mask of those that are not zero."""
     size = (columns**2).mean(0).sqrt()
     present = size > 1e-6
     return columns / torch.where(present, size, 1.0), present
@@ -271,25 +271,26 @@ def unit_directions(z: Tensor, generator: torch.Generator) -> Tensor:
     r"""Directions :math:`\omega = z / |z|`, (n, d) -> (n, d) float64; a random one for z = 0."""
     z = z.to(device="cpu", dtype=torch.float64)
     largest = z.abs().amax(1, keepdim=True)
-    z = z / torch.where(largest > 0, largest, 1.0)  # squares of very large or small z would leave the floats
+    z = z / torch.where(largest > 0, largest, 1.0)  # squares of extreme z would over- or underflow
     size = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     random = Euclidean().sample_direction((len(z),), z.shape[1], generator)
     return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), random)
 
 
 def usable_rows(dim: int) -> int:
-    """Rows whose directions are looked at: 20 million numbers in all."""
+    """Largest number of rows whose directions are tested: 20 million numbers in total."""
     return max(1000, int(_NUMBERS / dim))
 
 
 def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Generator) -> Outcome:
-    r"""Rayleigh's test: is the mean direction zero?
+    r"""Rayleigh's test of a zero mean direction.
 
     .. math:: R = n d \, |\bar\omega|^2,
 
-    about :math:`\chi^2_d` for uniform directions. The p-value comes from random changes of sign of the rows:
-    it is exact for every n and d where :math:`\omega` and :math:`-\omega` have one law. So the test speaks
-    of a shift and leaves stretched directions to :func:`second_moment_test`. For d = 1 it is the sign test.
+    approximately :math:`\chi^2_d` for uniform directions. The p-value comes from random sign changes of the
+    rows. It is exact for every n and d if :math:`\omega` and :math:`-\omega` have the same law, so the test
+    detects shifts but not stretched directions (see :func:`second_moment_test`). For d = 1 it is the sign
+    test.
 
     Args:
         omega: (n, d) unit vectors.
@@ -308,15 +309,15 @@ def mean_direction_test(omega: Tensor, *, permutations: int, generator: torch.Ge
 
 
 def second_moment_test(omega: Tensor, *, simulations: int, generator: torch.Generator) -> Outcome:
-    r"""Bingham's test: are all directions equally frequent, up to second moments?
+    r"""Bingham's test of uniform directions, based on second moments.
 
     .. math:: B = \frac{n d (d + 2)}{2} \Big( \operatorname{tr} T^2 - \frac1d \Big)
               \approx \chi^2_{(d - 1)(d + 2)/2}, \qquad T = \frac1n \sum_i \omega_i \omega_i^\top.
 
-    Its mean is that of the chi-squared law and its variance 1 - 1/n times as large, for every n and d. Up to
-    n d = 20,000 the p-value comes from simulated uniform directions and is exact; beyond that it comes from
-    the chi-squared law. The trace uses the smaller of the d x d and n x n matrices, and fewer rows if both
-    are large.
+    For every n and d, its mean equals that of the chi-squared law and its variance is smaller by the factor
+    1 - 1/n. Up to n d = 20,000 the p-value comes from simulated uniform directions and is exact; beyond, it
+    comes from the chi-squared law. The trace uses the smaller of the d x d and n x n matrices, and fewer rows
+    if both are large.
 
     Args:
         omega: (n, d) unit vectors, d >= 2.
@@ -349,7 +350,7 @@ def direction_columns(omega: Tensor) -> tuple[Tensor, Tensor, bool]:
 
     Returns:
         (n, c) centred columns :math:`\sqrt d \omega_j` and, for d from 2 to 23, the products
-        :math:`\omega_j \omega_k`; (c,) their blocks 0 and 1; and whether the products are there. The weights
+        :math:`\omega_j \omega_k`; (c,) their blocks 0 and 1; and whether products are included. The weights
         make both blocks invariant to rotations.
     """
     d = omega.shape[1]
@@ -405,7 +406,7 @@ def energy_test(z: Tensor, drawn: Tensor, *, permutations: int, generator: torch
     kernel = across + across.T - torch.cdist(z, z) - torch.cdist(drawn, drawn)
     n = len(z)
     signs = torch.cat([torch.ones(1, n, dtype=torch.float64), _random_signs((permutations, n), generator)])
-    # Products of single precision take half the time; what is equal up to their rounding counts as equal.
+    # Single-precision products take half the time; values equal up to their rounding count as equal.
     unit = (kernel / kernel.abs().max().clamp(min=torch.finfo(torch.float64).tiny)).float()
     energies = ((signs.float() @ unit).double() * signs).sum(1)
     observed, exchanged = energies.split([1, permutations])

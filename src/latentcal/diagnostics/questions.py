@@ -1,10 +1,10 @@
-"""The questions asked about a model: each looks at a case, makes one test and gives one finding.
+"""The questions about a model: each makes one test on a case and gives one finding.
 
 A new question is one function here, decorated by ``@question`` with its name, actions and fault, and listed
 in one of the tuples at the end. Its docstring is the question in words. It returns a test, the meaning of a
 rejection, and how the p-value was computed. The gain of its repair is estimated from rungs of the ladder, the
 coverage error by a function of the case. Tests are in ``permutation_tests``, sizes in ``effects``, the words
-for actions in ``remedies``; advice that looks at all findings together is in ``advice``.
+for actions in ``remedies``; advice based on all findings together is in ``advice``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REPAIR_OF_NORM_BY_X = Repair(("radial by x",), ("radial",))
 
 
 Answer = tuple[Outcome | Dependence | UniformityTest, str, str] | str | None
-"""A test, its meaning and how it was made; or why it cannot be made; None if nothing is asked."""
+"""A test, its meaning and how it was made; or why it cannot be made; None if it does not apply."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def question(
 
 
 def ask(case: Case, questions: Sequence[Question]) -> tuple[list[Finding], dict[str, str]]:
-    """Findings of the questions in their order, and reasons for questions that cannot be asked."""
+    """Findings of the questions in their order, and reasons for those that cannot be tested."""
     findings, absent = [], {}
     for each in questions:
         answer = each.answer(case)
@@ -122,24 +122,24 @@ def measure_effects(case: Case, findings: Sequence[Finding]) -> tuple[Finding, .
 
 
 def _error_of_norm(case: Case) -> Gap:
-    """Of latent regions over all rows."""
+    """Coverage error of latent regions over all rows."""
     return gap_to_uniform(case.rows.u)
 
 
 def _error_of_norm_by_x(case: Case) -> Gap:
-    """Of latent regions in a third of what the norm depends on most, beyond that over all rows."""
+    """Coverage error of latent regions in thirds of the strongest function of x, beyond the overall one."""
     found = case.norm_by_x
     return gap_between_parts(case.rows.u[found.rows], found.column)
 
 
 def _error_of_groups(case: Case) -> Gap:
-    """Of latent regions in the worst group."""
+    """Coverage error of latent regions in the worst group."""
     assert case.labels is not None
     return max(gap_to_uniform(case.rows.u[case.labels == label]) for label in case.labels.unique())
 
 
 def _error_of_mean(case: Case) -> Gap:
-    """Of half-spaces along the mean direction."""
+    """Coverage error of half-spaces along the mean direction."""
     omega = case.omega
     d = omega.shape[1]
 
@@ -151,7 +151,7 @@ def _error_of_mean(case: Case) -> Gap:
 
 
 def _error_of_spread(case: Case) -> Gap:
-    """Of bands around the origin, across the direction that is most or least frequent."""
+    """Coverage error of bands around the origin, across the most or least frequent direction."""
     omega = case.omega
     d = omega.shape[1]
     level = torch.eye(d, dtype=omega.dtype) / d
@@ -163,7 +163,7 @@ def _error_of_spread(case: Case) -> Gap:
 
 
 def _error_of_norm_by_direction(case: Case) -> Gap:
-    """Of latent regions on one side, or near one axis, beyond that in all directions."""
+    """Coverage error of latent regions on one side or near one axis, beyond the overall error."""
     omega, u = case.omega, case.rows.u[case.part]
     score = rank_polynomials(case.rows.logit[case.part, None])[0][:, :1]
     if not score.numel():
@@ -185,7 +185,7 @@ def _error_of_norm_by_direction(case: Case) -> Gap:
 
 
 def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> Gap:
-    """Of half-spaces or bands in a third of what the direction depends on most, beyond that over all rows."""
+    """Coverage error of half-spaces or bands in thirds of the strongest function of x, beyond the overall."""
     place = torch.empty(len(case.rows.u), dtype=torch.long)
     place[case.part] = torch.arange(len(case.part))
     omega, column = case.omega[place[found.rows]], found.column[:, None]
@@ -203,7 +203,7 @@ def _error_by_x(case: Case, found: ByX, *, two_sided: bool) -> Gap:
 
 
 def _error_of_latents(case: Case) -> Gap:
-    """The largest of those over all rows."""
+    """The largest coverage error over all rows."""
     errors = [_error_of_norm(case)]
     if not case.no_directions:
         errors.append(_error_of_mean(case))
@@ -213,13 +213,13 @@ def _error_of_latents(case: Case) -> Gap:
 
 
 def _error_of_dense_regions(case: Case) -> Gap:
-    """Of regions of highest density over all rows."""
+    """Coverage error of highest-density regions over all rows."""
     assert case.predictions.hdr_u is not None
     return gap_to_uniform(case.predictions.hdr_u)
 
 
 def _error_of_outputs(case: Case) -> Gap:
-    """Of one-sided intervals of the worst output."""
+    """Coverage error of one-sided intervals of the worst output."""
     return max(gap_to_uniform(column) for column in case.predictions.marginal_u.T)
 
 
@@ -241,7 +241,7 @@ def uniform_pit(case: Case) -> Answer:
         f"{100 * level:g} % regions contain {100 * inside / len(u):.1f} % of the rows."
     )
     test = uniformity_test(u, "cvm")
-    # That test looks at all levels alike, and misses errors of the outer regions alone.
+    # This test weighs all levels equally and misses errors in the outer regions only.
     p_value = min(1.0, 2 * min(test.p_value, float(binomtest(inside, len(u), level).pvalue)))
     detail = f"Cramér-von Mises, and binomial at {100 * level:g} %, Bonferroni"
     return UniformityTest(test.statistic, p_value), verdict, detail
@@ -321,7 +321,7 @@ def pit_and_direction(case: Case) -> Answer:
     part = case.some_rows(len(columns), columns.shape[1], 2)
     scores, _ = rank_polynomials(case.rows.logit[case.part][part, None])
     test = case.shuffle(columns[part], blocks, scores, 1 + products)
-    left_out = "" if products or case.omega.shape[1] == 1 else "; first moments alone, d is large"
+    left_out = "" if products or case.omega.shape[1] == 1 else "; first moments only, because d is large"
     verdict = (
         "The latent norm depends on the direction: predictions are too narrow on some sides and too wide "
         "on others."
@@ -352,7 +352,7 @@ def direction_and_x(case: Case) -> Answer:
     "correlation and x",
     actions=("auto", "train"),
     fault="x-dependence",
-    # "aligned by x" repairs scales of single outputs that depend on x, which show here as well.
+    # "aligned by x" repairs scales of single outputs that depend on x, which this test also detects.
     repair=Repair(
         ("correlated by x, radial by x", "aligned by x, radial by x"), ("radial by x", "aligned, radial by x")
     ),

@@ -19,7 +19,7 @@ from ..preranks import NAMED, exceedance
 from .findings import format_p, holm
 
 FEWEST_ROWS = 20
-_MEANINGS = {  # what high and what low ranks of observations say
+_MEANINGS = {  # meaning of high and of low ranks of observations
     "multivariate_rank": ("draws are too low", "draws are too high"),
     "average_rank": ("draws are too low", "draws are too high"),
     "band_depth": ("draws are too wide", "draws are too narrow, or in the wrong place"),
@@ -39,9 +39,9 @@ class PrerankReport:
     Args:
         n: number of rows.
         level: probability of any finding for a correct model.
-        u: for each pre-rank its PIT values (n,), for ``"outputs"`` those of all outputs (n, d).
-        p_values: of the hypothesis that these are uniform.
-        adjusted: the same, adjusted by Holm for their number.
+        u: PIT values (n,) of each pre-rank; for ``"outputs"``, those of all outputs (n, d).
+        p_values: p-values of the hypothesis that these are uniform.
+        adjusted: p-values after Holm's adjustment.
         energy: mean energy score.
     """
 
@@ -87,22 +87,22 @@ def prerank_report(
     level: float = 0.03,
     generator: torch.Generator | None = None,
 ) -> PrerankReport:
-    """Tests of a model that can be sampled, with or without a density or a latent.
+    """Report on the calibration of a model that can be sampled, with or without a density or a latent.
 
     The observation is ranked among draws by each of the named pre-ranks (:mod:`latentcal.preranks`) and by
     each output. The ranks are exactly uniform if the model is correct. The p-values of Kolmogorov-Smirnov
-    tests are adjusted by Holm for all of them together (outputs by Bonferroni first). For a flow,
-    :func:`diagnose` reports more, and what to do; ``from_sampler`` turns a sampler into a flow.
+    tests are adjusted by Holm's method for all tests together (first by Bonferroni over outputs). For a flow,
+    :func:`diagnose` reports more and gives advice; ``from_sampler`` turns a sampler into a flow.
 
     Args:
         model: x (n, p) -> distribution with batch shape (n,) and event shape (d,), or a sampler, x -> draws
             (s, n, d).
         x: (n, p) features, or None.
         y: (n, d) outputs, at least 20 rows.
-        thresholds: values whose fraction of exceedances is tested too.
-        samples: draws of each prediction.
-        level: probability of any finding about a model that is right.
-        generator: source of randomness; a fixed one if None.
+        thresholds: values whose fraction of exceedances is also tested.
+        samples: number of draws of each prediction.
+        level: probability of any finding for a correct model.
+        generator: source of randomness; seeded with a fixed seed if None.
     """
     x, y = as_rows(read_features(model, x), y, fewest=FEWEST_ROWS)
     samples, level = as_whole(samples, "samples", 2), as_share(level, "level")
@@ -114,7 +114,7 @@ def prerank_report(
         if tuple(pred.batch_shape) != (len(y),):
             pred = pred.expand(torch.Size([len(y)]))
         asked: dict[str, Any] = {**NAMED, **{f"above {limit:g}": exceedance(limit) for limit in thresholds}}
-        if y.shape[1] == 1:  # all the others say the same of one output, or nothing
+        if y.shape[1] == 1:  # for one output, all the others are equivalent or uninformative
             asked = {name: asked[name] for name in asked if name in ("energy",) or name.startswith("above")}
         u = {
             name: prerank_pit(pred, y, prerank, x=x, samples=samples, generator=generator)

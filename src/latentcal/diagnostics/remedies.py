@@ -1,4 +1,4 @@
-"""What to do, worded for users of flows, of the estimator and of the command line."""
+"""Advice worded for users of flows, of the estimator and of the command line."""
 
 from __future__ import annotations
 
@@ -89,23 +89,23 @@ class Undone(NamedTuple):
 
 @dataclass(frozen=True)
 class Situation:
-    """Context of advice besides the findings."""
+    """Context of the advice apart from the findings."""
 
     audience: Audience = "flow"
     record: Any = None
-    """Record of the last recalibration; None for a flow as it was trained."""
+    """Record of the last recalibration; None for a flow that was not recalibrated."""
     undo: str = ""
-    """Python name of the model before, if recalibration made it worse; else empty."""
+    """Python name of the model before, if recalibration made it worse; otherwise empty."""
     within_noise: bool = False
     """Whether the noise of the calibration rows explains the findings."""
     in_time: bool = False
-    """Whether the rows are in time order, or look like it."""
+    """Whether the rows are in time order, or appear to be."""
     model: str | None = None
     """Folder of the model, for commands."""
     drifts: bool = False
-    """Whether they drift."""
+    """Whether the rows drift."""
     undone: Undone | None = None
-    """The recalibration that was undone, for a flow as it was trained."""
+    """The recalibration that was undone, if the flow is as trained."""
 
     def __post_init__(self) -> None:
         if self.audience not in get_args(Audience):
@@ -114,7 +114,7 @@ class Situation:
     def say(self, action: str) -> str:
         """The words for an action; empty if there are none for this audience."""
         words = dict.fromkeys(("time", "order", "option", "plain"), "")
-        if self.in_time:  # by the norm alone: what maps of `auto` learn in one season fails in others
+        if self.in_time:  # repair the norm only: maps that `auto` learns in one season fail in others
             words["time"], words["order"] = ', with `order="time"`', ', order="time"'
             words["option"] = " --order time --recalibration stacked"
             words["plain"] = 'set `model.recalibration = "stacked"`, then '
@@ -127,7 +127,7 @@ class Situation:
 
     @property
     def done(self) -> frozenset[str]:
-        """Actions that were done already, or undone."""
+        """Actions that have been done already, or undone."""
         record = self.record
         if record is None:
             return frozenset(() if self.undone is None else self.undone.actions)
@@ -143,23 +143,23 @@ class Situation:
 def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation) -> str:
     """What to do about a finding, without a full stop.
 
-    Actions that were done already, or are not expected to help, are not advised.
+    Actions that have been done already, or are not expected to help, are not advised.
 
     Args:
         actions: actions that repair such a fault, the most direct first.
         finding: the finding, with its sizes.
-        situation: of the model and the reader.
+        situation: situation of the model and the reader.
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
-    if situation.drifts and situation.audience != "flow":  # nor are the latest rows like those to come
+    if situation.drifts and situation.audience != "flow":  # future rows will differ from the latest ones too
         return f"{situation.say('lags')} (the rows drift, so a recalibration may not hold for later rows)"
     if situation.within_noise:
         return situation.say("again")
-    direct = "recalibrate" in actions  # a law of the norm repairs coverage, whatever it gains
+    direct = "recalibrate" in actions  # a new law of the norm repairs coverage, whatever its gain
     if finding.gain is not None and not finding.is_repairable and not direct:
         return f"{situation.say('train')} (no repair after training is known to help)"
-    if situation.in_time and situation.audience != "flow":  # richer repairs take rows for exchangeable
+    if situation.in_time and situation.audience != "flow":  # richer repairs assume exchangeable rows
         return f"{situation.say('latest')}; or {situation.say('train')}"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:

@@ -47,7 +47,7 @@ class CalibrationReport(Findings):
     before: Measured | None = field(repr=False)
     """Measures of the model before, for a recalibrated model."""
     comparison: Comparison | None
-    """Whether recalibration helped on these rows; None for a flow as it was trained."""
+    """Whether recalibration helped on these rows; None for a flow that was not recalibrated."""
     changes: tuple[Measure, ...]
     """Changes of the scores, after minus before; negative if recalibration helped."""
     conditional: ConditionalCalibration = field(repr=False)
@@ -86,12 +86,12 @@ class CalibrationReport(Findings):
 
     @property
     def before_and_after(self) -> str:
-        """The effect of recalibration on these rows, in words; empty for a flow as it was trained."""
+        """The effect of recalibration on these rows, in words; empty without recalibration."""
         return "" if self.comparison is None else self.comparison.write_sentence(self.situation.say("undo"))
 
     @property
     def next_step(self) -> str:
-        """What to do first, about the fault whose repair gains most; empty if nothing needs to be done."""
+        """The first action, for the fault whose repair gains most; empty if nothing needs to be done."""
         if self.situation.undo:
             return f"undo the recalibration with {self.situation.say('undo')}"
         if not self.faults or self.verdict == SMALL_FAULTS:
@@ -128,12 +128,12 @@ class CalibrationReport(Findings):
         return "\n".join(sections)
 
     def versions_of(self, name: str) -> list[Measure]:
-        """The measure of that name, of the model before (if there is one) and of the model."""
+        """The measure with this name, of the model before (if there is one) and of the model."""
         sides = [self.measured] if self.before is None else [self.before, self.measured]
         return [measure for side in sides for measure in side.numbers if measure.name == name]
 
     def worst_outputs(self, count: int) -> list[int]:
-        """At most ``most`` outputs with the largest calibration errors, in their order."""
+        """At most ``count`` outputs with the largest calibration errors, in their order."""
         errors = [-output.value for output in self.measured.marginals]
         return sorted(sorted(range(self.dim), key=errors.__getitem__)[:count])
 
@@ -228,14 +228,14 @@ class CalibrationReport(Findings):
         return ax
 
     def _sides(self) -> dict[str | None, Measured]:
-        """Before and after by their labels; without a label where there is no before."""
+        """Measures before and after by label; one entry without a label if there is no model before."""
         if self.before is None:
             return {None: self.measured}
         return {"before": self.before, "after": self.measured}
 
 
 def describe_fault(fault: str, side: Measured) -> str:
-    """A fault in words; for a wrong scale, in which direction it is wrong."""
+    """A fault in words, for a wrong scale with its direction."""
     if fault == "scale":
         u = side.u
         excess = (float(u.mean()) - 0.5) * math.sqrt(12 * len(u))  # standard errors
@@ -250,7 +250,7 @@ def describe_fault(fault: str, side: Measured) -> str:
 
 
 def _number_lines(report: CalibrationReport) -> list[str]:
-    """The table of numbers; two columns and the change where there is a before."""
+    """The table of numbers, with two columns and the change if there is a model before."""
     changes = {change.name: format_measure(change, signed=True) for change in report.changes}
     before, marginals = report.before, report.measured.marginals
     rows = []
@@ -271,7 +271,7 @@ def _number_lines(report: CalibrationReport) -> list[str]:
     ]
     if len(worst) < len(marginals):
         lines.append(f"  ... and {len(marginals) - len(worst)} outputs with smaller errors")
-    legend = "[a, b]: 95 % interval; < c: what 95 % of calibrated models stay below"
+    legend = "[a, b]: 95 % interval; < c: 95 % of calibrated models stay below c"
     return [*lines, f"  {legend}; / SD: outputs divided by their standard deviations"]
 
 
@@ -291,5 +291,5 @@ def capitalise(words: str) -> str:
 
 
 def shorten(label: str, longest: int = 40) -> str:
-    """A label cut to at most ``most`` characters."""
+    """A label cut to at most ``longest`` characters."""
     return label if len(label) <= longest else label[: longest - 1] + "…"

@@ -20,7 +20,7 @@ from .report import CalibrationReport, capitalise, format_measure, shorten
 
 _MOST_OUTPUTS = 6
 _MOST_GROUPS = 20
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # characters that no page may hold
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # characters not allowed in a page
 _TEXTS = {question.name: question.text for question in QUESTIONS} | {
     "slabs": "In which part of feature space is coverage most extreme?"
 }
@@ -28,7 +28,7 @@ Row = list[str]
 
 
 def render_page(report: CalibrationReport, title: str) -> str:
-    """The page as HTML; the template report.html.j2 contains its words, this module its numbers."""
+    """The page as HTML; the template report.html.j2 holds its words, this module its numbers."""
     jinja2 = require("jinja2", "report", "The page of a report needs")
     environment = jinja2.Environment(
         autoescape=True,
@@ -93,7 +93,7 @@ def clean(value: Any) -> Any:
 
 
 def mark_code(text: str) -> Any:
-    """Escaped text, with code for what stands between backticks."""
+    """Escaped text, with text between backticks marked as code."""
     from markupsafe import Markup
 
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escape(clean(text))))
@@ -155,7 +155,7 @@ def score_rows(report: CalibrationReport) -> list[Row]:
 
 
 def _both(report: CalibrationReport, measure: Measure) -> list[str]:
-    """A number of the model, after the same of the model before."""
+    """A measure of the model before (if any) and of the model."""
     cells = [format_measure(cell) for cell in report.versions_of(measure.name)]
     return cells if report.before is None or len(cells) > 1 else ["–", *cells]
 

@@ -1,4 +1,4 @@
-"""Rounded outputs, replaced by a value within their rounding cell."""
+"""Replacement of rounded outputs by values within their rounding cells."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .._internal.chunks import rows_at_a_time
 from ..flow import ConditionalFlow
 from ..recalibration.discrete import Atoms, Dequantizer
 
-_CANDIDATES = 16  # points of a cell, of which one is drawn
-_NUMBERS = 2e7  # encoded in all, n candidates d
-_LONE_ATOM = 0.05  # share of the rows at a value of an output that is not rounded
+_CANDIDATES = 16  # points of a cell, one of which is drawn
+_NUMBERS = 2e7  # most numbers to encode, n * candidates * d
+_LONE_ATOM = 0.05  # least share of the rows at one value of an output that is not rounded
 
 
 def randomize_cells(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
-    r"""Outputs (n, d), each drawn from the model within its rounding cell; y itself if nothing repeats.
+    r"""Outputs (n, d), each drawn from the model within its rounding cell; y itself if no values repeat.
 
     A density gives a cell a probability, and a distribution within it. With
 
     .. math:: y' \sim f(\cdot \mid x,\ \text{cell of } y)
 
     PIT values are those of continuous outputs: they are uniform if the model has the correct probabilities of
-    all cells. The draw is one of 16 points of the cell, with probabilities proportional to their densities;
-    it is the same at every call. For a model without a density the draw is uniform.
+    all cells. The draw is one of 16 points of the cell, with probabilities proportional to their densities,
+    and is the same in every call. For a model without a density the draw is uniform.
 
     Args:
         model: the flow.
@@ -44,7 +44,7 @@ def randomize_cells(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tens
             parts.append(_draw_point(model, None if x is None else x[i : i + size], points, source))
     except NotImplementedError:
         return cells.jitter(y.cpu(), torch.Generator().manual_seed(0)).to(y.device)
-    except ValueError:  # a cell reaches beyond where the model is defined
+    except ValueError:  # a cell extends beyond the model's domain
         return y
     return torch.cat(parts).to(y.device)
 
@@ -52,7 +52,7 @@ def randomize_cells(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tens
 def _draw_point(
     model: ConditionalFlow, x: Tensor | None, points: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """One of points (k, m, d) for each of m rows, in proportion to the density."""
+    """One of k points (k, m, d) for each of m rows, drawn in proportion to the density."""
     log_density = model(x).log_prob(points).cpu().to(torch.float64)
     log_density = torch.where(torch.isnan(log_density), -torch.inf, log_density)
     gumbel = -torch.empty_like(log_density).exponential_(generator=generator).log()
@@ -61,7 +61,7 @@ def _draw_point(
 
 
 def describe_cells(found: Atoms, names: list[str]) -> list[str]:
-    """Sentences about outputs that are rounded or repeat a value."""
+    """Sentences about outputs that are rounded or have repeated values."""
     notes = []
     rounded = [
         f"{name} (steps of {output.step:.4g}, {output.distinct:,} values)"

@@ -1,4 +1,4 @@
-"""Three verdicts by the size of the findings, in words and as identifiers."""
+"""The three verdicts, by the size of the findings, in words and as identifiers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COVERAGE_LIMIT = 0.02
 GAIN_LIMIT = 0.01
 """Largest gain of the repair of a small fault, in nats a row."""
 ONE_SIDED = 1.645
-"""Standard errors to add to a size before comparing it with its limit: 95 %, one-sided."""
+"""Standard errors to add to a size before it is compared with its limit (95 %, one-sided)."""
 
-_KOLMOGOROV = 1.36  # times 1 / sqrt(n): the largest error of coverage of 95 % of calibrated models
+_KOLMOGOROV = 1.36  # 1.36 / sqrt(n) bounds the coverage error of 95 % of calibrated models
 _WORDS = {
     CALIBRATED: "Calibrated as far as {n:,} rows can tell",
     SMALL_FAULTS: "Small faults: little practical effect",
@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def is_small(finding: Finding) -> bool:
-    """Whether a fault is surely not large: both its sizes, with uncertainty, are below the limits.
+    """Whether both sizes of a fault, including their uncertainty, are below the limits.
 
     An unknown gain is ignored. An unknown coverage error does not count as small.
     """
@@ -45,8 +45,8 @@ def is_small(finding: Finding) -> bool:
 def judge(findings: Sequence[Finding]) -> Verdict:
     """The verdict on all findings.
 
-    Faults are small if each of them is, and if at least one comes from a specific test: the sizes of a test
-    for any difference (``omnibus``) are those of other tests.
+    Faults are small if each fault is small and at least one comes from a specific test, because the sizes of
+    an omnibus test (``omnibus``) are taken from other tests.
     """
     found = [finding for finding in findings if finding.found]
     if not found:
@@ -68,7 +68,7 @@ def name_verdict(verdict: Verdict, n: int) -> str:
 def describe_size(findings: Sequence[Finding]) -> str:
     """The largest sizes of the findings, in a sentence; empty if none is known.
 
-    Coverage errors may be those in a part of the rows, or on one side of the predictions.
+    Coverage errors may apply to a part of the rows, or to one side of the predictions.
     """
     found = [finding for finding in findings if finding.found]
     parts = []

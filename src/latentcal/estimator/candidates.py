@@ -1,4 +1,4 @@
-"""Models that ``flow="auto"`` tries, from simple to rich, and how each is fitted to rows."""
+"""Models that ``flow="auto"`` tries, from simple to complex, and how each is fitted."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _STAGES: Mapping[str, tuple[int, int, str]] = {
     "gp": (20, 1000, "Gaussian process"),
     "boosted": (60, 1 << 62, "boosted trees"),
 }
-"""Rows that each kind of stage is tried for, at least and at most, and its name in print."""
+"""For each kind of stage: fewest and most rows for which it is tried, and its name in tables."""
 _FEWEST_FOR_A_FLOW = 60
 _FOLDS = 5
-_FASTER = 3.0  # how much larger steps are where weights are averaged
-_BATCHES = ((1000, 64), (5000, 128))  # rows below which a step takes so many; else what is asked for
+_FASTER = 3.0  # factor of the learning rate if weights are averaged
+_BATCHES = ((1000, 64), (5000, 128))  # batch size below each number of rows; above, the requested one
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A location m and a scale s that depend on x, and a flow above them or beside them.
+    """A stage with location m and scale s that depend on x, a mean of flows, or both combined.
 
     Args:
-        stage: kind of location and scale, see :func:`latentcal.flows.fit_stage`; None for none.
-        members: autoregressive flows whose mean is taken; 0 for normal residuals of the stage.
-        residuals: whether the flows are of the stage's residuals, or of y.
-        sees_x: whether flows above a stage see x, or m and s alone.
+        stage: kind of location and scale, see :func:`latentcal.flows.fit_stage`; None for no stage.
+        members: number of autoregressive flows to average; 0 for normal residuals of the stage.
+        residuals: whether the flows model the stage's residuals, or y.
+        sees_x: whether flows above a stage take x as well, or only m and s.
     """
 
     stage: StageKind | None
@@ -56,7 +56,7 @@ class Candidate:
         return f"{flow} given {'x and ' if self.sees_x else ''}{name}"
 
     def is_possible(self, n: int) -> bool:
-        """Whether n rows are enough for it, and not too many."""
+        """Whether n rows are neither too few nor too many for it."""
         if self.members and n < _FEWEST_FOR_A_FLOW:
             return False
         if self.stage is None:
@@ -70,7 +70,7 @@ SIMPLE = tuple(Candidate(stage) for stage in ("ridge", "ridge_scale", "gp", "boo
 
 
 def list_flows(stage: StageKind, members: int) -> list[Candidate]:
-    """Flows alone and, the simplest first, those above or beside a stage."""
+    """Flows alone, then flows combined with a stage, the simplest first."""
     return [
         Candidate(None, members),
         Candidate(stage, members),
@@ -80,29 +80,29 @@ def list_flows(stage: StageKind, members: int) -> list[Candidate]:
 
 
 class Fitted(NamedTuple):
-    """A candidate that was fitted to all rows, and the same without each of the folds."""
+    """A candidate fitted to all rows, and fitted without each of the folds."""
 
     flow: ConditionalFlow
     by_fold: list[ConditionalFlow]
 
 
 class CandidateFitter:
-    """Fits candidates to the same rows, which are standardised; what several of them share is fitted once.
+    """Fits candidates to the same standardised rows; parts that several candidates share are fitted once.
 
-    A flow above a stage learns from out-of-fold locations and scales. Flows whose mean is taken leave out a
-    fold each; those that leave out the same fold make up the candidate without it, so that one training
-    gives both. Locations of the other folds come from rows of this one as well: it has not been seen itself,
-    but it is no stranger to them. Nesting the folds would cost six times as much for what is hardly there.
+    A flow above a stage is trained on out-of-fold locations and scales. Each flow of a mean leaves out one
+    fold; the flows that leave out the same fold form the candidate without it, so that one training gives
+    both. The out-of-fold locations of the other folds do depend on rows of the fold that is left out. Nesting
+    the folds would remove this small dependence at six times the cost.
 
     Args:
         x: (n, p) features.
         y: (n, d) outputs.
-        weights: (n,) of the rows; equal if None.
-        alike: (n, k); rows that are equal in it stay in one fold. Outputs and features if None.
+        weights: (n,) weights of the rows; equal if None.
+        alike: (n, k) values; rows with equal values stay in one fold. Outputs and features if None.
         contiguous: whether folds are blocks of rows, as for rows in time order.
-        seed: of all random choices.
-        flow_options: of the autoregressive flows.
-        training: options of training; fewer than 5,000 rows are taken in smaller batches.
+        seed: seed of all random choices.
+        flow_options: options of the autoregressive flows.
+        training: options of training; with fewer than 5,000 rows, batches are smaller.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CandidateFitter:
         if small is not None:
             self.training["batch_size"] = min(small, self.training.get("batch_size", small))
         self.log = TrainingLog(stopped="nothing was trained by steps")
-        """Losses of the flows that were trained last."""
+        """Losses of the last flows that were trained."""
         known = torch.cat([y, x], 1) if alike is None else alike
         self.fold = fold_numbers(known, min(_FOLDS, len(x)), contiguous=contiguous, seed=seed)
         """(n,) fold of each row."""
@@ -134,7 +134,7 @@ class CandidateFitter:
         self._fitter = StageFitter(x, y, folds=self.fold, seed=seed, sample_weight=weights)
 
     def fit(self, candidate: Candidate) -> Fitted:
-        """The candidate, fitted to all rows and without each of the folds."""
+        """The candidate, fitted to all rows and fitted without each of the folds."""
         kind = candidate.stage
         if kind is None:
             return Fitted(*self._average(candidate, self.x, self.y))
@@ -156,7 +156,7 @@ class CandidateFitter:
     def _average(
         self, candidate: Candidate, x: Tensor, y: Tensor
     ) -> tuple[AveragedFlow, list[ConditionalFlow]]:
-        """The mean of flows that leave out a fold each, and of those that leave out the same."""
+        """The mean of flows that each leave out one fold, and for each fold that of the flows without it."""
         folds, kind = int(self.fold.max()) + 1, replace(candidate, members=0)
         if len(self._flows.get(kind, [])) < candidate.members:
             without = torch.arange(max(candidate.members, folds)) % folds

@@ -24,9 +24,9 @@ from .selection import Budget, Choice, Selection, select
 
 FEWEST_ROWS = 2
 """Fewest rows of a part: one row has no spread."""
-_FEWEST_TO_CHOOSE = 20  # rows below which "auto" is ridge regression
-_FEWEST_FOR_X = 60  # rows beside atoms from which on a law looks at x
-_STOPPING = 0.2  # share of the rows that stops the training of a flow of one output of a chain
+_FEWEST_TO_CHOOSE = 20  # with fewer rows, "auto" is ridge regression
+_FEWEST_FOR_X = 60  # fewest rows outside atoms for a law that depends on x
+_STOPPING = 0.2  # share of the rows for early stopping of a flow in a chain
 
 Parts = Mapping[str, Weighted]
 """Rows for training, and rows for early stopping, if any."""
@@ -39,7 +39,7 @@ class Fitted(NamedTuple):
     log: flows.TrainingLog
     selection: Selection | None = None
     others: Sequence[ConditionalFlow] = ()
-    """If rows were held out in turn: for each fold, the flow that did not see it."""
+    """If rows were held out in turn: for each fold, the flow that was not fitted to it."""
     fold: Tensor = torch.empty(0)
     """The fold of each row."""
 
@@ -67,7 +67,7 @@ class FlowFitter:
     progress: bool = False
 
     def chooses(self, n: int) -> bool:
-        """Whether the flow is chosen among several, or a mean of several."""
+        """Whether the flow is chosen from several, or is a mean of several."""
         if self.flow == AUTO:
             return n >= _FEWEST_TO_CHOOSE
         if self.ensemble in (None, 1):
@@ -81,7 +81,7 @@ class FlowFitter:
         return True
 
     def needs_validation(self, n: int) -> bool:
-        """Whether validation rows are set aside, rather than all rows being held out in turn."""
+        """Whether validation rows are set aside, instead of holding out all rows in turn."""
         return self.order is not None or not self.chooses(n)
 
     def fit(self, parts: Parts, kinds: Sequence[str], seed: int, alike: Tensor | None = None) -> Fitted:
@@ -113,7 +113,7 @@ class FlowFitter:
 
         def make(features: Tensor | None, line: Tensor) -> ConditionalFlow:
             assert features is not None
-            if len(line) < _FEWEST_FOR_X:  # a normal law that does not look at x
+            if len(line) < _FEWEST_FOR_X:  # a normal law that does not depend on x
                 weight = torch.zeros(1, features.shape[1], dtype=torch.float64)
                 flow = flows.LinearGaussianFlow(weight, line.mean(0).double(), line.std(0).double()[:, None])
                 made.append(Fitted(flow.eval(), flows.TrainingLog(stopped="no gradient training")))
@@ -165,7 +165,7 @@ class FlowFitter:
         units = {
             name: ((x - x_mean) / x_scale, (y - y_mean) / y_scale, own) for name, (x, y, own) in parts.items()
         }
-        # Layers take their first weights from torch's global generator, whose state is the user's.
+        # Layers draw initial weights from torch's global generator, whose state belongs to the user.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             if self.chooses(len(x)):
@@ -176,7 +176,7 @@ class FlowFitter:
         return made, (y_mean, y_scale, x_mean, x_scale)
 
     def _select(self, units: Parts, seed: int, alike: Tensor | None) -> Choice:
-        """The choice among candidates, by each fold in its turn or by the validation rows."""
+        """The choice among candidates, by cross-validation or by the validation rows."""
         x, y, weights = join_rows(units)
         return select(
             x,
@@ -196,7 +196,7 @@ class FlowFitter:
     def _train(
         self, train: Weighted, validation: Weighted, seed: int
     ) -> tuple[ConditionalFlow, flows.TrainingLog]:
-        name = "linear_gaussian" if self.flow == AUTO else self.flow  # where rows are too few to choose
+        name = "linear_gaussian" if self.flow == AUTO else self.flow  # too few rows to choose
         make, options = choose("flow", name, FLOWS), self.flow_options or {}
         x, y, weights = train
         if make is flows.LinearGaussianFlow:
@@ -223,7 +223,7 @@ def _in_units(
     """Flows of standardised rows in the units of the data."""
 
     def whole(flow: ConditionalFlow) -> ConditionalFlow:
-        # Answers are float64: in float32 their last digits depend on which rows are asked together.
+        # Predictions are float64: in float32 the last digits depend on the other rows of the batch.
         return on_top(Standardized(flow.double(), *units)).eval()
 
     return made._replace(flow=whole(made.flow), others=[*map(whole, made.others)])
@@ -265,9 +265,9 @@ def _mean_and_scale(values: Tensor, weights: Tensor | None) -> Pair:
 
 
 def _find_alike(parts: Parts, kinds: Sequence[str]) -> Tensor:
-    """Outputs as they were observed and features, (n, d + p): equal for copies of a row.
+    """Outputs as observed, and features, (n, d + p): equal for copies of a row.
 
-    Points of a cell are drawn for each row, so that they would tell copies apart.
+    Points within cells would differ, because they are drawn for each row.
     """
     x, points, _ = join_rows({name: (x, y, None) for name, (x, y, _) in parts.items()})
     return torch.cat([close(points, kinds).nan_to_num(), x], 1)

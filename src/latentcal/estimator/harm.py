@@ -1,4 +1,4 @@
-"""Does a recalibration harm held-out rows?"""
+"""Effect of a recalibration on held-out rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..radius.folds import fold_numbers
 
 _FOLDS = 4
 _WORTH = 0.01  # nats: a smaller rise of the NLL has no practical effect
-_FAR = 1e6  # nats, or units of the energy score: instead of infinity
-_ROWS, _DRAWS = 256, 16  # by which draws are compared, at most
-_IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair for rows in time order learns from
+_FAR = 1e6  # nats, or units of the energy score, used instead of infinity
+_ROWS, _DRAWS = 256, 16  # most rows, and draws of each, to compare draws
+_IN_TIME = 0.7  # share of the rows, the earlier ones, that a repair of rows in time order is fitted to
 
 Repair = Callable[..., ConditionalFlow]
 """``repair(flow, x, y, weights=..., batch_size=...)`` recalibrates a flow."""
 Trial = tuple[Tensor, ConditionalFlow, Callable[[], ConditionalFlow]]
-"""Mask (n,) of held-out rows, a model that has not seen them, and a function that recalibrates it."""
+"""Mask (n,) of held-out rows, a model not fitted to them, and a function that recalibrates it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class HeldOutChange:
         energy_error: its standard error.
         energy_before: mean energy score before recalibration.
         n: number of held-out rows.
-        in_time: whether the last rows were held out, rather than each row once.
+        in_time: whether the last rows were held out, instead of each row once.
     """
 
     nll: float
@@ -116,7 +116,7 @@ def compare_held_out(
     in_time: bool = False,
     seed: int = 0,
 ) -> HeldOutChange:
-    """Effect of recalibrations on rows that neither they nor the models before them have seen.
+    """Effect of recalibrations on rows to which neither they nor the models before were fitted.
 
     Args:
         trials: for each part of the rows, its mask (n,), the model before, and a function that recalibrates
@@ -132,7 +132,7 @@ def compare_held_out(
     changes: list[tuple[Tensor, ...]] = []
     for held_out, before, make in parts:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the repair of all rows says the same
+            warnings.simplefilter("ignore")  # the recalibration on all rows gives the same warnings
             after = make()
         rows = held_out.nonzero().reshape(-1)
         few = rows[:: -(-len(rows) // max(1, _ROWS // len(parts)))]
@@ -145,7 +145,7 @@ def compare_held_out(
     )
 
     def mean_change(after: Tensor, before: Tensor, share: Tensor) -> tuple[float, float]:
-        # Two infinities, as for density 0 under both models, are no change.
+        # Two infinities (density 0 under both models) count as no change.
         change = torch.where(after == before, 0.0, after - before).clamp(-_FAR, _FAR)
         return mean_and_error(change, share, contiguous=in_time, folds=len(parts))
 

@@ -32,13 +32,14 @@ Self = TypeVar("Self", bound="TablePredictor")
 class TablePredictor(Recalibrating):
     """A flow fitted to a table: the predictions of ``FlowRegressor`` without scikit-learn.
 
-    A fitted ``FlowRegressor`` is one, and ``load`` reads one from a folder. If y was a DataFrame, predictions
-    are too, with its columns and the index of X. If y was (n,), predictions lack the last dimension.
+    A fitted ``FlowRegressor`` is a ``TablePredictor``, and ``load`` reads one from a folder. If y was a
+    DataFrame, predictions are DataFrames with its columns and the index of X. If y was (n,), predictions lack
+    the last dimension.
 
     Args:
         parameters: parameters of the ``FlowRegressor`` by name; ``draws`` and ``recalibration`` may be
             changed.
-        state: what its ``fit`` learned, by name.
+        state: fitted state by name.
 
     Attributes:
         model_: the recalibrated flow, in the units of the data.
@@ -89,9 +90,9 @@ class TablePredictor(Recalibrating):
     def predict(self, X: Any) -> Any:
         """Mean of the predictive distribution, (n, p) -> (n, d).
 
-        It is averaged over ``draws`` latent points, which are the same for every row and every call: opposite
-        pairs with radii at equal steps of probability. It is exact for linear flows; for others the error
-        with 128 draws is about a hundredth of the predictive standard deviation.
+        The mean is taken over ``draws`` latent points, the same for every row and every call: pairs of
+        opposite points, with radii at equal steps of probability. It is exact for linear flows; for others
+        the error with 128 draws is about a hundredth of the predictive standard deviation.
         """
         return self._answer(self._summarize(X, lambda points: self._supports.close(points).mean(0)), X)
 
@@ -103,14 +104,14 @@ class TablePredictor(Recalibrating):
             q: a level between 0 and 1, or k levels.
 
         Returns:
-            (n, d), as ``predict``; an array (k, n, d) for k levels.
+            (n, d) for one level, in the form of ``predict``; an array (k, n, d) for k levels.
         """
         levels = check_levels(q, self.draws)
         found = self._summarize(X, lambda points: self._supports.close(quantile(points, levels)))
         return self._answer(found, X)
 
     def predict_with_quantiles(self, X: Any, q: Any = 0.5) -> tuple[Any, Any]:
-        """The results of ``predict`` and ``predict_quantile``, in the time of one call."""
+        """The results of ``predict`` and ``predict_quantile``, at the cost of one call."""
         levels = check_levels(q, self.draws)
 
         def summary(points: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class TablePredictor(Recalibrating):
         Args:
             X: (n, p) features.
             n_samples: number of draws s.
-            random_state: seed of the draws; the seed of the fit if None, so every call gives the same draws.
+            random_state: seed of the draws; if None, the seed of the fit, so all calls give the same draws.
         """
         chunks = self._chunks(X, n_samples)
         generator = torch.Generator().manual_seed(self._seed if random_state is None else random_state)
@@ -140,9 +141,9 @@ class TablePredictor(Recalibrating):
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log-likelihood of each row of y, (n, p), (n, d) -> (n,), in the units of y.
 
-        A log density for real outputs. If outputs are counts, rounded or have atoms, it is taken with respect
-        to a mixed measure: single values have a probability, the others a density. With several such outputs
-        the probability is integrated by quasi-Monte Carlo, with an error of about 0.001.
+        For real outputs this is a log density. If outputs are counts, rounded or have atoms, it is taken with
+        respect to a mixed measure, in which single values have a probability and the others a density. With
+        several such outputs the probability is integrated by quasi-Monte Carlo, with an error of about 0.001.
         """
         rows = [part.split(ROWS) for part in self._pairs(X, y)]
         model = self._supports.wrap(self.model_)
@@ -152,7 +153,7 @@ class TablePredictor(Recalibrating):
     def latent_pit(self, X: Any, y: Any) -> np.ndarray:
         """Latent PIT of each row, (n, p), (n, d) -> (n,); uniform if the model is calibrated.
 
-        It is randomised for outputs whose single values have a probability, in the same way at every call.
+        It is randomised for outputs whose single values have a probability, identically in every call.
         """
         x, y = self._pairs(X, y)
         self._supports.check(y, self._output_texts)
@@ -167,11 +168,11 @@ class TablePredictor(Recalibrating):
 
         The coverage guarantee (:func:`latentcal.conformal_region`) needs rows that were set aside for
         calibration, and holds on average over X, not at each x. If rows were held out in turn, as
-        ``flow="auto"`` does with fewer than 1,000, none was set aside: coverage is then close to the stated
-        one but not guaranteed. With ``recalibration="auto"`` the region is that of the flow before
-        recalibration, because the rows that fitted the maps cannot be used for a guarantee about them. For a
-        region of the recalibrated model, pass ``model_`` and other rows to ``latentcal.conformal_region``. A
-        value of a grid is inside if the middle of its cell is.
+        ``flow="auto"`` does with fewer than 1,000, none were set aside; coverage is then close to nominal but
+        not guaranteed. With ``recalibration="auto"`` the region is that of the flow before recalibration,
+        because rows used to fit the maps cannot be used for a guarantee about them. For a region of the
+        recalibrated model, pass ``model_`` and other rows to ``latentcal.conformal_region``. A value of a
+        grid is inside if the middle of its cell is.
 
         Args:
             X: (n, p) features.
@@ -211,24 +212,24 @@ class TablePredictor(Recalibrating):
         return rank_pvalue(self._calibration_norms(), norms).numpy()
 
     def condition(self, X: Any, y: Any, **options: Any) -> ConditionedDistribution:
-        """The law of the outputs that are NaN in y, given the others: complete rows to draw, and a density.
+        """The law of the outputs that are NaN in y, given the other outputs.
 
-        :func:`latentcal.outputs.condition` says where it is exact. Outputs must be continuous: of counts,
-        rounded values and atoms the known ones have a probability in place of a density.
+        :func:`latentcal.outputs.condition` lists the cases in which it is exact. Outputs must be continuous,
+        because known counts, rounded values and atoms have a probability instead of a density.
 
         Args:
             X: (n, p) features.
             y: (n, d) outputs, NaN where missing.
-            **options: of :func:`latentcal.outputs.condition`; its points are the same at every call by
-                default.
+            **options: options of :func:`latentcal.outputs.condition`; by default every call uses the same
+                points.
         """
         x, values = self._rows(X), as_tensor(y, "y").to("cpu", torch.float64)
         values = values.reshape(len(x), -1)
         self._check_outputs(values.shape[-1], column_names(y))
         if self._supports.are_mixed:
             raise ValueError(
-                f"condition takes continuous outputs, and these are {', '.join(self.outputs_)}. For "
-                "outputs whose values repeat, draw from sample and keep the draws that have what is known."
+                f"condition takes continuous outputs, but these are {', '.join(self.outputs_)}. For "
+                "outputs with repeated values, call sample and keep the draws that match the known outputs."
             )
         options = {"generator": torch.Generator().manual_seed(self._seed), **options}
         return condition(self.model_, x, values, kinds=self.outputs_, **options)
@@ -265,7 +266,7 @@ class TablePredictor(Recalibrating):
         return cls(parameters, state)
 
     def _rows(self, X: Any) -> Tensor:
-        """Features (n, p) in float64, or an error where they are not those of the fit."""
+        """Features (n, p) in float64; raises if they differ from those of the fit."""
         names, known = getattr(X, "columns", None), getattr(self, "feature_names_in_", None)
         if names is not None and known is not None and list(names) != list(known):
             raise ValueError(
@@ -288,7 +289,7 @@ class TablePredictor(Recalibrating):
         return x, values
 
     def _check_outputs(self, count: int, names: np.ndarray | None) -> None:
-        """Raise where outputs are not those of the fit."""
+        """Raise if outputs differ from those of the fit."""
         known = self.output_names_
         renamed = names is not None and known is not None and names.tolist() != known.tolist()
         if renamed or count != self.n_outputs_:
@@ -298,7 +299,7 @@ class TablePredictor(Recalibrating):
             )
 
     def _answer(self, values: Tensor, X: Any) -> Any:
-        """(..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
+        """Values (..., n, d) in the form that y had in ``fit``; a table has two dimensions."""
         array = values[..., 0].numpy() if self._flat else values.numpy()
         if self.output_names_ is None or array.ndim != 2:
             return array
@@ -307,7 +308,7 @@ class TablePredictor(Recalibrating):
         return pd.DataFrame(array, X.index if hasattr(X, "iloc") else None, self.output_names_)
 
     def _chunks(self, X: Any, draws: int) -> tuple[Tensor, ...]:
-        """Features in pieces for which so many draws a row fit into the cache."""
+        """Features in chunks for which this number of draws per row fits into the cache."""
         x = self._rows(X)
         if draws < 1:
             raise ValueError(f"The number of draws must be at least 1, got {draws}.")
@@ -315,7 +316,7 @@ class TablePredictor(Recalibrating):
 
     @torch.no_grad()
     def _summarize(self, X: Any, statistic: Callable[[Tensor], Tensor]) -> Tensor:
-        """A statistic (s, n, d) -> (..., n, d) of the latent points, decoded at each row."""
+        """A statistic (s, n, d) -> (..., n, d) of the latent points decoded at each row."""
         parts = []
         draws = as_whole(self.draws, "draws", most=MOST_DRAWS)
         for x in self._chunks(X, draws):

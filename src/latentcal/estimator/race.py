@@ -1,4 +1,4 @@
-"""Candidates that are fitted to the same rows and judged by the same others."""
+"""Comparison of candidates that are fitted to the same rows and scored on the same held-out rows."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from ..radius.folds import fold_numbers
 from .candidates import Candidate, CandidateFitter
 from .harm import draw_energy
 
-_FAR = 10.0  # nats: beyond, one row's difference tells no more
-_IMPOSSIBLE = 1e6  # nats, instead of infinity, where a row has no density
-_WORTH = 0.01  # nats: a smaller difference is none
-_TIED = 1 / 3  # of a standard error
+_FAR = 10.0  # nats, to which the difference of one row is clipped
+_IMPOSSIBLE = 1e6  # nats, used instead of infinity where a row has density 0
+_WORTH = 0.01  # nats; smaller differences are ignored
+_TIED = 1 / 3  # standard errors within which two candidates are tied
 _ENERGY_ROWS = 256
-_LEAST_WEIGHT = 0.1  # of a candidate in a mean of several
-_ENOUGH = 5  # flows of one kind among others
+_LEAST_WEIGHT = 0.1  # least weight of a candidate in a weighted mean
+_ENOUGH = 5  # flows of one kind in a mean of several kinds
 
 
 class Tried(NamedTuple):
-    """A candidate, and how it predicts held-out rows.
+    """Scores of a candidate on held-out rows.
 
     Args:
-        name: what it is.
-        nll: mean NLL in standardised units, as after recalibration where that is better.
-        behind: how far it is behind the best one, in nats a row; a difference counts for at most 10.
-        error: standard error of that.
-        energy: mean energy score in standardised units; None for those that were behind in NLL.
-        weight: what it counts for in the weighted mean, if that is what was chosen.
-        judged: rows that it was judged on.
+        name: description of the candidate.
+        nll: mean NLL in standardised units; that after recalibration, if lower.
+        behind: difference of the NLL from the best candidate, in nats a row, clipped at 10 for each row.
+        error: standard error of this difference.
+        energy: mean energy score in standardised units; None for candidates behind in NLL.
+        weight: its weight in the weighted mean, if that was chosen.
+        judged: number of rows that it was scored on.
         seconds: processor time.
     """
 
@@ -57,12 +57,12 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """What was tried, how it predicts held-out rows, and what was chosen; printing it gives the table.
+    """Table of the candidates, their held-out scores, and the choice; print it.
 
     Args:
         tried: the candidates, the simplest first.
-        chosen: number of the chosen one.
-        stopped: why others were not tried; "" where all were.
+        chosen: index of the chosen one.
+        stopped: why others were not tried; "" if all were.
     """
 
     tried: tuple[Tried, ...]
@@ -88,17 +88,17 @@ class Selection:
 
 @dataclass(eq=False)
 class Trial:
-    """A candidate, or the weighted mean of several, and what it says of rows that it has not seen.
+    """A candidate, or a weighted mean of several, with its predictions of held-out rows.
 
     Args:
-        name: in print.
-        candidates: with their weights, of sum 1.
-        shares: the same by name, where there are several.
-        whole: the model of all rows that are fitted to.
-        flows: one for each part of the rows that judge.
-        log_prob: (n,) of the rows that judge, NaN elsewhere.
+        name: name in tables.
+        candidates: candidates with their weights, which sum to 1.
+        shares: weights by name, if there are several.
+        whole: the model fitted to all training rows.
+        flows: one for each part of the held-out rows.
+        log_prob: (n,) log densities of held-out rows, NaN elsewhere.
         z: (n, d) their latents.
-        log_slope: (n, d) logarithms of the slopes of the map.
+        log_slope: (n, d) log slopes of the map.
         seconds: processor time.
     """
 
@@ -112,7 +112,7 @@ class Trial:
     log_slope: Tensor
     seconds: float
     after: Tensor = field(init=False)
-    """Log-likelihood after recalibration, where that is better."""
+    """Log-likelihood after recalibration, if that is better."""
 
     def __post_init__(self) -> None:
         self.after = self.log_prob
@@ -122,23 +122,23 @@ class Trial:
         return next(iter(self.candidates))
 
     def refit(self, fitter: CandidateFitter) -> ConditionalFlow:
-        """The model of the rows of another fitter."""
+        """The model fitted to the rows of another fitter."""
         flows = [fitter.fit(candidate).flow for candidate in self.candidates]
         return weigh_flows(flows, list(self.candidates.values()))
 
 
 class Race:
-    """Candidates that are fitted to the same rows and judged by the same others, one after the other.
+    """Fits candidates to the same rows one after the other, and scores them on the same held-out rows.
 
     Args:
         x: (n, p) features.
         y: (n, d) outputs.
-        parts: masks (n,) of rows that judge; with several parts each judges what is fitted without it.
-        fitter: of candidates.
-        weights: (n,) of the rows; equal if None.
-        seconds: of processor time after which nothing more is tried.
+        parts: masks (n,) of held-out rows; with several parts, each scores models fitted without it.
+        fitter: fitter of the candidates.
+        weights: (n,) weights of the rows; equal if None.
+        seconds: processor time after which no further candidate is tried.
         contiguous: whether rows are in time order.
-        bar: to tell of progress.
+        bar: progress bar.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class Race:
         self._fold = torch.full((len(y),), -1)
         for number, part in enumerate(parts):
             self._fold[part] = number
-        if len(parts) == 1:  # what is learnt from rows that judge is then judged within the one part
+        if len(parts) == 1:  # parameters learned from held-out rows are cross-validated within the one part
             known = torch.cat([y, x], 1)[self._judges]
             self._fold[self._judges] = fold_numbers(known, min(5, len(known)), contiguous=contiguous)
 
     def run(self, candidates: Iterable[Candidate]) -> None:
-        """Try candidates, the simplest first; one that cannot be fitted is none."""
+        """Try candidates, the simplest first; those that cannot be fitted are skipped."""
         rows = len(self.fitter.y) * (1 if len(self.parts) == 1 else 1 - 1 / len(self.parts))
         for candidate in candidates:
             if self.trials and time.process_time() - self._started > self.seconds:
@@ -210,7 +210,7 @@ class Race:
         log_slope: Tensor,
         started: float,
     ) -> Trial:
-        """A trial of latents (n, d) and log slopes (n, d), with what recalibration would make of it."""
+        """A trial from latents (n, d) and log slopes (n, d), with its likelihood after recalibration."""
         own, base = self._judges, whole.base
         log_prob = torch.full_like(z[:, 0], math.nan)
         found = base.log_prob(z[own]) + log_slope[own].sum(-1)
@@ -225,7 +225,7 @@ class Race:
         return trial
 
     def stack(self) -> None:
-        """Try the mean of candidates as maps, weighted by the likelihood of rows that judge."""
+        """Try the mean of the candidates as maps, with weights that maximise the held-out likelihood."""
         trials = [trial for trial in self.trials if bool(torch.isfinite(trial.log_slope[self._judges]).all())]
         if self.stopped or len(trials) < 2:
             return
@@ -245,7 +245,7 @@ class Race:
         if not bool((weights > 0).all()):
             return
         z, log_slope = (torch.full_like(used[0].z, math.nan) for _ in range(2))
-        for number in range(int(self._fold.max()) + 1):  # weights are judged by rows that did not tell them
+        for number in range(int(self._fold.max()) + 1):  # weights are scored on rows not used to find them
             own = self._fold == number
             share = weigh(used, self._judges & ~own)[:, None, None]
             z[own] = (share * torch.stack([trial.z[own] for trial in used])).sum(0)
@@ -253,7 +253,7 @@ class Race:
             log_slope[own] = torch.logsumexp(slopes + torch.log(share), 0)
         shares = weights.tolist()
         flows = [weigh_flows([trial.flows[k] for trial in used], shares) for k in range(len(self.parts))]
-        # Where several kinds of flows are averaged, fewer of each are enough.
+        # If several kinds of flows are averaged, fewer of each are enough.
         kinds = [trial.candidate for trial in used]
         if sum(kind.members > 0 for kind in kinds) > 1:
             kinds = [replace(kind, members=min(kind.members, _ENOUGH)) for kind in kinds]
@@ -265,11 +265,11 @@ class Race:
 
     @property
     def best(self) -> int:
-        """Number of the candidate that is ahead of all others, one against one."""
+        """Index of the candidate that beats all others in pairwise comparisons."""
         if not self.trials and not self.failures:
             raise ValueError(
-                f"{len(self.fitter.y)} rows are too few for a mean of flows; it takes about 75. Leave out "
-                "ensemble=, or take flow='linear_gaussian'."
+                f"{len(self.fitter.y)} rows are too few for a mean of flows, which needs about 75. Leave out "
+                "ensemble=, or use flow='linear_gaussian'."
             )
         if not self.trials:
             raise ValueError(f"None of the models could be fitted: {self.failures[0]}") from self.failures[0]
@@ -279,11 +279,11 @@ class Race:
         return best
 
     def lead(self, one: int, other: int) -> tuple[float, float]:
-        """What a candidate is ahead of another on the rows that judge, and its standard error."""
+        """Lead of one candidate over another on the held-out rows, and its standard error."""
         return self._mean(self.trials[one].after - self.trials[other].after)
 
     def choose(self) -> tuple[Trial, Selection]:
-        """The simplest of those that are neither behind in likelihood nor clearly so in energy score."""
+        """The simplest candidate that is neither behind in likelihood nor clearly behind in energy score."""
         best = self.best
         leads = [self.lead(best, i) for i in range(len(self.trials))]
         tied = [i for i, (lead, error) in enumerate(leads) if lead <= max(_WORTH, _TIED * error)]
@@ -314,7 +314,7 @@ class Race:
         return winner, Selection(tuple(tried), chosen, self.stopped)
 
     def _energy(self, trial: Trial) -> Tensor:
-        """Energy scores of the same held-out rows for every candidate, before recalibration."""
+        """Energy scores before recalibration, on the same held-out rows for every candidate."""
         scores = []
         for flow, part in zip(trial.flows, self.parts, strict=True):
             rows = part.nonzero().reshape(-1)
@@ -333,26 +333,26 @@ class Race:
 
 
 def weigh_flows(flows: Sequence[ConditionalFlow], weights: Sequence[float]) -> ConditionalFlow:
-    """The weighted mean of flows as maps; a single flow as it is."""
+    """The weighted mean of flows as maps; a single flow is returned unchanged."""
     if len(flows) == 1:
         return flows[0]
     return WeightedFlow(flows, torch.tensor(weights, dtype=torch.float64))
 
 
 def recalibrated_log_prob(log_prob: Tensor, norms: Tensor, dim: int, fold: Tensor, weights: Tensor) -> Tensor:
-    r"""Log-likelihood (n,) with the law of the norm that other folds tell in place of the chi law.
+    r"""Log-likelihood (n,) with the chi law of the norm replaced by a law fitted to the other folds.
 
     .. math:: \log f'(y) = \log f(y) - \log f_\chi(r) + \log \hat f_{-k}(r), \qquad k \text{ the fold of } y
 
-    The law is that of :math:`r = a \rho^b` for :math:`\rho \sim \chi_d`, a generalised gamma law: two
-    numbers tell most of what a recalibration will do, and cost next to nothing.
+    It is the law of :math:`r = a \rho^b` for :math:`\rho \sim \chi_d`, a generalised gamma law: its two
+    parameters capture most of the effect of a recalibration at almost no cost.
     """
     known, after = torch.isfinite(norms) & (norms > 0), log_prob.clone()
     log_norm = torch.log(norms.clamp(min=1e-300))
     powers = torch.linspace(-1.2, 1.2, 49, dtype=torch.float64).exp()[:, None]
 
     def log_density(rows: Tensor, scale: Tensor, power: Tensor) -> Tensor:
-        """Up to what does not depend on the law; scale is a^(-2 / b)."""
+        """Log density up to terms that do not depend on the law; scale is a^(-2 / b)."""
         log_rho = log_norm[rows] / power + torch.log(scale) / 2
         return dim * log_rho - torch.exp(2 * log_rho) / 2 - torch.log(power)
 
@@ -362,7 +362,7 @@ def recalibrated_log_prob(log_prob: Tensor, norms: Tensor, dim: int, fold: Tenso
         if int(others.sum()) < 20:
             return log_prob
         share = weights[others] / weights[others].sum()
-        # The best scale for each power is known, so that one number is searched for.
+        # The best scale for each power has a closed form, so the search is one-dimensional.
         scale = dim / (torch.exp(2 * log_norm[others] / powers) @ share)[:, None]
         best = int((log_density(others, scale, powers) @ share).argmax())
         after[own] += log_density(own, scale[best], powers[best]) - log_density(own, one, one)

@@ -28,7 +28,7 @@ from .selection import out_of_fold_pairs
 from .supports import Supports
 
 _REUSE_LIMIT = 0.05
-_FOLDS = 4  # of complete rows, where others miss outputs
+_FOLDS = 4  # folds of complete rows, if other rows have missing outputs
 FEWEST_CALIBRATION = 20
 """Fewest rows for recalibration; a law fitted to fewer is mostly noise."""
 
@@ -39,11 +39,11 @@ Self = TypeVar("Self", bound="Recalibrating")
 
 
 class FewCalibrationRowsWarning(UserWarning):
-    """A model was not recalibrated because there were too few calibration rows."""
+    """Raised when a model is not recalibrated because there are too few calibration rows."""
 
 
 class RecalibrationRefused(UserWarning):
-    """A recalibration was refused because it makes predictions of held-out rows worse."""
+    """Raised when a recalibration is refused because it would make predictions of held-out rows worse."""
 
 
 class Recalibrating:
@@ -86,21 +86,21 @@ class Recalibrating:
         order: Literal["time"] | None = None,
         force: bool = False,
     ) -> Self:
-        """Recalibrate on new rows, replacing any earlier recalibration; nothing is trained.
+        """This model, recalibrated on new rows, replacing any earlier recalibration; nothing is trained.
 
         Recalibration is first tested by cross-validation. If it makes predictions of held-out rows worse, the
-        model stays as it is.
+        model is left unchanged.
 
         Args:
             X: (n, p) features, at least 20 rows that the flow was not trained on.
             y: (n, d) or (n,) outputs.
             sample_weight: (n,) weights of the rows, for covariate shift; equal if None. Regions and p-values
                 (``predict_region``, ``anomaly_pvalue``) do not use the weights.
-            order: ``"time"`` for rows in time order; the last ones are then held out for the test.
+            order: ``"time"`` for rows in time order; then the last rows are held out for the test.
             force: recalibrate even if it makes predictions worse.
 
         Warns:
-            RecalibrationRefused: if it would make predictions worse; ``calibration_`` then says so too.
+            RecalibrationRefused: if it would make predictions worse; ``calibration_`` then states this too.
         """
         x, y = self._pairs(X, y)
         check_order(order)
@@ -145,7 +145,7 @@ class Recalibrating:
         order: Literal["time"] | None = None,
         force: bool = False,
     ) -> bool:
-        """Recalibrate unless that harms rows that it has not seen; whether it was done."""
+        """Recalibrate unless that makes held-out rows worse; return whether it was done."""
         use = "used to recalibrate it. Its errors are smaller there, so it becomes overconfident."
         self._warn_of_training_rows(x, y, use, stacklevel=4)
         repair, points = partial(repair, order=order), self._supports.open(y, self._seed)
@@ -173,7 +173,7 @@ class Recalibrating:
     def _calibrate_out_of_fold(
         self, rows: Weighted, flows: Sequence[ConditionalFlow], fold: Tensor, repair: Repair
     ) -> None:
-        """Recalibrate by flows that have not seen a row's fold, unless that harms rows it has not seen."""
+        """Recalibrate with out-of-fold flows, unless that makes held-out rows worse."""
         x, y, weights = rows
         points = self._supports.open(y, self._seed)
         law = None if repair is autocalibrate else repair.keywords["fit"]  # type: ignore[attr-defined]
@@ -199,12 +199,12 @@ class Recalibrating:
     def _calibrate_incomplete(
         self, x: Tensor, y: Tensor, repair: Repair, order: Literal["time"] | None
     ) -> None:
-        """Recalibrate by rows (n, d) of which some miss outputs, unless that harms complete ones not seen."""
+        """Recalibrate on rows (n, d) with missing outputs, unless that makes held-out complete rows worse."""
         whole = ~torch.isnan(y).any(1)
         if int(whole.sum()) < FEWEST_CALIBRATION:
             self._note = f"{int(whole.sum())} complete calibration rows, fewer than {FEWEST_CALIBRATION}"
             return
-        if repair is autocalibrate:  # whose maps are learned from complete rows
+        if repair is autocalibrate:  # its maps are learned from complete rows
             self._calibrate(x[whole], y[whole], None, repair, order=order)
             return
         law, points = repair.keywords["fit"], self._supports.open(y, self._seed)  # type: ignore[attr-defined]
@@ -224,7 +224,7 @@ class Recalibrating:
         )
         change = compare_held_out(trials, x[complete], points[complete])
         told = f"{change}; {int((~whole).sum()):,} rows have missing outputs"
-        if change.harms or change.nll > 0.01:  # few rows judge, so what looks worse is not taken
+        if change.harms or change.nll > 0.01:  # few held-out rows, so reject what looks worse
             self._note = f"recalibration would make it worse ({told})"
             return
         self.model_, self._note = calibrate(every), told
@@ -233,16 +233,16 @@ class Recalibrating:
     def _keep_rows(
         self, model: ConditionalFlow, x: Tensor, y: Tensor, parts: Sequence[tuple[ConditionalFlow, Any]]
     ) -> None:
-        """Keep the norms of calibration rows for regions, and their sketch in the record of a model.
+        """Keep the norms of calibration rows for regions, and their fingerprint in the model's record.
 
-        With probabilities of single values the record has that of points in cells, and a region is about
-        the middles of cells.
+        If single values have a probability, the fingerprint is that of points within cells, and a region is
+        calibrated on the middles of cells.
 
         Args:
-            model: the recalibrated one.
+            model: the recalibrated model.
             x: (n, p) features.
             y: (n, d) outputs.
-            parts: flows, and the rows whose norms are theirs.
+            parts: flows, each with the rows whose norms it gives.
         """
         record = model.recalibration
         if not self._supports.are_mixed and record.norms is not None and len(record.norms) == len(y):
@@ -256,10 +256,10 @@ class Recalibrating:
             model.recalibration = fresh if record.norms is None else fresh.with_norms(record.norms)
 
     def _calibration_norms(self) -> Tensor:
-        """Ascending norms of the calibration rows, or a clear error."""
+        """Ascending norms of the calibration rows; raises if there are none."""
         if len(self._norms) == 0:
             raise ArgumentError(
-                "Guarantees need calibration rows, and this model was fitted without. Recalibrate it on "
+                "Guarantees need calibration rows, but this model was fitted without any. Recalibrate it on "
                 "new rows, or fit it with ",
                 Argument("recalibration", "stacked"),
                 ".",
@@ -277,7 +277,7 @@ def choose(what: str, value: Any, places: Mapping[str, str]) -> Callable[..., An
 
 
 def choose_repair(value: Any) -> Callable[..., ConditionalFlow] | None:
-    """The recalibration of that name, a function of (flow, x, y); None for no recalibration."""
+    """The recalibration with this name, a function of (flow, x, y); None for no recalibration."""
     if value is None or value is False:
         return None
     law = next(iter(LAWS)) if value is True else value

@@ -33,7 +33,7 @@ from .recalibrating import FEWEST_CALIBRATION, FewCalibrationRowsWarning, Pair, 
 from .storage import PARAMETERS
 from .supports import Declared, GuessedKindsWarning, resolve, tell_guess
 
-_FEWEST_TO_SPLIT = 1000  # rows below which "auto" holds each out in its turn, instead of setting some aside
+_FEWEST_TO_SPLIT = 1000  # with fewer rows, "auto" holds out each row in turn instead of setting some aside
 
 
 class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
@@ -41,17 +41,17 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
     ``fit`` sets rows aside at random for early stopping and for calibration, trains a conditional flow on the
     other rows, standardised, and recalibrates it. If recalibration makes predictions of held-out calibration
-    rows worse, the flow stays as it was trained, and ``calibration_`` says so. Rows in time order are split
-    into blocks (``order="time"``). If rows are not exchangeable for another reason, such as groups, split
-    them yourself and pass ``validation`` and ``calibration`` to ``fit``. With fewer than 20 calibration rows
-    the model is not recalibrated and a warning is raised, because the fitted law would be mostly noise.
+    rows worse, the flow stays as trained, and ``calibration_`` states this. Rows in time order are split into
+    blocks (``order="time"``). If rows are not exchangeable for another reason, such as groups, split them
+    yourself and pass ``validation`` and ``calibration`` to ``fit``. With fewer than 20 calibration rows the
+    model is not recalibrated and a warning is raised, because the fitted law would be mostly noise.
 
     Outputs may be positive, bounded, counts, rounded or have atoms (``outputs``): predictions then stay in
     their support, and ``log_prob`` uses probabilities for outputs whose single values have one. With several
     outputs, rows may miss some of them (NaN); the others are still used for training and calibration. Outputs
     with atoms are modelled one after the other, in the order of y.
 
-    If y is a DataFrame, predictions are too, with its columns and the index of X (in a pipeline,
+    If y is a DataFrame, predictions are DataFrames with its columns and the index of X (in a pipeline,
     ``set_output(transform="pandas")`` keeps the index). If y is (n,), predictions lack the last dimension. X
     must be numeric: encode categories in a pipeline, as in the example.
 
@@ -66,25 +66,25 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         flow_options: further arguments for the flow, such as ``{"hidden": 20}``.
         outputs: the kind of every output, such as ``{"price": "positive", "share": "unit", "visits":
             "count"}``; or a list with one for each, or one word for all. See :class:`latentcal.flows.Kind`.
-            ``"auto"`` guesses cautiously, as is done for outputs without a name: outputs with repeated values
-            become counts, rounded values or values with atoms, with a warning, and all others real numbers
-            (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` turns guessing off.
+            ``"auto"``, also used for outputs that are not named, guesses cautiously: outputs with repeated
+            values become counts, rounded values or values with atoms, with a warning, and all others become
+            real numbers (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` turns guessing off.
         budget: budget of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of the time, without boosted
             trees; ``"best"`` for means of 25 flows instead of 10; or seconds of processor time after which no
             further model is tried.
-        ensemble: number of flows to average with ``"auto"``; by default that of the budget.
+        ensemble: number of flows to average with ``"auto"``; by default set by the budget.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
             which also repairs directions and errors that depend on x; None or False for none.
         validation_fraction: share of the rows for early stopping.
         calibration_fraction: share of the rows for recalibration.
-        order: ``"time"`` for rows in time order: the first ones are for training, the next for early
+        order: ``"time"`` for rows in time order: the first rows are for training, the next for early
             stopping, the last for recalibration.
-        learning_rate: learning rate of Adam; ``"auto"`` uses three times as much and averages weights over
+        learning_rate: learning rate of Adam; ``"auto"`` uses three times this rate and averages weights over
             steps.
-        batch_size: largest number of rows in a step.
+        batch_size: largest number of rows in a batch.
         max_epochs: largest number of epochs.
-        patience: training stops after this many epochs without improvement.
+        patience: number of epochs without improvement after which training stops.
         draws: number of latent points for ``predict`` and ``predict_quantile``; may be changed after ``fit``.
         random_state: seed of the split, the initial weights, the order in training and the latent points.
         verbose: show a progress bar during training.
@@ -166,7 +166,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         validation: tuple[Any, ...] | None = None,
         calibration: tuple[Any, ...] | None = None,
     ) -> FlowRegressor:
-        """Train and recalibrate.
+        """This estimator, trained and recalibrated.
 
         Args:
             X: (n, p) features.
@@ -261,11 +261,11 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         return self
 
     def holds_out_in_turn(self, n: int) -> bool:
-        """Whether n rows are held out in turn to choose and calibrate, rather than setting some aside."""
+        """Whether n rows are held out in turn to choose and calibrate, instead of setting some aside."""
         return self._fitter().chooses(n) and n < _FEWEST_TO_SPLIT and self.order is None
 
     def needs_validation(self, n: int) -> bool:
-        """Whether validation rows are set aside, rather than all rows being held out in turn."""
+        """Whether validation rows are set aside, instead of holding out all rows in turn."""
         return self._fitter().needs_validation(n)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -306,9 +306,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
         return self._accept(X, y)
 
     def _accept(self, X: Any, y: Any, *, reset: bool = False, gaps: bool = False, **checks: Any) -> Pair:
-        """Features (n, p) and outputs (n, d); ``reset`` notes their names and shapes.
+        """Features (n, p) and outputs (n, d); ``reset`` records their names and shapes.
 
-        With ``gaps`` rows may miss some of several outputs, which are NaN.
+        With ``gaps``, some of several outputs may be missing (NaN).
         """
         names, missing = column_names(y), _find_missing(y) if gaps else None
         y = y if missing is None else np.where(missing, 0.0, np.asarray(y, dtype=np.float64))
@@ -318,17 +318,17 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             self.n_outputs_ = 1 if self._flat else y.shape[1]
         y = y.reshape(len(y), -1)
         self._check_outputs(y.shape[1], names)
-        # scikit-learn does not look for infinities among objects.
+        # scikit-learn does not check objects for infinities.
         features, values = float64_copy(x, "X"), float64_copy(y, "y")
         if missing is not None:
             values[torch.from_numpy(missing)] = torch.nan
         return features, values
 
     def _validate(self, X: Any, *y: Any, reset: bool = False, **checks: Any) -> Any:
-        """X, and y where given, as arrays, checked by scikit-learn; X as float64."""
+        """X, and y if given, as arrays checked by scikit-learn; X is float64."""
         try:
             given = [_without_graph(values, name) for values, name in zip((X, *y), "Xy", strict=False)]
-            with np.errstate(invalid="ignore"):  # it adds up infinities before it refuses them
+            with np.errstate(invalid="ignore"):  # it sums infinities before it rejects them
                 return validate_data(self, *given, reset=reset, dtype=np.float64, **checks)
         except ValueError as error:
             if not any(map(_holds_text, (X, *y))):
@@ -340,7 +340,7 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             ) from error
 
     def _fitter(self) -> FlowFitter:
-        """What makes the flow."""
+        """The fitter of the flow."""
         names = ("learning_rate", "batch_size", "max_epochs", "patience")
         return FlowFitter(
             self.flow,
@@ -354,25 +354,25 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
 
 
 def _find_missing(y: Any) -> np.ndarray | None:
-    """Mask (n, d) of what is missing; None where nothing is, or where all of a row is, which is an error."""
+    """Mask (n, d) of missing outputs; None if there are none. Raises if a row lacks all outputs."""
     try:
         given = np.asarray(as_tensor(y, "y").numpy() if isinstance(y, Tensor) else y)
         values = given.astype(np.float64) if not np.iscomplexobj(given) else np.zeros(0)
-    except (TypeError, ValueError):  # scikit-learn says what is wrong
+    except (TypeError, ValueError):  # scikit-learn raises a better error later
         return None
     missing = np.isnan(values)
     if values.ndim != 2 or not missing.any() or values.shape[1] == 1:
         return None
     if missing.all(1).any():
         raise ValueError(
-            f"{int(missing.all(1).sum())} rows of y miss all outputs, first row "
-            f"{int(missing.all(1).argmax())}. Drop them; rows may miss some outputs but not all."
+            f"{int(missing.all(1).sum())} rows of y have no outputs, first row "
+            f"{int(missing.all(1).argmax())}. Drop them; some outputs of a row may be missing, but not all."
         )
     return missing
 
 
 def _without_graph(values: Any, name: str) -> Any:
-    """A tensor of any kind as an array; dates, which scikit-learn takes for numbers, are refused."""
+    """A tensor of any kind as an array; raises for dates, which scikit-learn would treat as numbers."""
     if isinstance(values, Tensor):
         return as_tensor(values, name).cpu().to(torch.float64).numpy()
     kinds: Any = getattr(values, "dtypes", getattr(values, "dtype", None))
@@ -383,7 +383,7 @@ def _without_graph(values: Any, name: str) -> Any:
 
 
 def _holds_text(values: Any) -> bool:
-    """Whether a cell is a text that is no number."""
+    """Whether a cell is text that is not a number."""
     if isinstance(values, Tensor):
         return False
     for cell in np.asarray(values, dtype=object).flat:

@@ -21,16 +21,16 @@ from .race import Race, Selection, Tried
 __all__ = ["Budget", "Choice", "Selection", "Tried", "out_of_fold_pairs", "select"]
 
 
-_MANY_ROWS, _FEWER = 1000, 5  # rows from which on means of fewer flows are enough
+_MANY_ROWS, _FEWER = 1000, 5  # number of rows from which means of fewer flows are enough
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What ``flow="auto"`` may try.
+    """Limits on what ``flow="auto"`` tries.
 
     Args:
         members: number of flows to average.
-        simple: whether to leave out boosted trees, and flows that see features as well as a stage.
+        simple: whether to leave out boosted trees, and flows that take features as well as a stage.
         seconds: processor seconds after which no further model is tried.
     """
 
@@ -40,7 +40,7 @@ class Budget:
 
     @classmethod
     def of(cls, budget: Any, ensemble: int | None = None) -> Budget:
-        """The budget of a name or a number of seconds; ``ensemble`` overrides the number of flows."""
+        """The budget for a name or a number of seconds; ``ensemble`` overrides the number of flows."""
         if isinstance(budget, str) and budget in _BUDGETS:
             own = _BUDGETS[budget]
         elif isinstance(budget, (int, float)) and not isinstance(budget, bool) and budget > 0:
@@ -51,7 +51,7 @@ class Budget:
         return Budget(members, own.simple, own.seconds)
 
     def estimate_seconds(self, n: int, features: int, outputs: int) -> float:
-        """Estimated processor seconds of a choice on a common machine, within a factor of about three.
+        """Estimated processor seconds of a choice on an ordinary machine, within a factor of about three.
 
         Args:
             n: number of rows.
@@ -100,11 +100,11 @@ def select(
     Args:
         x: (n, p) standardised features.
         y: (n, d) standardised outputs.
-        seen: (n,) mask of the rows to fit models to, the others being held out; cross-validation if None.
-        budget: what may be tried.
+        seen: (n,) mask of the rows to fit models to; the others are held out. Cross-validation if None.
+        budget: limits on what is tried.
         alone: whether flows alone are the only candidate.
         weights: (n,) weights of the rows; equal if None.
-        alike: (n, k); rows with equal values stay in one fold; outputs and features if None.
+        alike: (n, k) values; rows with equal values stay in one fold. Outputs and features if None.
         contiguous: whether rows are in time order.
         progress: show a progress bar.
         **how: options of :class:`CandidateFitter`.

@@ -48,7 +48,7 @@ PARAMETERS: Mapping[str, tuple[type, ...]] = {
 """Parameters of a ``FlowRegressor`` and their allowed values in a file."""
 
 _LATER: Mapping[str, Any] = {"order": None, "budget": "balanced", "ensemble": None, "outputs": "real"}
-"""Parameters that older files lack, with their default values there."""
+"""Parameters that older files lack, with the values to use for them."""
 
 _NORMS, _NORMS_ATTRIBUTE = "estimator.norms", "_norms"
 _LOG = {field.name for field in dataclasses.fields(flows.TrainingLog)}
@@ -144,7 +144,7 @@ class Stored(NamedTuple):
 def write(
     predictor: TablePredictor, path: str | os.PathLike[str], table: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a fitted model, with the description of its table if any.
+    """Write a fitted model, with the description of its table if there is one.
 
     Nothing is written if a parameter cannot be saved.
     """
@@ -194,7 +194,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
 
 
 def _check_document(document: Any, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and state of an estimator, or a clear error."""
+    """Parameters and state of an estimator; raises if the document is invalid."""
     if not isinstance(document, dict) or set(document) != {"parameters", "state"}:
         raise ModelFileError(f"{path}: the estimator must have parameters and a state.")
     parameters, state = document["parameters"], document["state"]
@@ -225,14 +225,14 @@ def _is_plain(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _is_norms(norms: Tensor) -> bool:
-    """Whether a tensor is ascending norms (n,), float64; false where one is NaN."""
+    """Whether a tensor holds ascending float64 norms (n,) without NaN."""
     if norms.dtype != torch.float64 or norms.dim() != 1:
         return False
     return bool(((norms >= 0) & torch.isfinite(norms)).all()) and bool((norms[1:] >= norms[:-1]).all())
 
 
 def _name_infinities(value: Any) -> Any:
-    """Numbers that JSON does not have, such as the loss of a diverged epoch, by their names."""
+    """The value with non-finite numbers, such as the loss of a diverged epoch, replaced by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, list):
@@ -254,7 +254,7 @@ def _restore_infinities(value: Any) -> Any:
 
 
 def _as_plain(value: Any) -> Any:
-    """What JSON cannot write, in terms that it can."""
+    """A value that JSON cannot represent, as plain types."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -19,7 +19,7 @@ from .supports import Supports
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TRIES = 50  # rounds of draws until all are inside of a region
+_TRIES = 50  # most rounds of draws until all are inside a region
 AS_FITTED = "give the same in the same order."
 
 
@@ -40,7 +40,7 @@ class PredictedRegion:
     supports: Supports | None = None
 
     def contains(self, y: Any) -> np.ndarray:
-        """Whether each row of y (n, d), or (n,) for one output, lies in its region, (n,)."""
+        """Whether each row of y, (n, d) or (n,) for one output, lies in its region, (n,)."""
         names = getattr(y, "columns", None)
         if names is not None and self.output_names is not None and list(names) != list(self.output_names):
             raise ValueError(
@@ -56,23 +56,23 @@ class PredictedRegion:
     def bounds(self, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Smallest and largest value of each output in each region, (n, d) each; ``quick`` searches less.
 
-        NaN for an output that has no value of its grid in the region.
+        The result is NaN for an output without any value of its grid in the region.
         """
         ends = self.region.bounds(self.x, quick=quick, generator=torch.Generator().manual_seed(0))
         lower, upper = self._supports.close_bounds(*ends)
         return lower.numpy(), upper.numpy()
 
     def volume(self, samples: int = 4096) -> np.ndarray:
-        """Volume of each region, (n,), estimated by Monte Carlo; on a grid, roughly that of the cells."""
+        """Volume of each region, (n,), estimated by Monte Carlo; on a grid, roughly that of its cells."""
         return self.region.volume(self.x, samples=samples).value.numpy()
 
     def sample(self, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
-        """Draws (s, n, d) of the model inside each region; NaN if a grid has hardly any value there."""
+        """Draws (s, n, d) from the model inside each region; NaN if a grid has almost no values there."""
         generator = torch.Generator().manual_seed(random_state)
         draws = self.region.sample(self.x, n_samples, generator=generator)
         if not self._supports.are_mixed:
             return draws.numpy()
-        for _ in range(_TRIES):  # a point inside may be that of a cell whose middle is outside
+        for _ in range(_TRIES):  # a point inside may belong to a cell whose middle is outside
             outside = ~self.region.contains(self._supports.middle(self._supports.close(draws))[0], self.x)
             if not bool(outside.any()):
                 break
@@ -92,15 +92,15 @@ class PredictedRegion:
 
 
 def latent_points(base: RadialBase, count: int, rows: int, seed: int) -> Tensor:
-    """Points (s, n, d) of the base law, spread more evenly than draws; rows differ in the radii only.
+    """Points (s, n, d) of the base law, more evenly spread than draws; rows differ only in the radii.
 
-    Radii are the midpoints of s/2 steps of equal probability, each with a random direction and its opposite,
-    so the mean of any odd function of z is exactly 0.
+    Radii are the midpoints of s/2 steps of equal probability. Each is used with a random direction and its
+    opposite, so the mean of any odd function of z is exactly 0.
     """
     half = (count + 1) // 2
     generator = torch.Generator().manual_seed(seed)
     direction = base.norm.sample_direction((half, 1), base.dim, generator)
-    # On [0, 1] with the norm z itself there is no opposite.
+    # On [0, 1], where the norm is z itself, there is no opposite direction.
     opposite = torch.where(base.norm(-direction)[..., None] > 0, -direction, direction)
     radius = base.radius.middles(half, rows)[..., None]
     return torch.cat([radius * direction, radius * opposite])
@@ -114,11 +114,11 @@ def check_levels(q: Any, draws: int) -> Tensor:
         raise ValueError(f"q must be a level between 0 and 1, or a list of them, got {q}.")
     if (needed := math.ceil(0.5 / float(tail.min()))) > draws:
         reason = f"{draws} draws are too few for the level {q}; set "
-        raise ArgumentError(reason, Argument("draws", needed), " at least.")
+        raise ArgumentError(reason, Argument("draws", needed), " or more.")
     return levels
 
 
 def quantile(y: Tensor, levels: Tensor) -> Tensor:
     """Quantiles over the first dim of latent points, (s, n, d) -> (n, d), or (k, n, d) for k levels."""
-    # The i-th of s points stands for the level (i - 1/2) / s, torch takes it for (i - 1) / (s - 1).
+    # The i-th of s points represents the level (i - 1/2) / s; torch assigns it (i - 1) / (s - 1).
     return torch.quantile(y, ((len(y) * levels - 0.5) / (len(y) - 1)).clamp(0, 1), dim=0)

@@ -1,4 +1,4 @@
-"""What kind each output of a table is, and what a flow of the opened outputs says about them."""
+"""The kind of each output of a table, and predictions of outputs from a flow of opened outputs."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from ..outputs import (
 )
 
 AUTO, REAL = "auto", "real"
-_SMALLEST = 1e-9  # spread of an output beside an atom within, where gaps of width 1 leave few digits
+_SMALLEST = 1e-9  # least spread of an output around an inner atom; below, gaps of width 1 leave few digits
 
 
 class GuessedKindsWarning(UserWarning):
-    """Outputs were taken for counts, rounded values or values with atoms, because of how they repeat."""
+    """Raised when repeated values make an output be treated as counts, rounded, or values with atoms."""
 
 
 Declared = str | Sequence[str] | Mapping[str, str]
-"""One kind for all outputs, one for each, or kinds by the names of outputs."""
+"""One kind for all outputs, one for each, or kinds by output name."""
 
 
 @dataclass(frozen=True)
 class Supports:
     """The kinds of all outputs.
 
-    A flow is trained and recalibrated on *opened* outputs: a value of a grid is a point of its cell, an atom
-    a point of its gap. What it says about them is closed again.
+    A flow is trained and recalibrated on *opened* outputs: a value of a grid becomes a point of its cell, an
+    atom a point of its gap. Predictions are *closed*: mapped back to values.
 
     Args:
-        kinds: one an output, complete.
+        kinds: the complete kind of each output.
     """
 
     kinds: tuple[str, ...]
@@ -68,20 +68,20 @@ class Supports:
 
     @property
     def have_atoms(self) -> bool:
-        """Whether an output has atoms beside a density."""
+        """Whether an output has both atoms and a density."""
         return any(kind.atoms for kind in self._parsed)
 
     def with_links(self, x: Tensor, y: Tensor) -> Supports:
-        """The same with the maps to the line that suit rows (n, p), (n, d) best."""
+        """The same kinds with the maps to the line that fit rows (n, p), (n, d) best."""
         return self if self.are_real else Supports(tuple(choose_links(x, y, self.kinds)))
 
     def check(self, y: Tensor, names: Sequence[str] | None) -> None:
-        """Raise where outputs (n, d) are not of their kinds."""
+        """Raise if outputs (n, d) are not of their kinds."""
         if not self.are_real:
             check_kinds(y, self.kinds, names)
 
     def open(self, y: Tensor, seed: int = 0) -> Tensor:
-        """Outputs (n, d) as points of the opened lines, each at random in its cell; the same at every call.
+        """Outputs (n, d) as points of the opened lines, random within their cells; the same in every call.
 
         Missing outputs (NaN) stay missing.
         """
@@ -95,9 +95,9 @@ class Supports:
         return points.masked_fill(missing, torch.nan)
 
     def middle(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The middle of what stands for each output (..., d), and whether rows (...) are of their kinds.
+        """The middle of the cell or gap of each output (..., d), and whether rows (...) are of their kinds.
 
-        A point that does not depend on chance, by which values of a grid are inside of a region or not.
+        This point is not random and decides whether a value of a grid is inside a region.
         """
         known = torch.ones(y.shape[:-1], dtype=torch.bool)
         if not self.are_mixed:
@@ -111,11 +111,11 @@ class Supports:
         return torch.stack(points, -1), known
 
     def close(self, points: Tensor) -> Tensor:
-        """The outputs that points of the opened lines stand for, (..., d) -> (..., d)."""
+        """The outputs that points of the opened lines represent, (..., d) -> (..., d)."""
         return close(points, self.kinds) if self.are_mixed else points
 
     def close_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Least and largest output with its middle between ends (..., d); NaN where a grid has none there."""
+        """Smallest and largest output with its middle between ends (..., d); NaN if a grid has none there."""
         if not self.are_mixed:
             return lower, upper
         sides = []
@@ -131,7 +131,7 @@ class Supports:
         return torch.stack(lows, -1), torch.stack(highs, -1)
 
     def wrap(self, flow: ConditionalFlow) -> GridModel | ConditionalFlow:
-        """What predicts the outputs themselves: with probabilities where single values have one."""
+        """The model of the outputs themselves, with probabilities where single values have one."""
         return GridModel(flow, list(self.kinds)) if self.are_mixed else flow
 
     def predict(self, flow: ConditionalFlow, x: Tensor) -> Distribution:
@@ -153,7 +153,7 @@ class Supports:
         return probability(flow, x, opened, **options)
 
     def _of_interval(self, flow: ConditionalFlow, x: Tensor, lower: Tensor, upper: Tensor) -> Estimate:
-        """Probability that one output lies between two ends, both of them inside; exact."""
+        """Exact probability that one output lies in a closed interval."""
         kind = self._parsed[0]
         least, most = self._ends(kind, lower, upper)
         if float(least) >= float(most):
@@ -165,7 +165,7 @@ class Supports:
 
     @staticmethod
     def _ends(kind: Kind, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Ends on the opened line of all outputs between two ends (1,)."""
+        """Ends, on the opened line, of the set of all outputs between two ends (1,)."""
         if not kind.step:
             return kind.open(lower, torch.zeros_like(lower)), kind.open(upper, torch.ones_like(upper))
         slack = 1e-6 * kind.step
@@ -188,13 +188,13 @@ class Supports:
 
 
 def _middle(kind: Kind, y: Tensor) -> Tensor:
-    """The middle on the opened line of what stands for each y, (...) -> (...)."""
+    """The middle, on the opened line, of the cell or gap of each y, (...) -> (...)."""
     low, high = kind.cell(y)
     return (low + high) / 2
 
 
 def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple[Supports, str]:
-    """The kinds of outputs (n, d), NaN where missing, and those that were guessed in words; "" for none."""
+    """The kinds of outputs (n, d), NaN where missing, and a description of guessed ones; "" if none."""
     count = y.shape[1]
     if isinstance(declared, str):
         each: Sequence[str] | Mapping[str, str] = [declared] * count
@@ -204,8 +204,8 @@ def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple
         each = list(declared)
     else:
         raise ValueError(
-            "outputs must be a kind such as 'count', a list with one for each output, or kinds by the names "
-            f"of outputs; got {declared!r}."
+            "outputs must be a kind such as 'count', a list with one for each output, or a dict of kinds by "
+            f"output name; got {declared!r}."
         )
     known = [str(j) for j in range(count)] if names is None else [str(name) for name in names]
     kinds = resolve_kinds(each, y, known, cautious=True)
@@ -214,8 +214,8 @@ def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple
         column = y[:, j][~torch.isnan(y[:, j])]
         if any(gap.moves for gap in kind.gaps) and float(column.std()) < _SMALLEST:
             raise ValueError(
-                f"Output {known[j]!r} has an atom among values that differ by {float(column.std()):.1g}. "
-                "Give it in smaller units, so that its values are larger."
+                f"Output {known[j]!r} has an atom, but its values spread by only {float(column.std()):.1g}. "
+                "Express it in smaller units, so that its values are larger."
             )
     guessed = [j for j in range(count) if said[j].strip().lower() == AUTO and kinds[j] != REAL]
     shown = [f"output {j}" if names is None else known[j] for j in guessed]
@@ -224,8 +224,8 @@ def resolve(declared: Declared, y: Tensor, names: Sequence[str] | None) -> tuple
 
 
 def tell_guess(text: str) -> str:
-    """What a user is told of kinds that were guessed."""
+    """The warning about guessed kinds."""
     return (
-        f"{text} Guessed, because values repeat; log_prob is a probability there, not a density. Declare "
-        "what you know with outputs=, for example outputs='count'; outputs='real' models real numbers."
+        f"{text} Guessed from repeated values; log_prob is a probability for them, not a density. Declare "
+        "kinds with outputs=, for example outputs='count'; outputs='real' models real numbers."
     )

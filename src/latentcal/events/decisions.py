@@ -27,7 +27,7 @@ from .sets import as_membership, default_method, flat_rows, probability
 
 @dataclass(frozen=True)
 class Payoff:
-    """A utility that depends on whether an event occurs: whether y lies in it.
+    """A utility that depends on whether an event occurs, that is, whether y lies in it.
 
     Args:
         event: as for :func:`probability`.
@@ -72,8 +72,8 @@ def expected_utility(
             (s, n, d), (n, p) -> (s, n).
         method: as for :func:`probability`; a grid only for payoffs of boxes.
         samples: points or draws for each x.
-        points: points a side of a fixed grid.
-        rule: of the fixed grid.
+        points: number of points on each side of a fixed grid.
+        rule: rule of the fixed grid.
         generator: source of randomness.
 
     Returns:
@@ -109,7 +109,7 @@ def expected_utility(
         if bool(heavy.any()):
             _warn_of_heavy_tails([name for name, rows in zip(utilities, heavy, strict=True) if rows.any()])
         error = error.masked_fill(heavy.to(error.device), math.inf)
-        # An event that no point hit, or none missed, is not certain to a payoff that hangs on it.
+        # An event hit by no point, or by all, is not certain, so the error of its payoff is not 0.
         stakes = [abs(u.inside - u.outside) if isinstance(u, Payoff) else 0.0 for u in utilities.values()]
         error = torch.maximum(error, torch.tensor(stakes).to(error)[:, None] / samples)
     else:
@@ -118,7 +118,7 @@ def expected_utility(
 
 
 def best_action(model: Any, x: Tensor | None, utilities: Mapping[str, Utility], **options: Any) -> list[str]:
-    """The action with the highest expected utility at each row of x (n, p); a single one if x is None.
+    """Names of the actions with the highest expected utility at each row of x (n, p); one if x is None.
 
     Args:
         model: predictor.
@@ -146,7 +146,7 @@ def _as_function(utility: Utility) -> Integrand:
 
 
 class _Watched:
-    """A utility that keeps the tail index of its values at each x.
+    """A utility that records the tail index of its values at each x.
 
     Args:
         utility: function of (y, x).
@@ -163,7 +163,7 @@ class _Watched:
 
 
 def _heavy(integrand: Integrand, like: Tensor) -> Tensor:
-    """Whether the integrand has no finite variance at each x, of the shape of ``like``."""
+    """Whether the integrand has infinite variance at each x, in the shape of ``like``."""
     if not isinstance(integrand, _Watched):
         return torch.zeros_like(like, dtype=torch.bool)
     return torch.cat(integrand.tails) > INFINITE_VARIANCE

@@ -20,12 +20,12 @@ from ..transport import radial_transport
 
 INFINITE_VARIANCE = 0.5
 """Tail index above which the variance is infinite."""
-_SHARE, _ROOTS, _MOST = 0.05, 3.0, 0.2  # the tail: 5 % of s values, at least 3 sqrt(s), at most 20 %
-_FEWEST = 100  # values beyond the threshold
+_SHARE, _ROOTS, _MOST = 0.05, 3.0, 0.2  # size of the tail: 5 % of s values, at least 3 sqrt(s), at most 20 %
+_FEWEST = 100  # fewest values beyond the threshold
 _PRIOR, _GRID = 3.0, 30
 RANDOMIZATIONS = 32
-_HELD = MEMORY // 2  # numbers of y at a time; draws depend on it
-_PANEL = 8  # Gauss points of one panel
+_HELD = MEMORY // 2  # numbers of y processed at a time; changing it changes draws
+_PANEL = 8  # Gauss points in one panel
 _MOST_PANELS = {1: 64, 2: 16, 3: 4, 4: 2}
 _TOLERANCE = 1e-6
 _WITNESSES = 256
@@ -34,7 +34,7 @@ Integrand = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
 class InfiniteVarianceWarning(UserWarning):
-    """A utility has such heavy tails under the prediction that the standard error of its mean is infinite."""
+    """Raised when a utility has such heavy tails that the standard error of its mean is infinite."""
 
 
 def tail_index(values: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ def tail_index(values: Tensor) -> Tensor:
 
     by the estimator of Zhang and Stephens (Technometrics 51, 2009), as in Pareto-smoothed importance
     sampling. The variance is finite for k < 1/2, the mean for k < 1; Student's t with f degrees of freedom
-    has k = 1/f, its square k = 2/f. Light tails have k near 0, bounded ones a negative k. The threshold has 5
-    % of the values, and at least 100, above it: fewer than 1,200 values are too few.
+    has k = 1/f, its square k = 2/f. Light tails have k near 0, bounded ones a negative k. At least 5 % of the
+    values, and at least 100, lie above the threshold, so fewer than 1,200 values are too few.
     """
     flat = values.detach().to(torch.float64).reshape(len(values), -1)
     size = len(flat)
@@ -56,7 +56,7 @@ def tail_index(values: Tensor) -> Tensor:
         return torch.full(values.shape[1:], -math.inf, dtype=torch.float64)
     largest = (flat - flat.median(0).values).abs().topk(count + 1, dim=0).values
     excess = largest[:-1] - largest[-1]
-    # Values at the threshold itself (a utility that is often 0) add nothing to sums; they are not counted.
+    # Values at the threshold itself (a utility that is often 0) do not contribute and are not counted.
     positive = (excess > 0).sum(0)
     judged = positive >= _FEWEST
     index = torch.full((flat.shape[1],), -math.inf, dtype=torch.float64, device=flat.device)
@@ -66,7 +66,7 @@ def tail_index(values: Tensor) -> Tensor:
 
 
 def _pareto_index(excess: Tensor, count: Tensor) -> Tensor:
-    """Index of generalised Pareto laws for excesses (m, c), descending, of which (c,) are positive."""
+    """Index of generalised Pareto laws for descending excesses (m, c), with numbers (c,) of positive ones."""
     excess = excess / excess[0]
     grid = _GRID + int(math.sqrt(len(excess)))
     quartile = excess.gather(0, (count - (count / 4 + 0.5).long()).clamp(min=0)[None])
@@ -103,9 +103,9 @@ def by_sampling(
 def by_quasi_monte_carlo(
     model: Any, x: Tensor | None, integrands: list[Integrand], samples: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """As ``by_sampling``, but from scrambled Sobol points of the latent space, common to all x.
+    """Means and standard errors as from ``by_sampling``, but with scrambled Sobol points, common to all x.
 
-    The ``samples`` points are divided among 32 independent scramblings, whose spread gives the error.
+    The ``samples`` latent points are divided among 32 independent scramblings, whose spread gives the error.
     """
     each = max(1, samples // RANDOMIZATIONS)
     if each & (each - 1):
@@ -143,11 +143,11 @@ def box_quadrature(
 ) -> tuple[Tensor, Tensor]:
     r"""Integral of the density over a finite box by a tensor-product rule, and its error, each (n,).
 
-    With a given number of points the grid is fixed, and the error is the difference from a grid of about half
-    as many. Without one, panels of Gauss points are halved until they are narrow relative to the spread of
-    the prediction and the integral changes by less than 1e-6. The result is checked against 256 draws: if the
-    grid cannot become fine enough, or the draws contradict it, the error is the difference between the two.
-    (A mode with less than about 2 % that is narrower than the grid can be missed by both.)
+    With a given number of points the grid is fixed, and the error is the difference from a grid with about
+    half as many points. Otherwise, panels of Gauss points are halved until they are narrow relative to the
+    spread of the prediction and the integral changes by less than 1e-6. The result is checked against 256
+    draws: if the grid cannot be made fine enough, or the draws contradict it, the error is the difference
+    between the two. (Both can miss a mode of less than about 2 % that is narrower than the grid.)
     """
     dim = len(sides[0])
     if not all(bool(torch.isfinite(side).all()) for side in sides):
@@ -158,11 +158,11 @@ def box_quadrature(
         fine = _integrate(model, x, sides, *_rule(rule, points))
         return fine, (fine - _integrate(model, x, sides, *_rule(rule, points // 2 + 1))).abs()
     if rule != "gauss":
-        raise ValueError("The trapezoid rule needs the number of points a side, such as points=5.")
+        raise ValueError("The trapezoid rule needs the number of points on each side, such as points=5.")
     value = _integrate(model, x, sides, *_rule("gauss", _PANEL // 2))
     error = torch.full_like(value, math.inf)
     share, deviation, spread = _witness(model, x, sides, generator)
-    # Where even the finest grid would be wider than the prediction, refining it is in vain.
+    # If even the finest grid would be coarser than the prediction, do not refine.
     within_reach = ((sides[1] - sides[0]) / _MOST_PANELS[dim] <= 2 * spread).all(-1)
     value[~within_reach], error[~within_reach] = share[~within_reach], deviation[~within_reach]
     active = within_reach.nonzero().reshape(-1)
@@ -188,7 +188,7 @@ def model_dim(model: Any, x: Tensor | None) -> int:
 def _product_points(
     norm: Norm, dim: int, each: int, generator: torch.Generator | None
 ) -> tuple[RadialBase, Tensor]:
-    """The base of independent coordinates that is radial in the norm, and Sobol points of it."""
+    """The base law with independent coordinates that is radial in the norm, and Sobol points of it."""
     device = None if generator is None else generator.device
     seeds = torch.randint(2**31 - 1, (RANDOMIZATIONS,), generator=generator, device=device)
     engines = (torch.quasirandom.SobolEngine(dim, scramble=True, seed=int(seed)) for seed in seeds)
@@ -207,7 +207,7 @@ def _product_points(
 
 
 def _decode_points(pred: Any, z: Tensor, source: RadialBase | None) -> Tensor:
-    """y at latent points (m, d), (m, *batch, d); ``source`` where the radius law depends on x."""
+    """y at latent points (m, d), (m, *batch, d); ``source`` is used if the radius law depends on x."""
     batch = tuple(pred.batch_shape)
     z = z.reshape(len(z), *(1 for _ in batch), z.shape[-1]).expand(-1, *batch, -1)
     if source is not None:
@@ -223,7 +223,7 @@ def _integrate(
     dim = len(lower)
     grid = torch.cartesian_prod(*[nodes] * dim).reshape(-1, dim) * width + lower
     log_weights = sum(torch.cartesian_prod(*[torch.log(weights)] * dim).reshape(-1, dim).unbind(-1))
-    log_weights = log_weights + torch.log(width).sum()  # -inf for a box without inside
+    log_weights = log_weights + torch.log(width).sum()  # -inf for an empty box
     parts = []
     for part in _rows(x, len(grid) * dim):
         pred = model(part)
@@ -236,7 +236,7 @@ def _integrate(
 
 
 def _log_prob(pred: Distribution, y: Tensor) -> Tensor:
-    """Log density at y (m, *batch, d) in pieces along m."""
+    """Log density at y (m, *batch, d), computed in chunks along m."""
     size = rows_at_a_time(math.prod(y.shape[1:]), _HELD)
     return torch.cat([pred.log_prob(part) for part in y.split(size)])
 
@@ -244,7 +244,7 @@ def _log_prob(pred: Distribution, y: Tensor) -> Tensor:
 def _witness(
     model: Any, x: Tensor | None, sides: tuple[Tensor, Tensor], generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of draws inside the box, its deviation, never 0, and the draws' quartile range (n, d)."""
+    """Share of draws inside the box, its standard error (never 0), and the interquartile range (n, d)."""
     shares, spreads = [], []
     for part in _rows(x, _WITNESSES * len(sides[0])):
         draws = draw(model(part), (_WITNESSES,), generator).to("cpu", torch.float64)
@@ -265,7 +265,7 @@ def share_error(share: Tensor, samples: int) -> Tensor:
 def _rule(name: str, points: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights of a rule on [0, 1]."""
     if points < 2:
-        raise ValueError(f"A grid needs at least 2 points a side, got {points}.")
+        raise ValueError(f"A grid needs at least 2 points on each side, got {points}.")
     if name == "trapezoid":
         weights = torch.full((points,), 1 / (points - 1), dtype=torch.float64)
         weights[[0, -1]] /= 2
@@ -283,7 +283,7 @@ def _panels(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rows(x: Tensor | None, numbers: int) -> Iterator[Tensor | None]:
-    """Rows of x in pieces whose y, ``numbers`` a row, fit into bounded memory."""
+    """Rows of x in chunks whose y, ``numbers`` for each row, fit into bounded memory."""
     if x is None:
         return iter([None])
     return iter(x.split(rows_at_a_time(numbers, _HELD)))

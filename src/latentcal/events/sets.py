@@ -14,7 +14,7 @@ from .._internal.validate import as_number, as_whole, check_finite, check_number
 from ..flow import ConditionalFlow, read_features
 from .integration import Estimate, box_quadrature, by_quasi_monte_carlo, by_sampling, model_dim, share_error
 
-_SETTLED = 1e-3  # error of a grid that is better than Sobol points
+_SETTLED = 1e-3  # largest error of a grid for which Sobol points are not tried
 
 
 class Membership:
@@ -39,7 +39,7 @@ class Membership:
         if inside.shape != y.shape[:-1] or inside.dtype != torch.bool:
             raise ValueError(
                 f"An event must return True or False for each of the points {tuple(y.shape[:-1])}; got "
-                f"{inside.dtype} of shape {tuple(inside.shape)}. (Of a conformal region with several "
+                f"{inside.dtype} of shape {tuple(inside.shape)}. (For a conformal region with several "
                 "levels, choose one: region.at(0.9).)"
             )
         return inside
@@ -89,7 +89,7 @@ class Box(Membership):
     def sides(self, dim: int) -> tuple[Tensor, Tensor]:
         """Lower and upper sides, each (dim,)."""
         if self.lower.dim() == 1 and self.lower.shape[0] != dim:
-            raise ValueError(f"The box has {self.lower.shape[0]} sides, y has {dim} outputs.")
+            raise ValueError(f"The box has {self.lower.shape[0]} sides, but y has {dim} outputs.")
         return self.lower.expand(dim), self.upper.expand(dim)
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class HalfSpace(Membership):
     def contains(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         y = _outputs(y)
         if y.shape[-1] != len(self.normal):
-            raise ValueError(f"The normal has {len(self.normal)} entries, y has {y.shape[-1]} outputs.")
+            raise ValueError(f"The normal has {len(self.normal)} entries, but y has {y.shape[-1]} outputs.")
         return y.to(torch.float64) @ self.normal.to(y.device) <= self.offset
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class HalfSpace(Membership):
 
 
 class _PathEvent(Membership):
-    """Outputs, such as those of a path, of which one number lies within limits."""
+    """Outputs, such as those of a path, for which one summary number lies within limits."""
 
     def __init__(self, above: float | None, below: float | None) -> None:
         self.above = -math.inf if above is None else as_number(above, "above")
@@ -135,7 +135,7 @@ class _PathEvent(Membership):
         return (value > self.above) & (value < self.below)
 
     def value(self, y: Tensor) -> Tensor:
-        """The number of each path, (..., d) -> (...)."""
+        """The summary number of each path, (..., d) -> (...)."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -242,8 +242,8 @@ def probability(
             conformal region, combinations of them, or a function ``rule(y, x)`` that returns True or False.
         method: by default, a grid for a finite box of one or two outputs of a flow, with Sobol points for
             rows where it does not converge; otherwise Sobol points for a flow and draws for other models.
-        samples: points or draws for each x.
-        points: number of points a side of a fixed grid; by default the grid is refined until it converges.
+        samples: number of points or draws for each x.
+        points: number of points on each side of a fixed grid; by default the grid is refined to convergence.
         rule: ``"gauss"`` or ``"trapezoid"``, for the fixed grid.
         generator: source of randomness.
 
@@ -282,7 +282,7 @@ def probability(
     elif method in ("qmc", "sampling"):
         expectation = by_quasi_monte_carlo if method == "qmc" else by_sampling
         value, error = (row[0] for row in expectation(model, x, [event.contains], samples, generator))
-        # No hit, or none missed, is not certainty: three errors are the rule of three.
+        # No hits, or only hits, do not prove certainty: three errors are the rule of three.
         error = share_error(value, samples) if method == "sampling" else error.clamp(min=1 / samples)
     else:
         raise ValueError(f'method must be "quadrature", "qmc" or "sampling", got {method!r}.')

@@ -1,4 +1,4 @@
-"""Base flows: models with a latent space, in closed form or trained."""
+"""Base flows: models with a latent space, fitted in closed form or trained."""
 
 from typing import TYPE_CHECKING
 

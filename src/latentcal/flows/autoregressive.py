@@ -1,4 +1,4 @@
-"""Masked autoregressive flows, affine or with rational-quadratic splines, on zuko."""
+"""Masked autoregressive flows, affine or with rational-quadratic splines, built on zuko."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .triangular import Increasing, Triangle
 
-_BOUND, _LEAST = 5.0, 1e-3  # of zuko's splines: where they end, and their smallest slope
+_BOUND, _LEAST = 5.0, 1e-3  # bound and smallest slope of zuko's splines
 
 
 class AutoregressiveFlow(ConditionalFlow):
-    r"""A stack of transforms in which output i is moved monotonically by outputs 1 ... i - 1 and x.
+    r"""A stack of transforms, monotone in output i, that depend on outputs 1 ... i - 1 and x.
 
     .. math:: z_i = \tau\big(y_i;\, h_i(y_{<i}, x)\big), \qquad
               \log|\det| = \sum_i \log \frac{\partial \tau}{\partial y_i}
 
-    with :math:`\tau` affine (MAF, Papamakarios et al. 2017) or a rational-quadratic spline on [-5, 5] that
-    is the identity outside (Durkan et al. 2019), and the order of the outputs reversed from one transform to
-    the next. Encoding is one pass, decoding as many as there are outputs.
+    Here :math:`\tau` is affine (MAF, Papamakarios et al. 2017) or a rational-quadratic spline on [-5, 5] that
+    is the identity outside (Durkan et al. 2019). The order of the outputs is reversed from one transform to
+    the next. Encoding takes one pass, decoding one pass for each output.
 
     Args:
         dim: number of outputs d.
-        features: number of features p; 0 for a flow that does not look at x.
-        transform: ``"spline"`` or ``"affine"``.
+        features: number of features p; 0 for an unconditional flow.
+        transform:  ``"spline"`` or ``"affine"``.
         flows: number of stacked transforms.
         hidden: units of each hidden layer of the masked networks.
         layers: hidden layers of the masked networks.
@@ -82,7 +82,7 @@ class AutoregressiveFlow(ConditionalFlow):
     def triangle(self, x: Tensor | None) -> Triangle:
         """The map at features x as a triangular one, for a flow of a single transform."""
         if self.flows > 1:
-            raise ValueError(f"A stack of {self.flows} transforms is no triangular map; flows=1 is.")
+            raise ValueError(f"A stack of {self.flows} transforms is not triangular; use flows=1.")
         return AutoregressiveStack([self]).at(x)
 
     def _transform(self, x: Tensor | None, points: Tensor) -> tuple[Any, Tensor]:
@@ -94,10 +94,10 @@ class AutoregressiveFlow(ConditionalFlow):
 
 
 class _Spline(Transform):
-    """zuko's spline, with its derivatives written out.
+    """zuko's spline with explicit derivatives.
 
     Args:
-        phi: widths and heights (..., K) and inner slopes (..., K - 1), before they are bounded.
+        phi: unbounded widths and heights (..., K) and inner slopes (..., K - 1).
     """
 
     domain = codomain = constraints.real
@@ -127,11 +127,11 @@ class _Spline(Transform):
 
 
 class AutoregressiveStack:
-    """Autoregressive flows of one transform each, and of the same sizes, computed side by side.
+    """Autoregressive flows of one transform each and of equal sizes, evaluated in parallel.
 
     Args:
         flows: the flows.
-        trains: whether to learn copies of their weights, which ``write`` puts into the flows.
+        trains: whether to train copies of their weights, which ``write`` copies back into the flows.
     """
 
     def __init__(self, flows: Sequence[AutoregressiveFlow], *, trains: bool = False) -> None:
@@ -144,16 +144,16 @@ class AutoregressiveStack:
         if trains:
             pairs = [[values.detach().clone().requires_grad_() for values in pair] for pair in pairs]
         self.parameters = [values for pair in pairs for values in pair]
-        """Weights (m, o, i) and biases (m, o) of the layers, in turn."""
+        """Weights (m, o, i) and biases (m, o) of the layers, alternating."""
         self.masks = [getattr(level[0], "mask", None) for level in levels]
 
     @staticmethod
     def sizes(flow: AutoregressiveFlow) -> tuple[Any, ...]:
-        """What flows must have in common."""
+        """Sizes that all flows must share."""
         return flow.transform, flow.hidden, flow.layers, flow.bins
 
     def write(self, parameters: Sequence[Tensor]) -> None:
-        """Put such parameters into the flows."""
+        """Copy parameters into the flows."""
         with torch.no_grad():
             for number, flow in enumerate(self.flows):
                 for layer, weight, bias in zip(_layers(flow), parameters[::2], parameters[1::2], strict=True):
@@ -161,7 +161,7 @@ class AutoregressiveStack:
                     layer.bias.copy_(bias[number])
 
     def at(self, x: Tensor | None, *, own: bool = False) -> _MapsAt:
-        """The maps at features x (..., p), or at features (m, b, p) of its own for each flow."""
+        """The maps at features x (..., p), or at separate features (m, b, p) for each flow."""
         if self.flows[0].features:
             x = check_features(x, self.flows[0].features).to(self.parameters[0].dtype)
         return _MapsAt(self, x if own or x is None else x[None])
@@ -174,7 +174,7 @@ class _MapsAt:
         self.stack, self.map = stack, stack.flows[0].network.transform.transforms[0]
         count = len(stack.flows)
         self.weights = stack.parameters[0].new_full((count,), 1 / count)
-        if not hasattr(self.map, "hyper"):  # one output and no features: the numbers are the map's own
+        if not hasattr(self.map, "hyper"):  # one output without features: the map holds the parameters itself
             maps = [flow.network.transform.transforms[0] for flow in stack.flows]
             self.phi = torch.stack([torch.cat([*each.phi], -1) for each in maps])
             return
@@ -185,7 +185,7 @@ class _MapsAt:
             )
         ]
         first, bias = self.layers[0]
-        # With a single output nothing comes before it, and the network sees x alone.
+        # A single output has none before it, so the network takes only x.
         self.of_y = first[..., : stack.dim] if stack.dim > 1 else first[..., :0]
         self.of_x = bias[:, None] if x is None else _apply(x, first[..., self.of_y.shape[-1] :], bias)
 
@@ -195,7 +195,7 @@ class _MapsAt:
         )
 
     def every_own(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``every``, where each flow has points (m, b, d) of its own; differentiable once."""
+        """As ``every``, with separate points (m, b, d) for each flow; differentiable once."""
         outputs = slice(0, self.stack.dim)
         if self.stack.flows[0].transform == "spline":
             z, log_slope, *_ = SplineStep.apply(self._numbers(y, outputs), y, _BOUND, _LEAST)
@@ -220,14 +220,14 @@ class _MapsAt:
         return values.unflatten(-1, (-1, total))
 
     def _univariate(self, y: Tensor, outputs: slice) -> Any:
-        """zuko's map of some of the outputs, given those before them in y, (1, ..., d) or (m, b, d)."""
+        """zuko's maps of some outputs, given those before them in y, (1, ..., d) or (m, b, d)."""
         phi = self._numbers(y, outputs)
         sizes = [shape.numel() for shape in map(torch.Size, self.map.shapes)]
         parts = zip(phi.split(sizes, -1), self.map.shapes, strict=True)
         return self.map.univariate(*(part.reshape(*part.shape[:-1], *shape) for part, shape in parts))
 
     def _before(self, y: Tensor, outputs: slice) -> Tensor:
-        """First layer before its activation, (m, ..., h); without dims of y where nothing depends on it."""
+        """Pre-activations of the first layer, (m, ..., h); without dims of y if they do not depend on y."""
         shape = (self.of_x.shape[0], *[1] * (y.dim() - self.of_x.dim()), *self.of_x.shape[1:])
         of_x = self.of_x.reshape(shape)
         return of_x if outputs.stop == 1 else of_x + _apply(y, self.of_y)
@@ -265,7 +265,7 @@ def _layers(flow: AutoregressiveFlow) -> list[Any]:
 
 
 def _import_zuko() -> Any:
-    """zuko, without its side effect: it switches off the argument checks of all torch distributions."""
+    """zuko, imported without its side effect of disabling argument checks of all torch distributions."""
     checked = Distribution._validate_args
     try:
         return require("zuko", "flows", "Autoregressive flows need")

@@ -1,4 +1,4 @@
-"""Means of triangular flows as maps: ensembles that have a latent."""
+"""Means of triangular flows as maps: ensembles with a latent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .triangular import JoinedTriangles, Triangle, TriangularFlow
 
 
 class AveragedFlow(TriangularFlow):
-    r"""The mean of k autoregressive maps, which is such a map again.
+    r"""The mean of k autoregressive maps, which is again an autoregressive map.
 
     .. math:: z_i = \frac1k \sum_m \tau_m\big(y_i;\, y_{<i}, x\big), \qquad
               \log|\det| = \sum_i \log \frac1k \sum_m \frac{\partial \tau_m}{\partial y_i}
 
-    Flows trained on different parts of the rows have different errors, and their mean has a smaller one, as
-    in any ensemble. Unlike the mixture of their densities (:class:`~latentcal.recalibration.FlowEnsemble`) it
-    keeps a latent.
+    Flows trained on different parts of the rows have different errors, and their mean has a smaller error, as
+    in any ensemble. Unlike the mixture of their densities (:class:`~latentcal.recalibration.FlowEnsemble`),
+    it has a latent.
 
     Args:
         flows: one or more flows with a single transform (``flows=1``), all with the same outputs, features
@@ -86,7 +86,7 @@ class WeightedFlow(TriangularFlow):
             or abs(float(weights.sum()) - 1) > 1e-6
         ):
             raise ValueError(
-                f"weights must be {len(members)} positive numbers of sum 1, got {weights.tolist()}."
+                f"weights must be {len(members)} positive numbers that sum to 1, got {weights.tolist()}."
             )
         super().__init__(members[0].base)
         self.flows = nn.ModuleList(members)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Gradient and Hessian of an input-convex network, and their own derivatives, written out."""
+"""Explicit gradient and Hessian of an input-convex network, and their derivatives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.nn.functional import linear
 
 
 class Context(NamedTuple):
-    """What x decides: biases (..., h), non-negative gains (..., h) and stretches (..., d) of each layer."""
+    """Parameters of each layer that depend on x: biases and gains (..., h) >= 0, stretches (..., d)."""
 
     biases: tuple[Tensor, ...]
     gains: tuple[Tensor, ...]
     stretches: tuple[Tensor, ...]
 
     def at(self, rows: Tensor) -> Context:
-        """The context of some points, for tensors of shape (n, h) and (n, d)."""
+        """The context of some points, from tensors of shape (n, h) and (n, d)."""
         return Context(*(tuple(part[rows] for part in group) for group in self))
 
     def mean(self) -> Context:
@@ -34,7 +34,7 @@ class Context(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What x does not decide: alpha, A_k (h, d) and W_k (h, h) of each layer, and w (h,)."""
+    """Parameters that do not depend on x: alpha, A_k (h, d) and W_k (h, h) of each layer, and w (h,)."""
 
     alpha: Tensor
     direct: tuple[Tensor, ...]
@@ -80,18 +80,18 @@ def gradient_of(
 
 
 class _Kept(NamedTuple):
-    """What the derivatives of the Hessian need, of each layer.
+    """Intermediate results of each layer for the derivatives of the Hessian.
 
     Attributes:
         a: pre-activations (..., h).
-        inner: g_k phi(a_k), of all but the last.
+        inner: g_k phi(a_k), for all layers but the last.
         slopes: phi'(a_k).
         pulls: gradient by a_k.
-        sources: gradient by g_k phi(a_k), of all but the last.
+        sources: gradient by g_k phi(a_k), for all layers but the last.
         bends: coefficients sigma_k phi''(a_k) of the Hessian.
-        jacobians: of a_k by y, transposed, (..., d, h), of all but the first.
-        moved: of the second Jacobian what comes from the first, before its stretch; empty for one layer.
-        first: of the Hessian what comes from the first layer, before its stretches, (..., d, d).
+        jacobians: transposed Jacobians of a_k by y, (..., d, h), for all layers but the first.
+        moved: contribution of the first Jacobian to the second, before its stretch; empty for one layer.
+        first: contribution of the first layer to the Hessian, before its stretches, (..., d, d).
     """
 
     a: tuple[Tensor, ...]
@@ -121,10 +121,10 @@ def derivatives_of(weights: Weights, y: Tensor, context: Context) -> tuple[Tenso
     slopes = [torch.sigmoid(a_k) for a_k in a]
     gradient, pulls, sources = gradient_of(weights, y, context, slopes)
     bends = [pull * (1 - slope) for pull, slope in zip(pulls, slopes, strict=True)]
-    # Jacobians are kept transposed, (..., d, h): products run fastest along h, the longer side.
+    # Jacobians are stored transposed, (..., d, h): products are fastest along h, the longer side.
     direct = [weight.T.contiguous() for weight in weights.direct]
     stretches = [stretch[..., None] for stretch in context.stretches]
-    # But for the stretch the first one is the same for all points: products with it are made once.
+    # Up to the stretch, the first one is the same for all points, so products with it are computed once.
     first = linear(bends[0], _squares(direct[0])).unflatten(-1, (dim, dim))
     least = weights.alpha * torch.eye(dim, dtype=y.dtype, device=y.device)
     hessian = first * (stretches[0] * stretches[0].mT) + least
@@ -154,7 +154,7 @@ def _passed(between: Tensor, direct: Tensor) -> Tensor:
 
 
 class Derivatives(torch.autograd.Function):
-    """``derivatives_of`` of tensors (..., d), (..., h), with its own derivatives written out."""
+    """``derivatives_of`` for tensors (..., d), (..., h), with explicit derivatives."""
 
     generate_vmap_rule = True
 
@@ -179,7 +179,7 @@ class Derivatives(torch.autograd.Function):
             of_gradient = torch.zeros_like(y)
         if of_hessian is None:
             of_hessian = y.new_zeros(*y.shape, y.shape[-1])
-        if torch.is_grad_enabled():  # of second order: what was kept must depend on the inputs
+        if torch.is_grad_enabled():  # second order: the stored results must depend on the inputs
             kept = derivatives_of(weights, y, context)[2]
         else:
             kept = _Kept.of(ctx.saved_tensors[ctx.count :], len(weights.direct))
@@ -189,9 +189,9 @@ class Derivatives(torch.autograd.Function):
 def _pull_back(
     weights: Weights, y: Tensor, context: Context, kept: _Kept, of_gradient: Tensor, of_hessian: Tensor
 ) -> tuple[Tensor, ...]:
-    """Derivatives of a sum over points by y, the weights and the context, given those by its two parts.
+    """Derivatives of a sum over points by y, the weights and the context, given those by both results.
 
-    The passes of ``derivatives_of`` in reverse: Jacobians from the last layer to the first, pulls from the
+    The passes of ``derivatives_of`` are reversed: Jacobians from the last layer to the first, pulls from the
     first to the last, pre-activations from the last to the first.
     """
     layers, dim, hidden = len(weights.direct), y.shape[-1], len(weights.out)
@@ -204,7 +204,7 @@ def _pull_back(
     of_gains, of_biases, of_bends = [*of_slopes], [*of_slopes], [*of_slopes]
     of_between = [*between]
 
-    # The Hessian, and the Jacobians of which it is made.
+    # The Hessian and its Jacobians.
     pair = stretches[0][..., None] * stretches[0][..., None, :]
     of_first = (both * pair).flatten(-2) / 2
     of_bends[0] = of_first @ _squares(first)
@@ -237,7 +237,7 @@ def _pull_back(
         of_gains[k - 1], of_slopes[k - 1] = of_rate * slopes[k - 1], of_rate * gains[k - 1]
     of_gains[-1] = of_slopes[-1] = torch.zeros_like(slopes[-1])
 
-    # The gradient, and the pulls of which it is made.
+    # The gradient and its pulls.
     sources = (*kept.sources, weights.out)
     of_source = torch.empty(0)
     for k in range(layers):
@@ -275,12 +275,12 @@ def _pull_back(
 
 
 def _rows(values: Tensor, last: int = 1) -> Tensor:
-    """All leading dims as one, (..., k) -> (n, k)."""
+    """The values with leading dims flattened, (..., k) -> (n, k)."""
     return values.reshape(-1, *values.shape[-last:])
 
 
 def _grouped(y: Tensor, tensors: Sequence[Tensor]) -> tuple[Weights, Tensor, Context]:
-    """Weights and context from the list of all of their tensors."""
+    """Weights and context from the list of their tensors."""
     layers = (len(tensors) - 1) // 5
     alpha, direct, between, out, *context = _split(tensors, (1, layers, layers - 1, 1, *[layers] * 3))
     return Weights(alpha[0], direct, between, out[0]), y, Context(*context)
@@ -292,13 +292,13 @@ def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[tuple[Tensor
 
 
 def log_det(matrix: Tensor) -> Tensor:
-    """Log-determinant of positive definite matrices, (..., d, d) -> (...); NaN where one is not."""
+    """Log-determinant of positive definite matrices, (..., d, d) -> (...); NaN for other matrices."""
     value: Tensor = _LogDet.apply(matrix)[0]
     return value
 
 
 class _LogDet(torch.autograd.Function):
-    """Log-determinant and Cholesky factor; the derivative is the inverse, cheaper than through the factor."""
+    """Log-determinant and Cholesky factor; the derivative uses the inverse, which is cheaper."""
 
     generate_vmap_rule = True
 
@@ -316,7 +316,7 @@ class _LogDet(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         matrix, factor = ctx.saved_tensors
-        if torch.is_grad_enabled():  # of second order: the inverse must itself be differentiable
+        if torch.is_grad_enabled():  # second order: the inverse must itself be differentiable
             return grad[..., None, None] * torch.linalg.inv(matrix)
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         root = torch.linalg.solve_triangular(factor, identity, upper=False)
@@ -324,5 +324,5 @@ class _LogDet(torch.autograd.Function):
 
 
 def softplus(a: Tensor) -> Tensor:
-    """log(1 + exp(a)); torch's own is linear beyond 20, where it jumps by 2e-9 and misleads a line search."""
+    """log(1 + exp(a)); torch's version jumps by 2e-9 at 20, which misleads a line search."""
     return functional.softplus(a, threshold=40.0)

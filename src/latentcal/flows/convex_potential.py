@@ -15,13 +15,13 @@ from ..flow import ConditionalFlow
 from .convex_derivatives import Context, log_det
 from .input_convex import InputConvexNetwork
 
-_MAX_ROUNDS = 5_000  # a steep, bent valley takes hundreds; the few points that need them are cheap
-_LONGER = 2.0  # how much longer than the last step the next one may begin
-_SHORTEST = 1e-30  # a step that moves nothing is taken, unless there is a NaN: then none ever is
+_MAX_ROUNDS = 5_000  # a steep, curved valley takes hundreds; few points need so many, so they are cheap
+_LONGER = 2.0  # largest ratio of the next initial step to the last step
+_SHORTEST = 1e-30  # at this length a step is always accepted, except after a NaN
 _PROBES = 64
-_CLOSE = 0.1  # times the root of the rounding, in units of the goal: residuals of which the last step is sure
-_HELD = 352 * CACHE  # bytes of all numbers of an evaluation at a time
-_FEW = 0.2  # share of points that are left for later
+_CLOSE = 0.1  # residuals below this times the root of the rounding error need no confirmation
+_HELD = 352 * CACHE  # bytes in use during an evaluation
+_FEW = 0.2  # share of points that is deferred
 
 
 class ConvexPotentialFlow(ConditionalFlow):
@@ -31,13 +31,13 @@ class ConvexPotentialFlow(ConditionalFlow):
               \log|\det| = \log\det \nabla^2 V + \sum_j \log s_{1,j} s_{2,j}
 
     V is strongly convex, so the map is a bijection of :math:`\mathbb{R}^d`. Sampling solves
-    :math:`\nabla V(u) = v` for each point on its own, by Newton steps with a line search on the convex
-    :math:`V(u) - v^\top u`; a point that does not get there raises. (Huang et al., *Convex Potential Flows*,
-    ICLR 2021.)
+    :math:`\nabla V(u) = v` separately for each point, by Newton steps with a line search on the convex
+    function :math:`V(u) - v^\top u`; an error is raised if a point does not converge. (Huang et al., *Convex
+    Potential Flows*, ICLR 2021.)
 
     Args:
         dim: number of outputs d.
-        features: number of features p; 0 for a flow that does not look at x.
+        features: number of features p; 0 for an unconditional flow.
         hidden: units of each layer of the potential.
         layers: layers of the potential.
         base: law of z; N(0, I) if None.
@@ -69,7 +69,7 @@ class ConvexPotentialFlow(ConditionalFlow):
 
     @torch.no_grad()
     def initialize(self, x: Tensor | None, y: Tensor) -> None:
-        """Set both affine maps so that their outputs on this batch have mean 0 and deviation 1."""
+        """Set both affine maps so that their outputs on this batch have mean 0 and standard deviation 1."""
         x = self._features_of(x)
         self.first_shift.copy_(y.mean(0))
         self.first_log_scale.copy_(-torch.log(_deviation(y)))
@@ -97,7 +97,7 @@ class ConvexPotentialFlow(ConditionalFlow):
         u = self._invert(v.detach(), context)
         tracked = [v, *context.biases, *self.parameters()]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tracked):
-            # One Newton step from the solution: its value is 0, its derivative that of the implicit function.
+            # A Newton step from the solution has value 0 and the derivative of the implicit function.
             gradient, hessian = self.potential.gradient_and_hessian(u, context)
             factor = torch.linalg.cholesky(hessian.detach())
             u = u - torch.cholesky_solve((gradient - v)[..., None], factor)[..., 0]
@@ -114,7 +114,7 @@ class ConvexPotentialFlow(ConditionalFlow):
         table = Context(*(tuple(t.reshape(-1, t.shape[-1]) for t in group) for group in context))
         u = _guess(self.potential, flat, table, rows)
         residual, rounding = flat.new_full((2, len(flat)), math.inf)
-        # The few points that take many steps take them together, not with each part of the others.
+        # The few points that need many steps are processed together, not with each batch.
         size = rows_at_a_time((4 * self.dim + 14) * self.hidden, _HELD // flat.element_size())
         for few in (_FEW, 0) if len(flat) > size else (0,):
             for part in residual.isinf().nonzero()[:, 0].split(size):
@@ -140,10 +140,10 @@ class ConvexPotentialFlow(ConditionalFlow):
 
 
 def _guess(potential: InputConvexNetwork, goal: Tensor, table: Context, rows: Tensor) -> Tensor:
-    """Where the search for the gradient ``goal`` starts, (n, d) -> (n, d): one step with a common Hessian.
+    """Starting points of the search for the gradient ``goal``, (n, d) -> (n, d), with a common Hessian.
 
-    The Hessian is the average over points where most of the data are, at the average context. It decides how
-    long the search takes, not where it ends.
+    The Hessian is an average over points in the bulk of the data, at the average context. It affects only the
+    duration of the search, not its result.
     """
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(_PROBES, goal.shape[1], generator=generator).to(goal)
@@ -155,13 +155,13 @@ def _guess(potential: InputConvexNetwork, goal: Tensor, table: Context, rows: Te
 def _newton(
     potential: InputConvexNetwork, goal: Tensor, context: Context, start: Tensor, few: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Points u where the gradient is ``goal``, (n, d) -> (n, d), how far it is from that, and what rounding
-    alone makes of that distance, (n,) each.
+    """Points u where the gradient is ``goal``, (n, d) -> (n, d), the residual distances, and the distances
+    expected from rounding, (n,) each.
 
-    Each round evaluates the potential once, at u - t * step: with half the last t where that did not lower
-    the convex objective enough, else with a longer one, at most t = 1. Points that arrived, or surely do with
-    the next step, take no further part. Where not more than a share of ``few`` is left, it is given back with
-    an infinite distance.
+    Each round evaluates the potential once, at u - t * step, with half the last t if that did not lower the
+    convex objective enough, otherwise with a larger t of at most 1. Points that have converged, or are
+    certain to converge with the next step, are removed. When at most a share ``few`` is left, these points
+    are returned with an infinite distance.
     """
     eps = torch.finfo(goal.dtype).eps
     u, missing = torch.zeros_like(goal), goal.new_full((len(goal),), math.inf)
@@ -173,20 +173,20 @@ def _newton(
         candidate = here - t[:, None] * step
         value, gradient, hessian = potential.value_and_derivatives(candidate, context)
         residual, pull = gradient - goal, (goal * candidate).sum(-1)
-        # Near the solution the objective is flat to rounding; a full step is right there.
+        # Near the solution the objective is flat up to rounding; there a full step is correct.
         slack = 8 * eps * (value.abs() + pull.abs())
         lower = value - pull <= before - 1e-4 * t * slope + slack  # false where it is NaN
         last, size = size, torch.where(lower, residual.norm(dim=-1), size)
-        # What rounding of u and of the sum that makes up the gradient costs, in units of the goal.
+        # Error from rounding u and the sum in the gradient, in units of the goal.
         steepest = hessian.diagonal(dim1=-2, dim2=-1).amax(-1)
         noise = eps * (goal.norm(dim=-1) + steepest * candidate.norm(dim=-1) + 1)
         here = torch.where(lower[:, None], candidate, here)
         factor, failed = torch.linalg.cholesky_ex(hessian)
         newton = torch.cholesky_solve(residual[..., None], factor)[..., 0]
-        newton = newton.masked_fill(failed[:, None] > 0, math.nan)  # such a point stays where it is
+        newton = newton.masked_fill(failed[:, None] > 0, math.nan)  # such a point does not move
         arrived = lower & ((size <= 2 * noise) | ((size <= 8 * noise) & (size > last / 2)))
-        # Newton squares the error: after residuals r, r' of full steps the next is about r' (r' / r)^2. Where
-        # that is rounding, and r' nearly so that the potential bends no more, the step needs no confirmation.
+        # Newton's method squares the error: after residuals r, r' of full steps the next is about
+        # r' (r' / r)^2. If that is below rounding and r' is nearly so, the step needs no confirmation.
         following = size * (size / last) ** 2
         close = (following <= noise / 4) & (size <= noise * _CLOSE / math.sqrt(eps))
         sure = lower & (t == 1) & (failed == 0) & torch.isfinite(last) & close & ~arrived
@@ -216,7 +216,7 @@ def _newton(
 
 
 def _rows(context: Context, leading: torch.Size, device: torch.device) -> Tensor:
-    """Which row of the flattened context each of the flattened points uses."""
+    """Row of the flattened context for each of the flattened points."""
     shape = context.biases[0].shape[:-1]
     numbers = torch.arange(math.prod(shape), device=device).reshape(shape)
     return numbers.expand(leading).reshape(-1)

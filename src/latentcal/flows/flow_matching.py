@@ -1,4 +1,4 @@
-"""Flow matching: an ordinary differential equation from noise to data, trained without solving it."""
+"""Flow matching: an ordinary differential equation from noise to data, trained without being solved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._internal.validate import as_whole, check_features
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 
-_EXACT_UP_TO = 32  # outputs for which the trace of the Jacobian is exact
+_EXACT_UP_TO = 32  # most outputs with an exact trace of the Jacobian
 _FREQUENCIES = 4
 _VALIDATION_DRAWS = 8
 _OVERSTEPPING = {"dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun"}
@@ -25,7 +25,7 @@ Field = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 
 
 class _Velocity(nn.Module):
-    """An MLP v(t, q, x) that carries tangents in q along with its values."""
+    """An MLP v(t, q, x) that propagates tangents in q together with its values."""
 
     def __init__(self, dim: int, features: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Velocity(nn.Module):
         self.register_buffer("frequencies", math.pi * torch.arange(1.0, _FREQUENCIES + 1))
 
     def context_of(self, x: Tensor | None) -> Tensor | float:
-        """What x adds to the first layer, (..., p) -> (..., h)."""
+        """Contribution of x to the first layer, (..., p) -> (..., h)."""
         return 0.0 if self.of_x is None else self.of_x(x)
 
     def forward(
@@ -58,7 +58,7 @@ class _Velocity(nn.Module):
         assert isinstance(layer, nn.Linear)
         if moved is not None:
             gate = torch.sigmoid(a)
-            slope = gate * (1 + a * (1 - gate))  # of silu
+            slope = gate * (1 + a * (1 - gate))  # derivative of silu
             moved = layer.weight @ (slope[..., None] * moved)
         return layer(silu(a)), moved
 
@@ -78,11 +78,11 @@ class FlowMatching(ConditionalFlow):
         dim: number of outputs d.
         features: number of features p; 0 for an unconditional flow.
         hidden: units of each layer of the velocity network.
-        layers: its hidden layers.
+        layers: number of its hidden layers.
         tolerance: relative and absolute tolerance of the adaptive solver (Dormand-Prince).
         steps: number of Runge-Kutta steps instead, for speed; None for the adaptive solver.
-        probes: random probes of the trace above 32 outputs.
-        base: law of z; N(0, I), as training assumes, if None.
+        probes: number of random probes for the trace with more than 32 outputs.
+        base: law of z; N(0, I), which training assumes, if None.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class FlowMatching(ConditionalFlow):
         return torch.linalg.vector_norm(self.decode(self.latent(y, x), x) - y, dim=-1)
 
     def _probe(self, y: Tensor) -> Tensor:
-        """Tangents (d, k) whose products with their images average to the trace."""
+        """Tangents (d, k) whose products with their images have the trace as their mean."""
         if self.dim <= _EXACT_UP_TO:
             return math.sqrt(self.dim) * torch.eye(self.dim, dtype=y.dtype, device=y.device)
-        # The same probes for every call: a density is a function.
+        # The same probes in every call, so that the density is a deterministic function.
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (self.dim, self.probes), generator=generator) * 2 - 1
         return signs.to(y)
@@ -158,7 +158,7 @@ class FlowMatching(ConditionalFlow):
     def _solve(
         self, start: Tensor, x: Tensor | None, *, backward: bool, tangents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """End point and the integrals (..., k) of the traces seen by each probe."""
+        """End point, and the integrals (..., k) of the trace estimates of each probe."""
         x = self._features_of(x)
         context = self.velocity.context_of(x)
         leading = start.shape[:-1] if x is None else np.broadcast_shapes(start.shape[:-1], x.shape[:-1])
@@ -195,17 +195,17 @@ def integrate(
     r"""End point of :math:`dq/dt = v(t, q)` and the integrals of its traces, (..., d) -> (..., d), (..., k).
 
     Args:
-        field: v and k traces (or None) at a time () and points (..., d).
-        start: (..., d) the points at the first time.
+        field: function of a time () and points (..., d) that returns v and k traces (or None).
+        start: (..., d) points at the first time.
         times: first and last time, in either order.
-        traces: number k of traces; 0 for the end point alone.
+        traces: number k of traces; 0 for the end point only.
         tolerance: relative and absolute tolerance of an adaptive solver.
         steps: number of steps of a fixed size instead; None for an adaptive solver.
         solver: a method of torchdiffeq; Dormand-Prince (``dopri5``), or ``rk4`` with ``steps``, if None.
     """
     odeint = require("torchdiffeq", "flows", "Solving a velocity field needs").odeint
     dim = start.shape[-1]
-    # The field keeps its dtype, but small steps and small errors are lost in float32 next to large points.
+    # The field keeps its dtype, but float32 would lose small steps and errors next to large points.
     wide = start.dtype if start.device.type == "mps" else torch.float64
 
     def derivative(t: Tensor, state: Tensor) -> Tensor:
@@ -218,14 +218,14 @@ def integrate(
         method = solver or "dopri5"
         options: dict[str, Any] = {"method": method, "rtol": tolerance, "atol": tolerance}
         if method in _OVERSTEPPING:
-            # Else they step beyond the last time, where a field need not be defined, and interpolate back.
+            # Otherwise solvers step beyond the last time, where a field may be undefined, and interpolate.
             options["options"] = {"step_t": span[1:].clone()}
     else:
         step_size = abs(times[1] - times[0]) / steps
         options = {"method": solver or "rk4", "options": {"step_size": step_size}}
     try:
         end = odeint(derivative, state, span, **options)[-1]
-    except AssertionError as error:  # torchdiffeq's word for a step that has shrunk to nothing
+    except AssertionError as error:  # torchdiffeq raises this if the step size underflows
         raise ArithmeticError(
             f"The solver cannot keep the error below {tolerance:g}: the field is too steep, or not finite. "
             f"Increase tolerance, or set a number of steps. ({error})"
@@ -238,7 +238,7 @@ def with_divergence(velocity: Callable[[Tensor], Tensor], q: Tensor) -> tuple[Te
 
     Each row of v must depend only on its own row of q. If v has gradients, the trace has them too.
     """
-    # The trace needs a graph of its own; it is kept only where something that was there before wants it.
+    # The trace needs its own graph, which is kept only if an input requires gradients.
     keep = torch.is_grad_enabled() and (q.requires_grad or velocity(q).requires_grad)
     with torch.enable_grad():
         q = q if q.requires_grad and keep else q.detach().requires_grad_()

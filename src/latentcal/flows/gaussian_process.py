@@ -10,17 +10,17 @@ from .._internal.numerics import check_shapes
 from .._internal.smoothers import Smoother
 from .._internal.validate import check_features
 
-_FARTHEST = 1e6  # standard deviations of a feature
+_FARTHEST = 1e6  # standard deviations at which features are clipped
 
 
 class KernelRegression(Smoother):
-    r"""The mean of a Gaussian process for each target: Matérn kernel, and a linear one.
+    r"""The mean of a Gaussian process for each target, with a Matérn plus a linear kernel.
 
     .. math:: \hat t(x) = c + \sum_i \alpha_i\, k(x, x_i), \qquad
               k(x, x') = a \big(1 + r + \tfrac{r^2}{3}\big) e^{-r} + \tfrac bp \langle x, x' \rangle, \qquad
               r = \sqrt5 \Big(\sum_j \frac{(x_j - x'_j)^2}{\ell_j^2}\Big)^{1/2}
 
-    with features of mean 0 and deviation 1.
+    Features are standardised.
 
     Args:
         mean: (p,) subtracted from the features.
@@ -78,7 +78,7 @@ class KernelRegression(Smoother):
     def standardize(self, x: Tensor) -> Tensor:
         """Standardised features for the kernel, (..., p) -> (n, p)."""
         rows = check_features(x, self.features).to(torch.float64).reshape(-1, self.features)
-        # Squares of what is larger, which no data are, might overflow.
+        # Squares of larger values, which do not occur in data, might overflow.
         return ((rows - self.mean) / self.scale).clamp(-_FARTHEST, _FARTHEST)
 
     def kernel(self, rows: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class KernelSpread(Smoother):
 
     .. math:: s(x)^2 = k(x, x) - k(x, X)\, P\, k(X, x) + \sigma^2
 
-    With all rows as points :math:`P = (K + \sigma^2 I)^{-1}` is exact; with fewer it is that of a process
+    If the points are all rows, :math:`P = (K + \sigma^2 I)^{-1}` is exact; otherwise it is that of a process
     with inducing points.
 
     Args:
@@ -145,5 +145,5 @@ def kernel_between(one: Tensor, other: Tensor, length: Tensor, signal: Tensor, s
     """Matérn and linear kernel between standardised rows, (n, p), (m, p) -> (n, m)."""
     scaled, to = one / length, other / length
     square = scaled.square().sum(-1)[:, None] + to.square().sum(-1) - 2 * scaled @ to.T
-    r = (5 * square).clamp(min=1e-14).sqrt()  # at 0 the root has no derivative
+    r = (5 * square).clamp(min=1e-14).sqrt()  # the root is not differentiable at 0
     return signal * (1 + r + r**2 / 3) * torch.exp(-r) + slope / one.shape[1] * (one @ other.T)

@@ -23,7 +23,7 @@ from .training import TrainingLog
 if TYPE_CHECKING:
     import optuna
 
-_REPORT_EVERY = 10  # epochs
+_REPORT_EVERY = 10  # epochs between reports
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
 
 Stop = Callable[[int, TrainingLog], bool]
@@ -34,16 +34,16 @@ Train = Callable[[Mapping[str, Any], Stop], tuple[ConditionalFlow, TrainingLog, 
 
 
 class _Diverged(Exception):
-    """A training that ended in NaN or infinity: finished, but nothing to choose."""
+    """Raised when a training ends in NaN or infinity: finished, but without a flow to choose."""
 
 
 class _Cut(BaseException):
-    """What ended the search from outside; optuna lets it pass, so that the trial counts as not finished."""
+    """Raised when the search is interrupted; optuna lets it pass, so that the trial counts as unfinished."""
 
 
 @dataclass(frozen=True)
 class GridSearch:
-    """The trials of a grid, including those of earlier runs; the folder keeps their weights."""
+    """The trials of a grid, including those of earlier runs; the folder holds their weights."""
 
     train: Train
     grid: dict[str, list[Any]]
@@ -51,7 +51,7 @@ class GridSearch:
     folder: Path
 
     def require(self, settings: dict[str, Any]) -> None:
-        """Raise if earlier trials had other settings; the first settings are stored."""
+        """Raise if earlier trials had other settings; store the settings of the first run."""
         task = json.loads(json.dumps(settings))
         begun = self.study.user_attrs.get("task")
         if begun is None:
@@ -79,7 +79,7 @@ class GridSearch:
                     if best is None or trial.number != best.number:
                         self.weights(trial).unlink(missing_ok=True)
                 bar.set_postfix(best="none" if best is None else f"{best.value:.4f}", refresh=False)
-                bar.update(len(self._finished_by_params()) - bar.n)  # other processes may have been busy, too
+                bar.update(len(self._finished_by_params()) - bar.n)  # includes trials of other processes
 
             try:
                 if done < total:
@@ -146,7 +146,7 @@ class GridSearch:
         return nll
 
     def _finished_by_params(self) -> dict[str, optuna.trial.FrozenTrial]:
-        """The trials that are over, by parameters; the first, where two processes did the same."""
+        """Finished trials by parameters; the first one if two processes ran the same."""
         return {self._key(trial.params): trial for trial in reversed(self._finished_trials())}
 
     def _finished_trials(self) -> list[optuna.trial.FrozenTrial]:
@@ -193,5 +193,5 @@ def open_storage(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, 
 
 def import_optuna() -> Any:
     """The package optuna; raises with the name of the extra if it is missing."""
-    require("pandas", "studies", "Tuning needs")  # for the table at the end
+    require("pandas", "studies", "Tuning needs")  # for the final table
     return require("optuna", "studies", "Tuning needs")

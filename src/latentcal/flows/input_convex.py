@@ -29,8 +29,8 @@ class InputConvexNetwork(nn.Module):
               a_k = W_k (g_k(x) \odot \phi(a_{k-1})) + A_k (c_k(x) \odot y) + b_k(x), \quad
               V = w^\top (g_{K+1}(x) \odot \phi(a_K)) + \tfrac{\alpha}{2} \lVert y \rVert^2
 
-    with :math:`W_k, w, g_k \ge 0` and :math:`\phi` the softplus. Let :math:`J_k = \partial a_k / \partial y`,
-    carried forward with :math:`a_k`, and :math:`\sigma_k = \partial V / \partial \phi(a_k)`, carried back:
+    Here :math:`W_k, w, g_k \ge 0` and :math:`\phi` is the softplus. With :math:`J_k = \partial a_k / \partial
+    y`, propagated forward, and :math:`\sigma_k = \partial V / \partial \phi(a_k)`, propagated backward,
 
     .. math:: \nabla V = \alpha y + \sum_k c_k \odot A_k^\top (\sigma_k \phi'(a_k)), \qquad
               \nabla^2 V = \alpha I + \sum_k J_k^\top \operatorname{diag}(\sigma_k \phi''(a_k)) J_k.
@@ -48,7 +48,7 @@ class InputConvexNetwork(nn.Module):
         self.direct = nn.ParameterList(
             nn.Parameter(torch.randn(hidden, dim) / math.sqrt(dim)) for _ in range(layers)
         )
-        # Weights of about 1 / h after the softplus keep the sums over a layer of the order of 1.
+        # Weights of about 1 / h after the softplus keep the sums over a layer of order 1.
         start = math.log(math.expm1(1 / hidden))
         self.between = nn.ParameterList(
             nn.Parameter(start + 0.5 * torch.randn(hidden, hidden)) for _ in range(layers - 1)
@@ -76,19 +76,19 @@ class InputConvexNetwork(nn.Module):
             return Context(self.bias.unbind(), torch.ones_like(self.bias).unbind(), stretches.unbind())
         inner = self.context(x)
         biases, gains = self.shape(inner).unflatten(-1, (2, self.layers, self.hidden)).unbind(-3)
-        # Gains are 1 where the head is 0.
+        # Gains are 1 if the head is 0.
         gains = softplus(gains + math.log(math.expm1(1.0)))
         stretches = self.stretch(inner).unflatten(-1, (self.layers, self.dim))
         return Context((biases + self.bias).unbind(-2), gains.unbind(-2), stretches.unbind(-2))
 
     @property
     def alpha(self) -> Tensor:
-        """The least curvature."""
+        """The smallest curvature."""
         return _SMALLEST_CURVATURE + softplus(self.curvature)
 
     @property
     def weights(self) -> Weights:
-        """The weights as they enter the formula, those of ``between`` and ``out`` made positive."""
+        """The weights of the formula; those of ``between`` and ``out`` are made positive."""
         between = tuple(softplus(weight) for weight in self.between)
         return Weights(self.alpha, tuple(self.direct), between, softplus(self.out))
 
@@ -104,10 +104,10 @@ class InputConvexNetwork(nn.Module):
         return gradient_of(weights, y, context, [torch.sigmoid(a_k) for a_k in a])[0]
 
     def gradient_and_hessian(self, y: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Gradient and Hessian of V, (..., d) -> (..., d), (..., d, d), by first-order operations alone.
+        """Gradient and Hessian of V, (..., d) -> (..., d), (..., d, d), from first-order operations only.
 
-        Their derivatives by the weights, the context and y are written out, which takes half to all
-        of the time of automatic differentiation, the less the larger d is.
+        Explicit derivatives by the weights, the context and y take half to all of the time of automatic
+        differentiation; the saving grows with d.
         """
         weights = self.weights
         tensors = [y, *weights.flat(), *context.flat()]

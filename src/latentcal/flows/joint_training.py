@@ -1,4 +1,4 @@
-"""Training of several flows side by side, each without other rows, until the rows left out say stop."""
+"""Joint training of several flows, each without other rows, with early stopping on the held-out rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..flow import tensor_options
 from .autoregressive import AutoregressiveFlow, AutoregressiveStack
 from .training import TrainingLog, TrainingWarning, adam
 
-_KEPT = 0.99  # of the mean of the weights, at each step; less in the beginning
+_KEPT = 0.99  # decay of the averaged weights at each step; smaller at the beginning
 
 
 class _Rows(NamedTuple):
-    """Rows of each flow: their numbers (m, k) and what they count for (m, k), 0 where a flow has fewer."""
+    """Rows of each flow: their indices (m, k) and weights (m, k), which are 0 for padding."""
 
     numbers: Tensor
     share: Tensor
@@ -40,27 +40,27 @@ def train_side_by_side(
     clip: float = 10.0,
     seed: int = 0,
 ) -> TrainingLog:
-    """Train flows of one transform in place by Adam, each on the rows that it does not hold out.
+    """Log of the joint training of flows of one transform, in place, each on the rows it does not hold out.
 
-    All flows take their steps together, which costs little more than those of one flow where rows are few.
-    Weights are averaged over steps (an exponential mean), which is worth 0.02 nats and allows for larger
-    steps. All flows end with the weights of one common epoch, that of the smallest mean NLL of the rows held
-    out: a curve that all rows draw is less noisy than those of parts, and a number of epochs tells next to
-    nothing about a row, so what is held out can still judge.
+    All flows take their Adam steps together, which costs little more than one flow if rows are few. Weights
+    are averaged over steps (exponential mean), which gains 0.02 nats and allows larger steps. All flows end
+    with the weights of one common epoch, that with the smallest mean NLL of the held-out rows. This curve is
+    less noisy than those of single flows, and the number of epochs depends very little on any single row, so
+    the held-out rows can still be used for evaluation.
 
     Args:
         flows: m flows of the same sizes.
         x: (n, p) features.
         y: (n, d) outputs.
-        held_out: (m, n), which rows each flow does not see.
-        weights: (n,) of the rows: rows of an epoch are drawn with probabilities proportional to them; equal
-            if None.
-        learning_rate: of Adam.
-        batch_size: rows a step, of each flow.
-        max_epochs: end of training at the latest.
-        patience: epochs without a new best after which training ends.
+        held_out: (m, n) mask of the rows that each flow holds out.
+        weights: (n,) weights of the rows: rows of an epoch are drawn with probabilities proportional to them;
+            equal if None.
+        learning_rate: learning rate of Adam.
+        batch_size: number of rows of each flow in a step.
+        max_epochs: largest number of epochs.
+        patience: number of epochs without improvement after which training ends.
         clip: largest norm of a flow's gradient.
-        seed: of the order of the rows.
+        seed: seed of the order of the rows.
     """
     dtype = tensor_options(flows[0])[0]
     x, y = x.to(dtype), y.to(dtype)
@@ -76,7 +76,7 @@ def train_side_by_side(
     smooth.parameters = _copy(stack)
     try:
         for epoch in range(max_epochs):
-            if weights is None:  # a random order of the rows that are seen
+            if weights is None:  # a random order of the training rows
                 order = (torch.rand(held_out.shape, generator=generator) + held_out).argsort(1)[:, :rows]
             else:
                 order = torch.multinomial(chances, rows, replacement=True, generator=generator)
@@ -120,13 +120,13 @@ def train_side_by_side(
 
 
 def _nll(stack: AutoregressiveStack, x: Tensor, y: Tensor) -> Tensor:
-    """(m, b) for rows (m, b, p) and (m, b, d)."""
+    """NLL (m, b) of rows (m, b, p) and (m, b, d)."""
     z, log_slope = stack.at(x, own=True).every_own(y)
     return -(stack.flows[0].base.log_prob(z) + log_slope.sum(-1))
 
 
 def _gather(chosen: Tensor, counts: Tensor) -> _Rows:
-    """Numbers of the chosen rows (m, n), as many for each flow."""
+    """Indices of the chosen rows (m, n), padded to equal numbers for each flow."""
     most = int(chosen.sum(1).max())
     index = chosen.double().argsort(1, descending=True)[:, :most]
     return _Rows(index, chosen.gather(1, index) * counts[index])

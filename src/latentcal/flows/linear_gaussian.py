@@ -90,13 +90,13 @@ class LinearGaussianFlow(ConditionalFlow):
         if x is not None:
             x64 = x.to(torch.float64)
             x_mean = x64.mean(0)
-            # Now and then torch's default on a CPU loses a feature where others repeat each other.
+            # torch's default on a CPU sometimes loses a feature if others are collinear.
             driver = "gelsd" if x64.device.type == "cpu" else None
             weight = torch.linalg.lstsq(x64 - x_mean, residuals, driver=driver).solution.T
             residuals = residuals - (x64 - x_mean) @ weight.T
             bias = bias - weight @ x_mean
         covariance = residuals.T @ residuals / (n - features - 1)
-        # A residual that is zero up to rounding would pass as a very certain prediction.
+        # Residuals that are zero up to rounding would be treated as very certain predictions.
         exact = covariance.diagonal() <= 1e-24 * (y64**2).mean(0)
         scale_tril, failed = torch.linalg.cholesky_ex(covariance)
         if bool(exact.any()) or int(failed) or not bool(torch.isfinite(scale_tril).all()):
@@ -132,14 +132,14 @@ class LinearGaussianFlow(ConditionalFlow):
             )
         if x.shape[-1] != self.weight.shape[1]:
             raise ValueError(
-                f"x has {x.shape[-1]} features, the flow has weights for {self.weight.shape[1]} "
+                f"x has {x.shape[-1]} features, but the flow has weights for {self.weight.shape[1]} "
                 f"(x: {tuple(x.shape)})."
             )
         return x.to(self.weight.dtype) @ self.weight.T + self.bias
 
 
 def _parameter(values: Tensor, name: str) -> Tensor:
-    # Triangular systems are solved in 32 or 64 bits.
+    # Triangular solvers support only 32 or 64 bits.
     values = check_finite(as_floating(to_tensor(values, name)), name)
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -157,9 +157,9 @@ def fit_ridge(
     .. math:: W = (X^\top X + n \lambda I)^{-1} X^\top Y, \qquad
               \Sigma = \frac{R^\top R}{n - 1 - \mathrm{df}(\lambda)} + \lambda I
 
-    with the residuals R. It exists for any data, such as fewer rows than features or outputs that are exactly
-    linear in x. With weights (n,) of mean 1, rows of X, Y and R are multiplied by their square roots, and the
-    data are centred with the weights.
+    Here R are the residuals. The solution exists for any data, such as fewer rows than features or outputs
+    exactly linear in x. With weights (n,) of mean 1, rows of X, Y and R are multiplied by their square roots,
+    and the data are centred with the weights.
     """
     given = (x, y, weights)
     if weights is not None:

@@ -19,8 +19,8 @@ class LocationScale(ConditionalFlow):
               \frac{[x, m(x), \log s(x)] - c}{h}\right), \qquad
               \log|\det| = \log|\det|_{inner} - \sum_j \log s_j(x)
 
-    With ``residuals=False`` the flow models y itself, with location and scale only among its features. Use it
-    for outputs with repeated values, such as counts, which residuals would blur.
+    With ``residuals=False`` the flow models y itself, and location and scale are only features. Use this for
+    outputs with repeated values, such as counts, which residuals would blur.
 
     The stage below is fitted by trees, a Gaussian process or ridge regression: see :func:`fit_stage`, which
     also returns the out-of-fold residuals to train the flow on. Location and scale are computed in float64;
@@ -51,7 +51,7 @@ class LocationScale(ConditionalFlow):
         super().__init__(flow.base)
         if stage.outputs != flow.base.dim:
             raise ValueError(
-                f"The stage has {stage.outputs} outputs, the flow's latent {flow.base.dim} dimensions."
+                f"The stage has {stage.outputs} outputs but the flow's latent has {flow.base.dim} dimensions."
             )
         width = stage.features + 2 * stage.outputs
         if (own := getattr(flow, "features", 0)) not in (0, 2 * stage.outputs, width):

@@ -25,7 +25,7 @@ HALF_LINES = ("log", "softplus", "exponential")
 """Maps from numbers above an end to the line."""
 INTERVALS = ("logit", "probit")
 """Maps from numbers between two ends to the line."""
-_SHAPES = {"log": ("knee",), "softplus": ("scale",), "exponential": ("scale", "knee")}  # after a map
+_SHAPES = {"log": ("knee",), "softplus": ("scale",), "exponential": ("scale", "knee")}  # numbers after a map
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
@@ -48,29 +48,29 @@ class Kind:
     The map of a half-line may be named, with a scale c, 1 by default: ``positive(softplus)``, ``count(log)``,
     ``rounded(0.5, 0, exponential, 3)``. A last number k of ``log`` and ``exponential``, as in
     ``count(log, 40)`` or ``count(exponential, 3, 40)``, is the distance from the end beyond which the map
-    continues as a straight line. With t > 0 the distance from the end,
+    continues as a straight line. If t > 0 is the distance from the end, the maps are
 
     * ``log``: log t. Without k, draws may be very large, because their logs have the tails of the flow.
     * ``softplus``: c log(exp(t / c) - 1), like a log near the end and like the identity far from it.
     * ``exponential``: :math:`\Phi^{-1}(1 - e^{-t / c})`, the normal score of t under an exponential law. It
       is best if the density is positive at the end itself, as in the first cell of a grid: a log has a long
-      tail there, and symmetric laws of a radius would add one on the other side.
+      tail there, and symmetric laws of a radius would add such a tail on the other side.
 
     Intervals have ``logit`` and ``probit``, the normal score of the share of the interval below y:
     ``unit(probit)``, ``ordered(1, 5, logit)``. A logit suits logistic-normal shares; a probit suits shares
     with a density that is a power of the distance from the ends, such as beta laws.
 
-    Values of a grid stand for their cells, half a step to both sides. ``+ v`` after a continuous kind is an
+    Values of a grid represent their cells, half a step to both sides. ``+ v`` after a continuous kind is an
     atom: a single value with its own probability, inside or outside the support (``positive + 0``); after a
     grid, it must be outside. ``count + 0`` is a count with a separate probability of zero. :meth:`open` makes
-    all of them continuous: a value of a grid becomes a point of its cell, and the line is opened at an atom
-    by a gap of width 1, which stands for it. Gaps at an end of the support, or beyond, lie outside the
-    support; gaps inside shift what is above them. :meth:`close` is the inverse.
+    all values continuous: a value of a grid becomes a point of its cell, and an atom becomes a gap of width 1
+    in the line. Gaps at an end of the support, or beyond, lie outside the support; gaps inside shift all
+    values above them. :meth:`close` is the inverse.
 
     Args:
         name: name of the kind.
-        lower: end of the support of the continuous output, or of all cells.
-        upper: the other end.
+        lower: lower end of the support of the continuous output, or of all cells.
+        upper: upper end.
         step: step of the grid; 0 for a continuous output.
         origin: a value of the grid.
         link: ``"identity"``, one of a half-line, ``"logit"`` or ``"probit"``.
@@ -100,7 +100,7 @@ class Kind:
     @functools.cache
     def parse(cls, text: str) -> Kind:
         """The kind of a text; raises with the valid texts."""
-        # Only a + between values starts an atom, not that of an exponent, as in 1e+06.
+        # Only a + between values starts an atom, not one in an exponent such as 1e+06.
         plain = re.sub(r"(?<=[\d.])e\+(?=\d)", "e", text.lower()) if isinstance(text, str) else ""
         match = _PATTERN.fullmatch(plain)
         if match is None:
@@ -135,7 +135,7 @@ class Kind:
 
     @classmethod
     def _of(cls, name: str, numbers: list[float]) -> Kind | None:
-        """A kind from the numbers in its brackets; None where they are not the ones that it takes."""
+        """A kind from the numbers in its brackets; None if they are invalid for it."""
         match name, numbers:
             case "real", []:
                 return cls(name)
@@ -172,7 +172,7 @@ class Kind:
         inside = [_shorten(number) for number in numbers]
         own = self._of(self.name, numbers)
         shape = [getattr(self, name) for name in _SHAPES.get(self.link, ())]
-        while shape and shape[-1] in (1.0, math.inf):  # what is left out
+        while shape and shape[-1] in (1.0, math.inf):  # defaults are omitted
             shape.pop()
         if own is not None and (shape or self.link != own.link):
             inside += [self.link, *map(_shorten, shape)]
@@ -210,13 +210,13 @@ class Kind:
         if self.link in HALF_LINES:
             if math.isinf(self.knee):
                 return self._bend(above)
-            # Beyond the knee the straight line that touches the curve there.
+            # Beyond the knee, the tangent at the knee.
             at_knee, steepness = self._bend(above.new_tensor(self.knee))
             line, log_slope = self._bend(above.clamp(max=self.knee))
             straight = at_knee + (above - self.knee) * torch.exp(steepness)
             far = above > self.knee
             return torch.where(far, straight, line), torch.where(far, steepness, log_slope)
-        # Near an end the difference from it is exact, and logs keep all its digits.
+        # Near an end, the difference from it is exact, and logs keep all its digits.
         below, width = self.upper - y, self.upper - self.lower
         if self.link == "probit":
             nearer = torch.special.ndtri(torch.minimum(above, below) / width)
@@ -226,7 +226,7 @@ class Kind:
         return log_above - log_below, math.log(width) - log_above - log_below
 
     def _bend(self, above: Tensor) -> tuple[Tensor, Tensor]:
-        """The real number of each distance from the end of a half-line, and the log of the slope there."""
+        """The real number for each distance from the end of a half-line, and the log slope there."""
         if self.link == "log":
             log_above = torch.log(above)
             return log_above, -log_above
@@ -234,13 +234,13 @@ class Kind:
             log_slope = log1mexp(-above / self.scale)
             return above + self.scale * log_slope, -log_slope
         score = exponential_score(above / self.scale)
-        # Far out the first two terms would cancel; there the slope is Mills' ratio.
+        # Far out, the first two terms would cancel; there the slope is Mills' ratio.
         below_mean = 0.5 * score.clamp(max=0.0) ** 2 + _LOG_ROOT - above / self.scale
         log_slope = torch.where(score < 0, below_mean, -torch.log(_hazard(score.clamp(min=0.0))))
         return score, log_slope - math.log(self.scale)
 
     def _unbend(self, s: Tensor) -> Tensor:
-        """The distance from the end of a half-line of each real number."""
+        """The distance from the end of a half-line for each real number."""
         if self.link == "log":
             return torch.exp(s)
         if self.link == "softplus":
@@ -248,7 +248,7 @@ class Kind:
         return -self.scale * torch.special.log_ndtr(-s)
 
     def from_line(self, s: Tensor) -> Tensor:
-        """The y of each real number; ends of the support are replaced by the next number inside."""
+        """The y for each real number; ends of the support are replaced by the next number inside."""
         if self.link == "identity":
             return s
         if self.link in HALF_LINES:
@@ -273,7 +273,7 @@ class Kind:
         limits = torch.finfo(y.dtype)
         ends = torch.tensor([self.lower, self.upper], dtype=y.dtype)
         low, high = torch.nextafter(ends, ends.flip(0)).tolist()
-        # Next to 0 come numbers with few digits, which some processors take for 0.
+        # The numbers next to 0 are subnormal, which some processors treat as 0.
         low = max(low, limits.tiny) if self.lower == 0 else low
         high = min(high, -limits.tiny) if self.upper == 0 else high
         return y.clamp(low, min(high, limits.max))
@@ -298,7 +298,7 @@ class Kind:
     @property
     def without_atoms(self) -> Kind:
         """The kind without its atoms."""
-        name = "rounded" if self.name == "count" and self.origin else self.name  # counts from 1 on
+        name = "rounded" if self.name == "count" and self.origin else self.name  # counts from 1 up
         return replace(self, name=name, atoms=())
 
     @property
@@ -329,7 +329,7 @@ class Kind:
         """
         point = self.inside(y + self.step * (share.to(y.dtype) - 0.5)) if self.step else y
         for gap in self.gaps:
-            if gap.moves:  # what lies above stays above, however close to the atom it is
+            if gap.moves:  # values above the atom stay above it, however close they are
                 end = torch.tensor(gap.start + 1, dtype=y.dtype)
                 least = torch.nextafter(end, end + 1).item()
                 point = torch.where(y > gap.atom, (point + 1).clamp(min=least), point)
@@ -345,7 +345,7 @@ class Kind:
         return y
 
     def beside(self, point: Tensor) -> Tensor:
-        """Points of the opened line without the shifts of gaps, (...) -> (...); the atom within a gap."""
+        """Points of the opened line without the shifts of gaps, (...) -> (...); within a gap, its atom."""
         moved = point
         for gap in self.gaps:
             if gap.moves:
@@ -370,10 +370,10 @@ class Gap(NamedTuple):
     atom: float
     start: float
     moves: bool
-    """Whether it lies inside the support, so that what is above is moved by 1."""
+    """Whether it lies inside the support, so that all values above it are moved by 1."""
 
     def holds(self, point: Tensor) -> Tensor:
-        """Whether points of the opened line stand for the atom, (...) -> (...) bool."""
+        """Whether points of the opened line represent the atom, (...) -> (...) bool."""
         return (point >= self.start) & (point <= self.start + 1)
 
 
@@ -382,7 +382,7 @@ def exponential_score(t: Tensor) -> Tensor:
     small, large = t.clamp(max=1.0), t.clamp(min=1.0)
     near = torch.special.ndtri(-torch.expm1(-small))
     with torch.no_grad():
-        # From the asymptotic tail, Newton's steps on the log of the tail; a few are enough from t = 1 on.
+        # Start at the asymptotic tail; a few Newton steps on the log of the tail are enough for t >= 1.
         s = torch.sqrt((2 * large - torch.log(4 * math.pi * large)).clamp(min=0.1))
         for _ in range(6):
             s = s + (large + torch.special.log_ndtr(-s)) / _hazard(s)
@@ -395,6 +395,6 @@ def _hazard(s: Tensor) -> Tensor:
 
 
 def _shorten(number: float) -> str:
-    """A number with as few digits as give the same one."""
+    """The number with the fewest digits that identify it."""
     texts = (f"{number:.{digits}g}" for digits in range(6, 18))
     return next(text for text in texts if float(text) == number)

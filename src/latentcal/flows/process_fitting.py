@@ -14,14 +14,14 @@ from .._internal.chunks import ROWS
 from .._internal.smoothers import standardizer
 from .gaussian_process import KernelRegression, KernelSpread, kernel_between
 
-_MOST_POINTS = 500  # rows that the kernel looks at; the others teach the coefficients alone
+_MOST_POINTS = 500  # most rows as kernel points; other rows only affect the coefficients
 _MANY_ROWS = 2000
 _JITTER = 1e-8
-_SMALLEST_NOISE = 1e-4  # variance, where that of the output is 1
-_FIRST_ROWS = 250  # for a start; all rows then go on from there
-_FOLD_ROWS = 400  # for the steps without a fold
-_SAME, _OWN = (True, 0.4), (False, 0.8)  # penalties on length scales that are not the common one
-_CLEAR = 20.0  # nats
+_SMALLEST_NOISE = 1e-4  # smallest noise variance for an output of variance 1
+_FIRST_ROWS = 250  # rows for the first steps; all rows continue from there
+_FOLD_ROWS = 400  # rows for the steps without a fold
+_SAME, _OWN = (True, 0.4), (False, 0.8)  # penalties on deviations from the common length scale
+_CLEAR = 20.0  # nats by which another start must be better
 
 
 class Process(NamedTuple):
@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
 
 class ProcessFit(NamedTuple):
-    """A Gaussian process of all rows, and those without each of the folds."""
+    """A Gaussian process fitted to all rows, and those fitted without each of the folds."""
 
     mean: KernelRegression
     spread: KernelSpread
@@ -46,8 +46,8 @@ def fit_gaussian_process(
 
     The kernel maximises the marginal likelihood, with a penalty on unequal length scales, on at most
     ``tried`` random rows. With up to 500 rows the process is exact; with more, it has 500 inducing points.
-    The process without a fold uses a kernel that took some further steps without that fold; with 2,000 rows
-    or more, it uses the kernel of all rows, because overfitting of the kernel is then negligible.
+    The process without a fold uses a kernel that was optimised for some more steps without that fold; with
+    2,000 rows or more, it uses the kernel of all rows, because overfitting of the kernel is then negligible.
 
     Args:
         x: (n, p) features.
@@ -99,7 +99,7 @@ def _join(
     level: Tensor,
     spread: Tensor,
 ) -> Process:
-    """The processes of the outputs, in units of these, whose levels and spreads are (d,)."""
+    """The processes of the outputs, joined in units of the outputs, with levels and spreads (d,)."""
     kernels = [posterior.kernel for posterior in posteriors]
     regression = KernelRegression(
         mean,
@@ -127,7 +127,7 @@ class _Posterior:
 
 
 class _Exact(_Posterior):
-    """The rows themselves are the points."""
+    """Posterior whose points are the rows themselves."""
 
     def __init__(self, rows: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel) -> None:
         self.kernel = kernel
@@ -137,7 +137,7 @@ class _Exact(_Posterior):
 
 
 class _Sparse(_Posterior):
-    """A process that is known through its values at points (m, p)."""
+    """Posterior of a process with inducing points (m, p)."""
 
     def __init__(
         self, rows: Tensor, points: Tensor, target: Tensor, weights: Tensor, kernel: _Kernel
@@ -167,10 +167,10 @@ class _Sparse(_Posterior):
 
 
 class _Kernel(NamedTuple):
-    """Kernel of one output of variance 1, and its noise."""
+    """Kernel and noise of one output of variance 1."""
 
     parameters: Tensor
-    """Logarithms: common length scale, signal, slope, noise, and (p,) what is added to the first."""
+    """Logarithms of the common length scale, signal, slope and noise, and (p,) offsets of length scales."""
 
     @property
     def length(self) -> Tensor:
@@ -197,16 +197,16 @@ class _Kernel(NamedTuple):
 
 
 def _learn_kernel(rows: Tensor, target: Tensor, weights: Tensor, start: _Kernel | None = None) -> _Kernel:
-    """The kernel of the largest penalised marginal likelihood, or one that is a few steps nearer to it.
+    """The kernel with the largest penalised marginal likelihood, or a few steps from ``start`` towards it.
 
-    Length scales that differ from their common one cost a logarithm: few may differ by much. A square as the
-    penalty finds such features where this does not, but is misled by chance: it is a start for the other, and
-    must be clearly better.
+    The penalty on length scales that differ from the common one is logarithmic, so few differ much. A squared
+    penalty finds some features that this one misses, but is more easily misled by chance. Its result is used
+    as a second start, and must be clearly better.
     """
     evidence = _Evidence(rows, target, weights)
     if start is not None:
         return _Kernel(evidence.climb(start.parameters, len(rows), _SAME, 6)[0])
-    # Length scales grow with the root of the number of features, as distances do.
+    # Length scales grow with the square root of the number of features, as distances do.
     usual = math.log(rows.shape[1]) / 2
     plain = torch.tensor([usual + 0.5, 0.0, -1.0, -1.5, *[0.0] * rows.shape[1]], dtype=torch.float64)
     same, loss = evidence.climb(plain, _FIRST_ROWS, _SAME, 25)
@@ -227,7 +227,7 @@ class _Evidence:
         self.bounds += [(-6.0, 6.0)] * rows.shape[1]
 
     def climb(self, start: Tensor, n: int, penalty: tuple[bool, float], steps: int) -> tuple[Tensor, float]:
-        """Parameters after so many steps on the first n rows, and their loss."""
+        """Parameters after the given number of steps on the first n rows, and their loss."""
         from scipy.optimize import minimize
 
         found = minimize(
@@ -244,9 +244,9 @@ class _Evidence:
     def loss(self, values: np.ndarray, n: int, far: bool, width: float) -> tuple[float, np.ndarray]:
         r"""Negative log-likelihood and penalty, and their gradient.
 
-        With K the covariance and :math:`a = K^{-1} y`, a parameter moves the likelihood by the trace of
-        :math:`S\, \partial K`, :math:`S = (K^{-1} - a a^\top) / 2`. For squared distances in units of the
-        length scales the Matérn kernel has the derivative :math:`-\tfrac{5}{6} (1 + r) e^{-r}`.
+        With the covariance K and :math:`a = K^{-1} y`, the derivative of the loss by a parameter is the trace
+        of :math:`S\, \partial K` with :math:`S = (K^{-1} - a a^\top) / 2`. The derivative of the Matérn
+        kernel by squared distances in units of the length scales is :math:`-\tfrac{5}{6} (1 + r) e^{-r}`.
         """
         kernel = _Kernel(torch.from_numpy(values))
         rows, target, linear = self.rows[:n] / kernel.length, self.target[:n], self.linear[:n, :n]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_COMMON_ROWS = 50  # with what weight, in rows, weights are drawn to those that all outputs share
+_COMMON_ROWS = 50  # strength, in rows, of the shrinkage towards weights common to all outputs
 _SHRINKAGE = 3.0  # penalty on weights of log scales
-_LARGEST_SUM = 1.2  # of these weights
-_FREEDOM = 4.0  # degrees of freedom of residuals that log scales are judged by
+_LARGEST_SUM = 1.2  # largest sum of these weights
+_FREEDOM = 4.0  # degrees of freedom of the t law of residuals for log scales
 
 
 def stacking_weights(guesses: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
     .. math:: \max_w \; \sum_i \log N\Big(\sum_m w_m z_{im};\, 0, I\Big)
               + \sum_{i, j} \log \sum_m w_m e^{s_{imj}}, \qquad w_m \ge 0, \quad \sum_m w_m = 1
 
-    It is concave in w.
+    The objective is concave in w.
 
     Args:
         z: (m, n, d) latents.
@@ -55,7 +55,7 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
     from scipy.optimize import minimize
 
     latent, count = z.reshape(len(z), -1).numpy(), len(z)
-    # A slope of one map that is far above those of the others alone does not overflow.
+    # Subtract the maximum, so that one very steep map does not overflow.
     top = log_slope.amax(0)
     slope = torch.exp(log_slope - top).reshape(count, -1).numpy()
     share = (weights / weights.sum())[:, None].expand(z.shape[1:]).reshape(-1).numpy()
@@ -78,7 +78,7 @@ def map_weights(z: Tensor, log_slope: Tensor, weights: Tensor) -> Tensor:
 
 
 def _non_negative(gram: Tensor, cross: Tensor) -> Tensor:
-    """The non-negative w of the smallest w' G w / 2 - c' w, for G (j, j) and c (j,)."""
+    """The non-negative w that minimises w' G w / 2 - c' w, for G (j, j) and c (j,)."""
     from scipy.optimize import nnls
 
     jitter = 1e-10 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
@@ -92,9 +92,9 @@ def log_scale_weights(guesses: Tensor, residuals: Tensor, weights: Tensor) -> tu
 
     .. math:: \log s_k(x) = c_k + \sum_j w_{jk} g_{jk}(x), \qquad w_{jk} \ge 0, \quad \sum_j w_{jk} \le 1.2
 
-    The weights maximise the likelihood of t-distributed residuals, minus a small penalty, so a few outliers
-    have little influence. It is concave in c and w. The levels are such that standardised residuals have mean
-    square 1.
+    The weights maximise the likelihood of t-distributed residuals minus a small penalty, so a few outliers
+    have little influence. The objective is concave in c and w. Levels are set so that standardised residuals
+    have mean square 1.
 
     Args:
         guesses: g, (j, n, d) held-out log scales.

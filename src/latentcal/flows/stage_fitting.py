@@ -38,7 +38,7 @@ _KINDS = get_args(StageKind)
 
 @dataclass(frozen=True)
 class StageFit:
-    """A stage that was fitted to rows, and out-of-fold predictions for the same rows.
+    """A fitted stage, and out-of-fold predictions for the same rows.
 
     Attributes:
         stage: location and scale, fitted to all rows.
@@ -46,11 +46,11 @@ class StageFit:
         location: (n, d) out-of-fold locations.
         scale: (n, d) out-of-fold scales.
         fold: (n,) fold of each row.
-        gaussian: the stage with normal residuals that have the correlations of the out-of-fold ones, as a
-            complete model.
+        gaussian: complete model of the stage and normal residuals, with the correlations of the out-of-fold
+            residuals.
         gaussian_by_fold: the same without each of the folds.
         feature_mean: (p + 2 d,) means of the features of a flow above the stage.
-        feature_scale: (p + 2 d,) their scales.
+        feature_scale: (p + 2 d,) scales of these features.
     """
 
     stage: Stage
@@ -76,8 +76,8 @@ class StageFit:
         if x is None or x.shape[1] != self.stage.features or len(y) != len(self.location):
             shape = None if x is None else tuple(x.shape)
             raise ValueError(
-                f"x must be the {(len(self.location), self.stage.features)} features that the stage was "
-                f"fitted to, got {shape}."
+                f"x must be the features that the stage was fitted to, of shape "
+                f"{(len(self.location), self.stage.features)}; got {shape}."
             )
         joined = join_features(x.to(self.location), self.location, self.scale)
         y = y.to(self.location)
@@ -88,7 +88,7 @@ class StageFit:
     def below(
         self, flow: ConditionalFlow, *, residuals: bool = True, without: int | None = None
     ) -> LocationScale:
-        """The model: the stage with a flow above it that was trained on ``rows``.
+        """The model made of the stage and a flow above it that was trained on ``rows``.
 
         Args:
             flow: the flow.
@@ -111,17 +111,17 @@ def fit_stage(
 ) -> StageFit:
     r"""Location and scale of each output, fitted to all rows, and out-of-fold ones for the same rows.
 
-    ``"ridge"`` is a linear location and a constant scale; ``"ridge_scale"`` lets the logarithm of the scale
-    be additive in the features; ``"gp"`` is a Gaussian process; ``"boosted"`` a non-negative stack of linear
-    and additive ridge regression, a Gaussian process, gradient boosting and extremely randomised trees, with
-    a scale stacked from regressions of the size of out-of-fold residuals. It needs scikit-learn.
+    ``"ridge"`` is a linear location and a constant scale; in ``"ridge_scale"`` the log scale is additive in
+    the features; ``"gp"`` is a Gaussian process; ``"boosted"`` is a non-negative stack of linear and additive
+    ridge regression, a Gaussian process, gradient boosting and extremely randomised trees, with a scale
+    stacked from regressions of the size of out-of-fold residuals. It needs scikit-learn.
 
-    Residuals of training rows are too small, so a flow must be trained on out-of-fold residuals:
-    ``StageFit.rows``. Scales are such that these have mean square 1.
+    In-sample residuals are too small, so a flow must be trained on out-of-fold residuals, see
+    ``StageFit.rows``. Scales are set so that these have mean square 1.
 
     Args:
-        kind: what to fit.
-        x: (n, p) features.
+        kind: kind of location and scale.
+        x:  (n, p) features.
         y: (n, d) outputs.
         folds: number of folds, or the fold 0, 1, ... of each row, (n,).
         seed: seed of folds and trees.
@@ -150,7 +150,7 @@ class StageFitter:
     def fit(self, kind: StageKind) -> StageFit:
         """The stage of a kind."""
         if kind not in _KINDS:
-            raise ValueError(f"No stage {kind!r}; {suggest(str(kind), _KINDS)}")
+            raise ValueError(f"No stage is named {kind!r}; {suggest(str(kind), _KINDS)}")
         rows = self.rows
         location, scales = self._parts(kind)
         residuals = rows.y - location.held_out
@@ -172,7 +172,7 @@ class StageFitter:
         )
 
     def _parts(self, kind: StageKind) -> tuple[CrossFit, Callable[[Tensor], list[CrossFit]]]:
-        """Regression of the location, and what fits regressions of log scales to its residuals."""
+        """Regression of the location, and a function that fits regressions of log scales to residuals."""
         rows = self.rows
         if kind == "ridge":
             return self._linear, lambda residuals: []
@@ -193,7 +193,7 @@ class StageFitter:
         parts = [self._linear, fit_additive(rows), mean, boosted, forest]
 
         def scales(residuals: Tensor) -> list[CrossFit]:
-            # A residual of 0 says no more than one that is small.
+            # A residual of 0 is treated like a small one.
             smallest = 1e-3 * root_mean_square(rows, residuals).clamp(min=1e-300)
             sizes = torch.log(torch.maximum(residuals.abs(), smallest))
             few = {"learning_rate": 0.05, "max_iter": 60, "max_leaf_nodes": 4, "min_samples_leaf": 10}
@@ -220,7 +220,7 @@ class StageFitter:
 
 
 def _fit_gaussian(residuals: Tensor, weights: Tensor) -> LinearGaussianFlow:
-    """The normal law of residuals (n, d), their correlations drawn to 0 as far as d rows would do."""
+    """The normal law of residuals (n, d), with correlations shrunk to 0 with the weight of d rows."""
     n, dim = residuals.shape
     share = weights / weights.sum()
     mean = share @ residuals

@@ -1,4 +1,4 @@
-"""Regressions that a location and a scale are stacked from, of all rows and without each of the folds."""
+"""Regressions for stacks of locations and scales, fitted to all rows and without each of the folds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .stages import SmootherStack
 from .trees import TreeEnsemble
 
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(-6, 13)), math.inf)
-_MARGIN = 0.5  # of the range seen that linear models and locations may go beyond it, on either side
+_MARGIN = 0.5  # most extrapolation of linear models and locations on either side, in training ranges
 _FLOOR = 1e-3  # smallest scale, as a share of an output's standard deviation
-_REACH = 2.0  # how far a log scale may be from the one that all rows have in common; less with few rows
-_FEWEST = 10  # rows
+_REACH = 2.0  # most deviation of a log scale from the common one; less with few rows
+_FEWEST = 10  # fewest rows
 _MOST_FOREST_ROWS = 20_000
-_MOST_COLUMNS = 60  # that a split of a forest looks at, and that boosting sees
+_MOST_COLUMNS = 60  # most columns for a split of a forest, and for boosting
 
 
 class StageRows(NamedTuple):
@@ -52,12 +52,12 @@ class StageRows(NamedTuple):
 
     @property
     def seen(self) -> list[Tensor]:
-        """Masks (n,) of the rows outside each of the folds and, the last, of all."""
+        """Masks (n,) of the rows outside each of the folds and, last, of all rows."""
         outside = [self.fold != number for number in range(int(self.fold.max()) + 1)]
         return [*outside, torch.ones_like(outside[0])]
 
     def of_part(self, own: Tensor) -> StageRows:
-        """Some of the rows, (n,), with folds that are numbered anew."""
+        """Some of the rows, by a mask (n,), with renumbered folds."""
         fold = torch.unique(self.fold[own], return_inverse=True)[1]
         if int(fold.max()) == 0:
             fold = torch.arange(len(fold)) % 2
@@ -72,12 +72,12 @@ class StageRows(NamedTuple):
 
     def arrays(self, own: Tensor, targets: Tensor) -> tuple[Any, Any, Any]:
         """Features, targets and weights of some rows for scikit-learn; None for equal weights."""
-        # With weights, also with equal ones, boosting takes several times as long.
+        # With weights, even equal ones, boosting takes several times as long.
         weights = None if bool((self.weights == 1).all()) else self.weights[own].numpy()
         return self.x[own].numpy(), targets[own].numpy(), weights
 
     def bounds(self, level: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Bounds of locations, and of scales around those (d,) that all rows have in common."""
+        """Bounds of locations, and of scales around common scales (d,)."""
         low, high = self.y.amin(0), self.y.amax(0)
         margin = _MARGIN * (high - low)
         ratio = math.exp(min(_REACH, math.log(len(self.y)) / 2 - 0.4))
@@ -86,7 +86,7 @@ class StageRows(NamedTuple):
 
 
 class CrossFit(NamedTuple):
-    """Regressions without each of the folds and, the last, of all rows; what the first say of their folds."""
+    """Regressions without each of the folds and, last, of all rows, with out-of-fold predictions."""
 
     every: list[Any]
     held_out: Tensor
@@ -115,7 +115,7 @@ def _assign_folds(n: int, folds: int | Tensor, seed: int) -> Tensor:
 
 
 def root_mean_square(rows: StageRows, residuals: Tensor) -> Tensor:
-    """(d,)."""
+    """Root mean square of residuals, (d,)."""
     return (residuals.square().T @ rows.weights / len(residuals)).sqrt()
 
 
@@ -151,7 +151,7 @@ def fit_dispersion(rows: StageRows, residuals: Tensor) -> CrossFit:
 
 
 def fit_forest(rows: StageRows, targets: Tensor, options: dict[str, Any]) -> tuple[CrossFit, list[Tensor]]:
-    """Extremely randomised trees of all targets, and the features that matter most in each of the fits."""
+    """Extremely randomised trees for all targets, and the most important features of each fit."""
     ensemble = require("sklearn.ensemble", "sklearn", "A boosted stage needs")
     every, columns = [], []
     for own in map(_numbers, rows.seen):
@@ -171,7 +171,7 @@ def fit_forest(rows: StageRows, targets: Tensor, options: dict[str, Any]) -> tup
 def fit_boosting(
     rows: StageRows, targets: Tensor, options: dict[str, Any], columns: Sequence[Tensor]
 ) -> CrossFit:
-    """Boosting of each target by some of the features, given for each of the fits."""
+    """Boosting for each target, with the features given for each fit."""
     ensemble = require("sklearn.ensemble", "sklearn", "A boosted stage needs")
     options, every = {"early_stopping": False, "random_state": rows.seed, **options}, []
     for own, best in zip(map(_numbers, rows.seen), columns, strict=True):
@@ -189,7 +189,7 @@ def _numbers(mask: Tensor) -> Tensor:
 
 
 def stack_locations(rows: StageRows, parts: Sequence[CrossFit]) -> CrossFit:
-    """Non-negative sums of locations, of the smallest held-out squared error."""
+    """Non-negative combinations of locations with the smallest held-out squared error."""
     guesses = torch.stack([part.held_out for part in parts])
 
     def weigh(own: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ def stack_locations(rows: StageRows, parts: Sequence[CrossFit]) -> CrossFit:
 
 
 def stack_scales(rows: StageRows, parts: Sequence[CrossFit], residuals: Tensor) -> CrossFit:
-    """Non-negative sums of log scales, of the largest held-out likelihood of residuals (n, d)."""
+    """Non-negative combinations of log scales with the largest held-out likelihood of residuals (n, d)."""
     guesses = torch.stack([torch.zeros_like(residuals), *(part.held_out for part in parts)])[1:]
 
     def weigh(own: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ def stack_scales(rows: StageRows, parts: Sequence[CrossFit], residuals: Tensor) 
 def _stack(
     rows: StageRows, parts: Sequence[CrossFit], weigh: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> CrossFit:
-    """Weighted sums of the parts that have a weight, by weights (j, d) and levels (d,) that rows tell."""
+    """Weighted sums of the parts with positive weight; weights (j, d) and levels (d,) are fitted to rows."""
     every, held_out = [], rows.y.new_empty(rows.y.shape)
     for number, own in enumerate(rows.seen):
         weights, level = weigh(own)

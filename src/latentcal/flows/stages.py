@@ -1,4 +1,4 @@
-"""Location and scale as functions of features: the part of a model below a flow."""
+"""Location and scale as functions of features, the part of a model below a flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._internal.validate import as_whole, check_features
 class Stage(Float64Module):
     r"""A fitted location m(x) and scale s(x) of each output; calling it returns both.
 
-    They are bounded, so that no row gets an unbounded density or a prediction far from all training data.
+    Both are bounded, so that no row gets an unbounded density or a prediction far from all training data.
 
     Args:
         location: m, a regression with d outputs.
@@ -45,7 +45,7 @@ class Stage(Float64Module):
         super().__init__()
         check_shapes(low=(low, "d"), high=(high, "d"), floor=(floor, "d"), ceiling=(ceiling, "d"))
         if not bool((low <= high).all()) or not bool(((floor > 0) & (floor <= ceiling)).all()):
-            raise ValueError("low must not be above high, floor must be positive and not above ceiling.")
+            raise ValueError("low must be at most high, and floor must be positive and at most ceiling.")
         for name, part in (("location", location), ("log_scale", log_scale)):
             if part.answers != len(low):
                 raise ValueError(f"{name} has {part.answers} outputs instead of {len(low)}.")
@@ -71,7 +71,7 @@ class Stage(Float64Module):
 
 
 class SmootherStack(Smoother):
-    r"""A weighted sum of regressions, :math:`c_k + \sum_j w_{jk}\, \hat t_{jk}(x)`; a constant without parts.
+    r"""A weighted sum of regressions, :math:`c_k + \sum_j w_{jk}\, \hat t_{jk}(x)`; constant without parts.
 
     Args:
         parts: regressions with k outputs each.
@@ -88,8 +88,8 @@ class SmootherStack(Smoother):
         if len(parts) != len(weights) or any(part.answers != len(level) for part in parts):
             counts = [part.answers for part in parts]
             raise ValueError(
-                f"weights {tuple(weights.shape)} must match the numbers of parts and outputs; the parts "
-                f"have {counts}."
+                f"weights must be (parts, outputs), got {tuple(weights.shape)}; the parts have {counts} "
+                "outputs."
             )
         self.parts = nn.ModuleList(parts)
         self.register_buffer("weights", weights)

@@ -11,13 +11,13 @@ from ..flow import ConditionalFlow, tensor_options
 
 
 class Standardized(ConditionalFlow):
-    r"""A flow that was trained on standardised data, in the units of the original data.
+    r"""A flow trained on standardised data, in the units of the original data.
 
     .. math:: \mathrm{encode}(y; x) = \mathrm{inner}\left(\frac{y - m_y}{s_y}; \frac{x - m_x}{s_x}\right),
               \qquad \log|\det| = \log|\det|_{inner} - \sum_j \log s_{y,j}
 
-    The standardisation is computed in the dtype of the given tensors, then cast to that of the flow: with
-    float64 means, outputs far from 0 keep their precision even if the flow is float32.
+    The standardisation is computed in the dtype of the given tensors, and the result is cast to that of the
+    flow: with float64 means, outputs far from 0 keep their precision even if the flow is float32.
 
     Args:
         flow: the flow in standardised units; its base is kept.

@@ -1,4 +1,4 @@
-"""A flow whose outputs stay in their supports: positive numbers, shares, intervals, cells of a grid."""
+"""A flow whose outputs stay in their supports, such as positive numbers, intervals and cells of a grid."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Supported(ConditionalFlow):
     .. math:: \mathrm{encode}(y; x) = \mathrm{inner}(g(y); x), \qquad
               \log|\det| = \log|\det|_{inner} + \sum_j \log g_j'(y_j)
 
-    with :math:`g_j` the map of the j-th kind: a log for positive outputs, a logit for intervals; see
-    :class:`Kind`. All draws lie in the support. A y outside has density 0, an infinite latent norm and latent
-    PIT 1. The support of a grid is that of all its cells, so this is the law of the dequantised output;
-    ``lc.outputs.GridModel`` gives the probabilities of its values. Atoms are ignored here.
+    Here :math:`g_j` is the map of the j-th kind: a log for positive outputs, a logit for intervals; see
+    :class:`Kind`. All draws lie in the support. A y outside it has density 0, an infinite latent norm and
+    latent PIT 1. The support of a grid is that of all its cells, so this is the law of the dequantised
+    output; ``lc.outputs.GridModel`` gives the probabilities of its values. Atoms are ignored here.
 
     Args:
         flow: flow of :math:`g(y)`, as computed by :meth:`to_line`; its base is kept.
@@ -97,11 +97,11 @@ class Supported(ConditionalFlow):
         return self._by_kind(line, lambda kind, values: (kind.from_line(values),))[0]
 
     def _to_line(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Numbers on the line (..., d), sum of log slopes (...), whether y is in the support (...)."""
+        """Numbers on the line (..., d), sum of log slopes (...), and whether y is in the support (...)."""
 
         def go(kind: Kind, values: Tensor) -> tuple[Tensor, ...]:
             inside = kind.contains(values)
-            # Any point inside will do for the others, which are masked: no NaN, no gradient.
+            # Use any inner point for the others, which are masked: no NaN, no gradient.
             anywhere = kind.from_line(torch.zeros_like(values))
             return (*kind.to_line(torch.where(inside, values, anywhere)), inside)
 
@@ -111,7 +111,7 @@ class Supported(ConditionalFlow):
     def _by_kind(
         self, values: Tensor, go: Callable[[Kind, Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Results of ``go`` for the columns of each kind, put together in the order of the outputs."""
+        """Results of ``go`` for the columns of each kind, combined in the order of the outputs."""
         groups: dict[str, list[int]] = {}
         for j, kind in enumerate(self.kinds):
             groups.setdefault(kind, []).append(j)

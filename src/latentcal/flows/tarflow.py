@@ -1,4 +1,4 @@
-"""TarFlow: a transformer that maps an image's patches one after the other, in alternating directions."""
+"""TarFlow: a transformer that maps the patches of an image in sequence, in alternating directions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .._internal.numerics import broadcast_leading
 from ..base import RadialBase, base_or_normal, standard_normal
 from ..flow import ConditionalFlow
 
-# The name of the file says: patch, channels, blocks, layers a block, training noise.
+# The name of the file lists patch, channels, blocks, layers per block and training noise.
 AFHQ_256_SOURCE = "https://ml-site.cdn-apple.com/models/tarflow/afhq256/afhq_model_8_768_8_8_0.07.pth"
 AFHQ_256: dict[str, Any] = {
     "image_shape": (3, 256, 256),
@@ -44,7 +44,7 @@ class _Attention(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(self.norm(h)).chunk(3, -1)
         )
-        if past is not None:  # one new token, which may look at everything
+        if past is not None:  # one new token, which attends to all tokens
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=past is None)
         return self.proj(mixed.transpose(1, 2).flatten(2)), (k, v)
@@ -77,7 +77,7 @@ class _Layer(nn.Module):
 class _Block(nn.Module):
     r"""One autoregressive affine map of a sequence of patches, :math:`z_t = (x_t - m_t) e^{-a_t}`.
 
-    a and m of patch t come from the patches before it; patch 0 stays as it is.
+    a and m of patch t are computed from the patches before it; patch 0 is unchanged.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class _Block(nn.Module):
         nn.init.zeros_(self.proj_out.weight)
 
     def encode(self, x: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Patches (b, t, d) to latents (b, t, d) and their log-determinant (b,), all patches at once."""
+        """Latents (b, t, d) of patches (b, t, d) and their log-determinant (b,), all patches at once."""
         x = self._turn(x)
         h = self.proj_in(x) + self._positions() + self._class(label)
         for layer in self.attn_blocks:
@@ -112,7 +112,7 @@ class _Block(nn.Module):
         return self._turn((x - shift) * torch.exp(-log_scale)), -log_scale.sum((1, 2))
 
     def decode(self, z: Tensor, label: Tensor | None) -> Tensor:
-        """Latents (b, t, d) to patches (b, t, d), one patch after the other, with cached keys and values."""
+        """Patches (b, t, d) of latents (b, t, d), patch by patch, with cached keys and values."""
         z = self._turn(z)
         positions, of_class = self._positions(), self._class(label)
         patches = [z[:, 0]]
@@ -142,9 +142,9 @@ class _Block(nn.Module):
 class TarFlow(ConditionalFlow):
     r"""Transformer autoregressive flow on images (Zhai et al., 2024), with the published architecture.
 
-    An image is cut into patches; block b moves them in raster order (b even) or backwards (b odd),
-    :math:`z_t = (x_t - m_t) e^{-a_t}` with :math:`a_t, m_t` from a causal transformer over earlier patches.
-    The log-determinant is the *sum* of all -a. Encoding is parallel, decoding goes patch by patch.
+    An image is cut into patches. Block b maps them in raster order (b even) or reverse order (b odd) by
+    :math:`z_t = (x_t - m_t) e^{-a_t}`, with :math:`a_t, m_t` from a causal transformer over earlier patches.
+    The log-determinant is the *sum* of all -a. Encoding is parallel, decoding is sequential.
 
     y is the flattened image, (..., C H W) in the order channel, row, column; x the class index, (..., 1),
     negative if the class is unknown.
@@ -204,15 +204,15 @@ class TarFlow(ConditionalFlow):
                 ``ml-site.cdn-apple.com/models/tarflow/afhq256/afhq_model_8_768_8_8_0.07.pth``.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file holds other things than tensors, or tensors are missing, unexpected, of
-                another shape or not finite; it says which.
+            FileNotFoundError: if there is no such file.
+            ValueError: if the file holds objects other than tensors, or tensors are missing, unexpected, of
+                another shape or not finite; the message names them.
         """
         state = read_weights(path)
         arguments = AFHQ_256 | architecture
         colours, height, width = arguments["image_shape"]
         arguments.setdefault("base", standard_normal(colours * height * width))
-        with torch.device("meta"):  # the weights come from the file: no memory and no time for others
+        with torch.device("meta"):  # the weights come from the file: do not allocate others
             flow = cls(**arguments)
         flow.load_published(state)
         return flow.eval()
@@ -237,7 +237,8 @@ class TarFlow(ConditionalFlow):
         """Load the weights of a published checkpoint with this architecture.
 
         Raises:
-            ValueError: if tensors are missing, unexpected, of another shape or not finite; it says which.
+            ValueError: if tensors are missing, unexpected, of another shape or not finite; the message names
+                them.
         """
         given = {name: tensor for name, tensor in state.items() if not name.endswith(".attn_mask")}
         wanted = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
@@ -286,11 +287,11 @@ class TarFlow(ConditionalFlow):
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Tensors by name of a ``.safetensors`` or ``torch.save`` file, on the CPU; it may hold nothing else.
+    """Tensors by name from a ``.safetensors`` or ``torch.save`` file, on the CPU.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or holds objects other than named tensors, which are not loaded.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged or holds objects other than named tensors, which are not loaded.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -303,7 +304,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{file} is damaged, or contains other objects than tensors, which could run code and are "
+            f"{file} is damaged, or contains objects other than tensors, which could run code and are "
             "refused. Save the plain state dict again: torch.save(model.state_dict(), path)."
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Maximum-likelihood training of a flow, with early stopping and best weights kept."""
+"""Maximum-likelihood training of a flow with early stopping at the best weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..plots import training_curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INITIAL_ROWS = 1 << 16  # a batch may lack what is rare, and its scale would be far off where that occurs
+_INITIAL_ROWS = 1 << 16  # a small batch may miss rare values, and the scale would be wrong where they occur
 
 _FUSED = ("cpu", "cuda")  # devices for which every supported torch has the kernel
 
 
 class TrainingWarning(UserWarning):
-    """Training ended early for a reason that should be checked."""
+    """Raised when training ends early for a reason that should be checked."""
 
 
 @dataclass
@@ -84,27 +84,27 @@ def train_flow(
     progress: bool = False,
     on_epoch: Callable[[int, TrainingLog], bool | None] | None = None,
 ) -> TrainingLog:
-    """Train a flow in place with Adam until the validation NLL stops falling; returns the log.
+    """Log of training a flow in place with Adam until the validation NLL stops falling.
 
     The flow ends in evaluation mode with the weights of its best epoch, also after an interrupt (Ctrl-C) or
-    a divergence, which are reported in the log. The same seed gives the same weights to the last bit on one
-    machine. If a flow has a method ``initialize(x, y)``, it is called with at most 65,536 rows before the
-    first step. A flow with methods ``loss(x, y, generator)`` and ``validation_loss(x, y)`` is trained and
-    stopped on these instead of the mean NLL.
+    divergence, which the log reports. On one machine, the same seed gives bit-identical weights. If a flow
+    has a method ``initialize(x, y)``, it is called with at most 65,536 rows before the first step. If a flow
+    has methods ``loss(x, y, generator)`` and ``validation_loss(x, y)``, these are used for training and early
+    stopping instead of the mean NLL.
 
     Args:
         flow: the flow to train.
         x: (n, p) features, or None.
         y: (n, d) outputs.
-        validation: pair (x, y) that decides when to stop, or (x, y, weights).
-        weights: (n,) weights of the rows: in every epoch n rows are drawn with probabilities proportional to
-            them, whatever the flow's loss is. None to use each row once.
+        validation: pair (x, y), or (x, y, weights), for early stopping.
+        weights: (n,) weights of the rows: in every epoch, n rows are drawn with probabilities proportional to
+            them, whatever the flow's loss. None to use each row once.
         learning_rate: learning rate of Adam.
         batch_size: number of points in a step.
         max_epochs: largest number of epochs; 2 gives a deliberately poor model.
-        patience: training stops after this many epochs without improvement.
+        patience: number of epochs without improvement after which training stops.
         clip: largest norm of the gradient; None for no limit.
-        schedule: makes a learning-rate scheduler of the optimiser; stepped once an epoch.
+        schedule: function that makes a learning-rate scheduler from the optimiser; stepped once per epoch.
         restore_best: whether to restore the weights of the best epoch at the end, instead of keeping the last
             ones.
         seed: seed of the order of the points.
@@ -190,7 +190,7 @@ def _validate(flow: ConditionalFlow, x: Tensor | None, y: Tensor, weights: Tenso
 def _as_validation_rows(
     flow: ConditionalFlow, x: Any, y: Any, weights: Any = None
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Rows and their weights; for a flow with its own loss, rows that are repeated by their weights."""
+    """Rows and their weights; for a flow with its own loss, rows repeated according to their weights."""
     x, y = as_training_rows(flow, x, y, "validation")
     weights = as_weights(weights, len(y))
     if weights is None or not hasattr(flow, "validation_loss"):
@@ -229,7 +229,7 @@ def _epoch(
 
 
 def _rows_at(levels: Tensor, weights: Tensor) -> Tensor:
-    """Indices of the rows at which the share of the weights (n,) up to them reaches the levels (m,)."""
+    """Indices of the rows at which the cumulative share of the weights (n,) reaches the levels (m,)."""
     shares = (weights / weights.sum()).cumsum(0)
     return torch.searchsorted(shares.to(levels.device), levels.double()).clamp(max=len(weights) - 1)
 
@@ -237,7 +237,7 @@ def _rows_at(levels: Tensor, weights: Tensor) -> Tensor:
 def _nll(flow: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
     z, log_abs_det = flow.encode(y, x)
     if bool(torch.isnan(z).any()):
-        return z.sum(-1)  # the training has diverged, and its log says so
+        return z.sum(-1)  # the training has diverged, as its log states
     return -(flow.base.given(x).log_prob(z) + log_abs_det)
 
 
@@ -247,7 +247,7 @@ def _batches(x: Tensor | None, y: Tensor, size: int) -> Iterator[tuple[Tensor | 
 
 
 def adam(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Adam:
-    """Adam, with a step in one kernel where the device has it: small flows wait for little else."""
+    """Adam, fused into one kernel where supported, because its steps dominate the time of small flows."""
     parameters = list(parameters)
     fused = all(values.device.type in _FUSED and values.is_floating_point() for values in parameters)
     return torch.optim.Adam(parameters, lr=learning_rate, fused=fused or None)

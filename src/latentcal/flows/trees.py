@@ -14,7 +14,7 @@ from .._internal.numerics import check_indices, check_shapes
 from .._internal.smoothers import Smoother
 from .._internal.validate import check_features
 
-_PAIRS = 1 << 17  # of rows and trees that are followed at a time
+_PAIRS = 1 << 17  # pairs of rows and trees processed at a time
 
 
 class TreeEnsemble(Smoother):
@@ -22,14 +22,14 @@ class TreeEnsemble(Smoother):
 
     .. math:: \hat t_k(x) = c_k + \sum_{j} v_{j,k}\big(\mathrm{leaf}_j(x)\big)
 
-    A row goes to the left child of a node if its feature is at most the threshold, else to the right one; a
-    leaf is its own child on both sides. Predictions equal those of the original scikit-learn model, up to
-    rounding.
+    A row goes to the left child of a node if its feature is at most the threshold, otherwise to the right
+    child; a leaf is its own child on both sides. Predictions equal those of the original scikit-learn model
+    up to rounding.
 
     Args:
         feature: (m,) feature of each node, int32.
         threshold: (m,) float64 or float32.
-        left: (m,) left child, int32; later than its parent.
+        left: (m,) left child, int32, with a larger index than its parent.
         right: (m,) right child, int32.
         value: (m, c) values that a leaf adds to c consecutive outputs, float64 or float32.
         root: (j,) first node of each tree, int32.
@@ -80,12 +80,12 @@ class TreeEnsemble(Smoother):
             ("target", target, len(root), len(level) - value.shape[1] + 1),
         ):
             check_indices(name, numbers, count, size, torch.int32)
-        # Whoever goes down passes later and later nodes, so every path ends, whatever a file says.
+        # Indices increase along every path, so every path ends, whatever the file contains.
         own = torch.arange(nodes, dtype=left.dtype, device=left.device)
         leaf = (left == own) & (right == own)
         if not bool((leaf | ((left > own) & (right > own))).all()):
             raise ValueError(
-                "The children of a node must come later than the node; those of a leaf are itself."
+                "The children of a node must come after the node, and a leaf must be its own child."
             )
         self.features, self.single = features, bool(single)
         tensors = {"feature": feature, "threshold": threshold, "left": left, "right": right}
@@ -100,7 +100,7 @@ class TreeEnsemble(Smoother):
 
     @classmethod
     def from_sklearn(cls, *models: Any) -> TreeEnsemble:
-        """The trees of a fitted forest, or of gradient boosting.
+        """The trees of a fitted forest or of gradient boosting.
 
         Args:
             models: one ``RandomForestRegressor`` or ``ExtraTreesRegressor`` for all outputs, or one
@@ -180,7 +180,7 @@ class TreeEnsemble(Smoother):
         return len(self.level)
 
     def of_columns(self, columns: Tensor, features: int) -> TreeEnsemble:
-        """The same trees for a larger table, with the numbers (p,) of the columns to use."""
+        """The same trees for a larger table, given the indices (p,) of the columns to use."""
         feature = columns[self.feature.long()].to(torch.int32)
         arrays = (self.threshold, self.left, self.right, self.value, self.root, self.target, self.level)
         return TreeEnsemble(feature, *arrays, features, self.single)
@@ -191,7 +191,7 @@ class TreeEnsemble(Smoother):
         rows = rows.to(torch.float32 if self.single else torch.float64)
         children = torch.stack([self.left, self.right], 1).reshape(-1)
         width = self.value.shape[1]
-        # Which answers each tree adds to: a sum over trees is a product with this.
+        # Outputs that each tree adds to: a sum over trees is a product with this matrix.
         adds = self.target[:, None] == torch.arange(self.answers - width + 1, device=rows.device)
         parts = []
         for part in rows.split(rows_at_a_time(max(len(self.root), self.features), _PAIRS)):
@@ -222,13 +222,13 @@ def _widen(values: Tensor) -> Tensor:
 
 
 def _narrow(values: Tensor) -> Tensor:
-    """The values in float32, unless that changes one by more than 1e-7 of itself: half the size in files."""
+    """The values in float32, which halves files, unless that changes one by more than 1e-7 of itself."""
     short = values.to(torch.float32)
     return short if torch.allclose(short.to(values), values, rtol=1e-7, atol=0.0) else values
 
 
 def _round_down(threshold: Tensor) -> Tensor:
-    """The largest float32 up to each threshold: a feature that is one itself goes the same way."""
+    """The largest float32 up to each threshold, so that float32 features take the same path."""
     largest = torch.finfo(torch.float32).max
     short = threshold.clamp(-largest, largest).to(torch.float32)
     below = torch.nextafter(short, torch.full_like(short, -largest))

@@ -1,4 +1,4 @@
-"""Triangular maps, where latent i depends on x and outputs 1 to i, and their means."""
+"""Triangular maps, in which latent i depends on x and outputs 1 to i, and their means."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .._internal.chunks import rows_at_a_time
 from .._internal.validate import check_features
 from ..flow import ConditionalFlow
 
-_STEPS = 120  # of the root search, at most; a handful is enough where the maps are smooth
-_NUMBERS = 128  # that are held for a point and a map
+_STEPS = 120  # most steps of the root search; a few are enough for smooth maps
+_NUMBERS = 128  # numbers held for each point and map
 
 
 class Increasing(Protocol):
@@ -32,7 +32,7 @@ class Triangle(Protocol):
     """m triangular maps at features x, whose leading dims are the last ones of y."""
 
     weights: Tensor
-    """(m,), of sum 1."""
+    """(m,) weights that sum to 1."""
 
     def every(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Latents and the logarithms of the slopes, (..., d) -> (m, ..., d)."""
@@ -42,13 +42,13 @@ class Triangle(Protocol):
 
 
 class TriangularFlow(ConditionalFlow):
-    r"""A flow that is the weighted mean of triangular maps, which is such a map again.
+    r"""A flow that is the weighted mean of triangular maps, which is again a triangular map.
 
     .. math:: z_i = \sum_m w_m\, \tau_m\big(y_i;\, y_{<i}, x\big), \qquad
               \log|\det| = \sum_i \log \sum_m w_m \frac{\partial \tau_m}{\partial y_i}
 
-    Each :math:`\tau_m` increases in :math:`y_i`, so the mean does, and it is a bijection. A subclass
-    implements ``triangle``. Decoding finds the coordinates one after the other; each lies between the
+    Each :math:`\tau_m` increases in :math:`y_i`, so the mean also increases and is a bijection. A subclass
+    implements ``triangle``. Decoding computes the coordinates one after the other; each lies between the
     smallest and the largest inverse of the maps.
     """
 
@@ -73,7 +73,7 @@ class TriangularFlow(ConditionalFlow):
         triangle = self.triangle(x)
         if len(shape) == len(lead):
             return _decode(triangle, z)
-        # Points at the same x share what is computed from it.
+        # Points at the same x share the computations that depend only on x.
         draws = z.reshape(-1, *lead, z.shape[-1])
         size = rows_at_a_time(len(triangle.weights) * max(1, math.prod(lead)) * _NUMBERS)
         return torch.cat([_decode(triangle, part) for part in draws.split(size)]).reshape(z.shape)
@@ -191,12 +191,12 @@ def _mean(weights: Tensor, z: Tensor, log_slope: Tensor) -> tuple[Tensor, Tensor
 
 def _decode(triangle: Triangle, z: Tensor) -> Tensor:
     y = torch.zeros_like(z)
-    for i in range(z.shape[-1]):  # whose map depends on those before it
+    for i in range(z.shape[-1]):  # its map depends on the coordinates before it
         maps, goal = triangle.one(i, y), z[..., i : i + 1]
         with torch.no_grad():
             value = _solve(maps, triangle.weights, goal)
         if torch.is_grad_enabled():
-            # A Newton step from the solution: its value is 0, its derivative that of the implicit function.
+            # A Newton step from the solution has value 0 and the derivative of the implicit function.
             reached, log_slope = _mean(triangle.weights, *maps.call_and_ladj(value))
             value = value - (reached - goal) * torch.exp(-log_slope.detach())
         y = torch.cat([y[..., :i], value, y[..., i + 1 :]], -1)
@@ -204,13 +204,13 @@ def _decode(triangle: Triangle, z: Tensor) -> Tensor:
 
 
 def _solve(maps: Increasing, weights: Tensor, z: Tensor) -> Tensor:
-    """Where the mean of increasing maps is z: Newton steps, and halves where these do not help."""
+    """Points where the mean of increasing maps is z, by Newton steps with bisection as a fallback."""
     answers = maps.inv(z)
     if len(weights) == 1:
         return answers[0]
     low, high = answers.amin(0), answers.amax(0)
     y = (answers * weights.reshape(-1, *[1] * z.dim())).sum(0)
-    # Sums of slopes and steps round by more than the last digit: a tighter goal might never be met.
+    # Sums of slopes and steps round by more than the last digit: a tighter tolerance might never be met.
     tolerance = 64 * torch.finfo(z.dtype).eps * (1 + z.abs())
     before = torch.full_like(z, math.inf)
     for _ in range(_STEPS):
@@ -223,5 +223,5 @@ def _solve(maps: Increasing, weights: Tensor, z: Tensor) -> Tensor:
         step = y - residual * torch.exp(-log_slope)
         is_good = (step > low) & (step < high) & (residual.abs() < before / 2)
         step = torch.where(is_good, step, (low + high) / 2)
-        y, before = torch.where(is_found, y, step), residual.abs()  # what is found stays
+        y, before = torch.where(is_found, y, step), residual.abs()  # solutions stay fixed
     return y

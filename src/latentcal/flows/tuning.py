@@ -54,7 +54,7 @@ class Tuning:
         log: its training.
         table: DataFrame with a row for each combination, best first: the parameters, the best validation
             ``nll``, ``epochs``, ``seconds``, ``state`` (complete, pruned, diverged or not trained) and why
-            training ``stopped``. The NLL of flow matching is known only where training was complete.
+            training ``stopped``. The NLL of flow matching is known only for complete trainings.
     """
 
     flow: ConditionalFlow
@@ -92,11 +92,11 @@ def tune_flow(
     progress: bool = False,
     **training: Any,
 ) -> Tuning:
-    """Train a flow with every combination of a grid and keep the one with the lowest validation NLL.
+    """The flow with the lowest validation NLL among those trained with every combination of a grid.
 
     Every training starts from the same seed, whatever the order. Diverged trainings are listed in the table.
     An interrupt (Ctrl-C) ends the search with the results so far; with a ``storage`` the same call resumes
-    from there, even after a crash, without repeating a training. Several processes may share a storage.
+    the search, even after a crash, without repeating a training. Several processes may share a storage.
 
     From epoch 50 on, pruning compares the validation losses of trainings at the same epoch and ends those in
     the worst quarter. It halves the time, but occasionally ends a slow training that would have won.
@@ -109,8 +109,8 @@ def tune_flow(
         grid: values to try, by the names of parameters of ``make_flow`` or ``train_flow``.
             ``GRIDS[make_flow]`` if None.
         storage: folder for trials (an optuna study in SQLite) and weights; None keeps nothing.
-        name: name of ``make_flow`` in the storage; its own if None. A lambda or a local function has no
-            unique name, so it needs one with a storage; change it when the function changes.
+        name: name of ``make_flow`` in the storage; its own if None. Required with a storage for a lambda or a
+            local function, which has no unique name; change the name when the function changes.
         pruner: optuna's rule for ending a training early; ``optuna.pruners.NopPruner()`` to turn it off.
         seed: seed of the weights, the order of the points and the order of the trials.
         progress: show a progress bar.
@@ -120,7 +120,7 @@ def tune_flow(
         The best flow with its parameters and log, and the table of all combinations.
 
     Raises:
-        ValueError: if the storage was started with another flow, grid, seed, other data or other arguments.
+        ValueError: if the storage was started with another flow, grid or seed, other data or other arguments.
             Functions are compared by name; partial functions and modules also by their arguments.
         RuntimeError: if no training succeeded.
     """
@@ -129,15 +129,15 @@ def tune_flow(
     x, y = as_rows(x, y, part="training")
     validation = as_rows(*validation, outputs=y.shape[1], part="validation")
     task = _Task(make_flow, x, y, validation, seed, training)
-    task.flow({name: values[0] for name, values in grid.items()})  # raises for sizes that it does not take
+    task.flow({name: values[0] for name, values in grid.items()})  # raises for invalid sizes
     settings = {"flow": _describe(make_flow) if name is None else name, "grid": grid, **task.settings()}
     if name is None and storage is not None and "<" in _name_of(make_flow):
         raise ValueError(
-            f"{_name_of(make_flow)} has no name to identify its trials by. Pass one: tune_flow(..., "
+            f"{_name_of(make_flow)} has no unique name to identify its trials. Pass one: tune_flow(..., "
             "name=...)."
         )
     if pruner is None:
-        # On real data the median instead of the worst quarter lost the best combination in half of the runs.
+        # Pruning at the median instead of the worst quarter lost the best combination in half of real runs.
         pruner = optuna.pruners.PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=50)
     with open_storage(storage) as (folder, database):
         study = optuna.create_study(
@@ -165,7 +165,7 @@ def tune_flow(
 
 @dataclass(frozen=True)
 class _Task:
-    """A training that waits for its parameters."""
+    """A training, given its parameters later."""
 
     make_flow: Callable[..., ConditionalFlow]
     x: Tensor | None
@@ -181,7 +181,7 @@ class _Task:
             return self.make_flow(self.y.shape[-1], features, **sizes)
 
     def train(self, params: Mapping[str, Any], stop: Stop) -> tuple[ConditionalFlow, TrainingLog, float]:
-        """The flow, its log and its validation NLL, NaN where there is none; ``stop`` may end it early."""
+        """The flow, its log and its validation NLL (NaN if there is none); ``stop`` may end it early."""
         flow = self.flow(params)
         options = self.training | {name: params[name] for name in _OF_TRAINING if name in params}
         with _seed_torch(self.seed), warnings.catch_warnings():
@@ -195,14 +195,14 @@ class _Task:
         if not hasattr(flow, "validation_loss"):
             return log.best_loss
         if log.stopped.startswith(("stopped", "diverged", "interrupted")):
-            return math.nan  # never chosen, so not worth the solving of its equations
+            return math.nan  # never chosen, so its equations need not be solved
         try:
             return mean_nll(flow, *as_training_rows(flow, *self.validation, "validation"))
         except ArithmeticError:  # the solver of an ordinary differential equation gave up
             return math.nan
 
     def settings(self) -> dict[str, Any]:
-        """What else than flow and grid must be the same for trials to belong together."""
+        """Settings other than flow and grid that must be equal for trials to belong together."""
         digest = hashlib.sha256()
         for values in (self.x, self.y, *self.validation):
             if values is not None:
@@ -220,14 +220,14 @@ def _check_grid(
     if grid is None:
         if make_flow not in GRIDS:
             known = ", ".join(flow.__qualname__ for flow in GRIDS)
-            raise ValueError(f"No default grid for {_name_of(make_flow)}, only for {known}. Pass one.")
+            raise ValueError(f"No default grid for {_name_of(make_flow)}, only for {known}. Pass grid=.")
         grid = GRIDS[make_flow]
     unknown = sorted(set(training) - set(_OF_TRAINING))
     if unknown:
         raise TypeError(f"{unknown} are not accepted; arguments of train_flow are {_OF_TRAINING}.")
     twice = sorted(set(training) & set(grid))
     if twice:
-        raise ValueError(f"{twice} are both in the grid and arguments; leave one of the two out.")
+        raise ValueError(f"{twice} are both in the grid and in the arguments; drop one of the two.")
     checked = {name: list(values) for name, values in grid.items()}
     for name, values in checked.items():
         wrong = [value for value in values if not isinstance(value, (bool, int, float, str, type(None)))]
@@ -239,7 +239,7 @@ def _check_grid(
 
 
 def _describe(value: Any) -> Any:
-    """A value as JSON can hold it: functions by name, partial ones and modules by their settings as well."""
+    """A value for JSON: functions by name, partial functions and modules also by their settings."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, functools.partial):
@@ -270,7 +270,7 @@ def _name_of(value: Any) -> str:
 
 @contextmanager
 def _seed_torch(seed: int) -> Iterator[None]:
-    """Torch's own randomness from a seed inside the block, and as it was afterwards."""
+    """Seed torch's global generator inside the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

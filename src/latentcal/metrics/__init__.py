@@ -1,4 +1,4 @@
-"""Pure functions of tensors: is a sample of PIT values uniform, and how good is a predictive sample?"""
+"""Pure functions of tensors: uniformity of PIT values, and scores of predictive samples."""
 
 from typing import TYPE_CHECKING
 

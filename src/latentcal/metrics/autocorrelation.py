@@ -1,4 +1,4 @@
-"""Tests of PIT values in time order: do they depend on each other, or drift?"""
+"""Tests of PIT values in time order for dependence and drift."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._internal.validate import as_whole, check_numbers
 
 DRIFT_LEVEL = 0.01
 """p-value of :func:`drift_test` below which rows are declared to drift."""
-_INSEPARABLE = 0.9  # first autocorrelation, of either sign, beyond which drift and dependence look alike
+_INSEPARABLE = 0.9  # absolute first autocorrelation beyond which drift and dependence are indistinguishable
 FEWEST_NEIGHBOURS = 20
 """Fewest rows for :func:`neighbour_test`."""
 MOST_NEIGHBOURS = 50_000
@@ -23,11 +23,11 @@ _MOST_COORDINATES = 16
 
 
 class AutocorrelationTest(NamedTuple):
-    """Test of whether PIT values depend on earlier ones, with the effective number of independent ones.
+    """Result of a test of whether PIT values depend on earlier ones, with the effective number of rows.
 
     Attributes:
         statistic: Ljung-Box statistic of the level, or of the spread if that is larger.
-        p_value: upper bound on the probability that independent values reach it in either.
+        p_value: upper bound on the probability that independent values reach it in level or spread.
         level: p-value of the level: large values follow large ones.
         spread: p-value of the spread: extreme values, on either side, follow extreme ones.
         effective_n: n divided by the larger of the two autocorrelation times.
@@ -49,14 +49,14 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
               \quad s = 1 + \frac{2 K}{n}, \qquad
               \tau = 1 + 2 \sum_{k < k_0} \hat\rho_k, \qquad n_\text{eff} = n / \tau
 
-    with :math:`\hat\rho_k` the autocorrelations of the normal scores :math:`\Phi^{-1}(\text{rank} / (n + 1))`
-    of u (level) and of :math:`|u - \tfrac12|` (spread, as in clusters of volatility). With ranks, the level
-    of the test does not depend on the law of u, so a model that is not calibrated can be tested too. The
-    p-value is twice the smaller of the two. :math:`k_0` is the first lag whose autocorrelation is within its
-    noise, :math:`2 / \sqrt n`; for independent values it is mostly 1.
+    Here :math:`\hat\rho_k` are the autocorrelations of the normal scores :math:`\Phi^{-1}(\text{rank} / (n +
+    1))` of u (level) and of :math:`|u - \tfrac12|` (spread, as in volatility clusters). Because of the ranks,
+    the level of the test does not depend on the law of u, so a model that is not calibrated can also be
+    tested. The p-value is twice the smaller of the two. :math:`k_0` is the first lag whose autocorrelation is
+    within its noise, :math:`2 / \sqrt n`; for independent values it is mostly 1.
 
-    The factor s accounts for the larger spread of Q at small n. Measured on 1e5 independent samples of n = 30
-    to 500, one of the two p-values is below 0.05 in 4.4 to 5 % of them, and below 0.001 in 0.1 to 0.2 %.
+    The factor s accounts for the larger spread of Q at small n. Among 1e5 independent samples of n = 30 to
+    500, one of the two p-values is below 0.05 in 4.4 to 5 %, and below 0.001 in 0.1 to 0.2 %.
 
     Args:
         u: (n,) PIT values in time order, n >= 10; numpy arrays are accepted.
@@ -94,11 +94,11 @@ def autocorrelation_test(u: Tensor, lags: int | None = None) -> AutocorrelationT
 
 
 class DriftTest(NamedTuple):
-    """Test of whether the distribution of PIT values changes along the rows; print it for a description.
+    """Result of a test of whether the law of PIT values changes along the rows; print it for a description.
 
     Attributes:
         statistic: the larger of the two CUSUM statistics.
-        p_value: upper bound on the probability that values with a constant law reach it in either.
+        p_value: upper bound on the probability that values with a constant law reach it in level or spread.
         level: p-value of the level: values become larger or smaller.
         spread: p-value of the spread: values move towards the ends or away from them.
         first: first autocorrelation of the level or of the spread, the one of larger absolute value.
@@ -133,15 +133,15 @@ def drift_test(u: Tensor) -> DriftTest:
     .. math:: T = \max_t \frac{1}{\hat\sigma \sqrt n} \Big| \sum_{i \le t} (s_i - \bar s) \Big|
               \;\approx\; \sup_t |B(t)|,
 
-    B a Brownian bridge, with s the normal scores of u (level) and of :math:`|u - \tfrac12|` (spread) and
-    :math:`\hat\sigma^2` their long-run variance (Bartlett weights, with the bandwidth of Andrews for an
-    autoregression of order 1). Values that depend on their neighbours but have a constant law do not count as
-    drift. The p-value is twice the smaller of the two.
+    Here B is a Brownian bridge, s are the normal scores of u (level) and of :math:`|u - \tfrac12|` (spread),
+    and :math:`\hat\sigma^2` is their long-run variance (Bartlett weights, with the bandwidth of Andrews for
+    an autoregression of order 1). Values that depend on their neighbours but have a constant law do not count
+    as drift. The p-value is twice the smaller of the two.
 
     A large drift makes neighbours similar, which the long-run variance counts as dependence, so the p-value
-    then grows with the drift. The test is *undecided* if the first autocorrelation of level or spread is
-    above 0.9 in absolute value, or if it is above its noise, :math:`2 / \sqrt n`, and even the same values in
-    ascending order, the largest possible drift, would not be rejected at 1 %.
+    then increases with the drift. The test is *undecided* if the first autocorrelation of level or spread
+    exceeds 0.9 in absolute value, or if it exceeds its noise, :math:`2 / \sqrt n`, and even the same values
+    in ascending order, the largest possible drift, would not be rejected at 1 %.
 
     Args:
         u: (n,) PIT values in time order, n >= 10; numpy arrays are accepted.
@@ -178,7 +178,7 @@ def drift_test(u: Tensor) -> DriftTest:
 
 
 class NeighbourTest(NamedTuple):
-    """Test of whether rows depend on neighbouring rows.
+    """Result of a test of whether rows depend on neighbouring rows.
 
     Attributes:
         p_value: upper bound on the probability that independent rows look as dependent in any of the series.
@@ -195,10 +195,10 @@ def neighbour_test(u: Tensor, z: Tensor | None = None) -> NeighbourTest:
     .. math:: p = \min\bigl(1, (m + 2) \min(p_\text{level}(u), p_\text{spread}(u), p_\text{level}(z_1), \dots,
               p_\text{level}(z_m))\bigr)
 
-    with the p-values of :func:`autocorrelation_test` at two lags and Bonferroni's factor. Only the ranks of
-    the rows matter, so heavy tails and miscalibration have no effect. Values that are equal in single
-    precision are ranked at random, with a fixed seed, so that atoms do not look like dependence. The spread
-    of a coordinate is not tested, because it depends on x if the law of the radius does.
+    The p-values are those of :func:`autocorrelation_test` at two lags, with Bonferroni's factor. Only the
+    ranks of the rows matter, so heavy tails and miscalibration have no effect. Values that are equal in
+    single precision are ranked at random, with a fixed seed, so that atoms are not mistaken for dependence.
+    The spread of a coordinate is not tested, because it depends on x if the law of the radius does.
 
     Rows that are sorted by a feature look dependent only if the error of the model depends on that feature:
     the latents of a calibrated model are independent of x.
@@ -290,7 +290,7 @@ def _normal_scores(values: Tensor) -> Tensor:
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Ranks of each column as shares of n + 1, (n, m) -> (n, m); ties in a random order, always the same."""
+    """Ranks of each column divided by n + 1, (n, m) -> (n, m); ties in a fixed random order."""
     n, m = values.shape
     generator = torch.Generator().manual_seed(0)
     ranks = torch.empty(n, m, dtype=torch.float64)

@@ -15,8 +15,8 @@ from .._internal.validate import as_floating, as_number, as_whole, check_finite,
 
 Number = TypeVar("Number", float, Tensor)
 
-_BLOCKS = 8  # of samples whose distances from each other are summed
-# Numbers an intermediate result may hold. Samples and observations are worked through in parts of this size.
+_BLOCKS = 8  # blocks of samples between which distances are summed
+# Size of intermediate results. Samples and observations are processed in parts of this size.
 
 
 def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
@@ -60,7 +60,7 @@ def energy_score(samples: Tensor, y: Tensor, other: Tensor | None = None) -> Ten
     if bool((unit != 1).any()):
         y, samples, other = y / unit, samples / unit, other / unit
     sortable = d == 1 and other is samples
-    # Sorting keeps to the cache: temporary arrays beyond it take longer than the sort.
+    # Sort in chunks that fit into the cache: larger temporary arrays take longer than the sort.
     held = (2 * s, 4 * CACHE) if sortable else ((s + s_other) * d + s * s_other, MEMORY)
     width = rows_at_a_time(*held)
     height = rows_at_a_time(width * s_other, MEMORY)
@@ -124,12 +124,12 @@ def variogram_score(samples: Tensor, y: Tensor, order: float = 0.5, weights: Ten
     scores = []
     for seen, drawn, size in zip(y.split(width), samples.split(width, 1), unit.split(width), strict=True):
         score = torch.zeros_like(seen[:, 0])
-        # One output against those after it: no pair twice, and never |0|^q, whose slope is infinite.
+        # One output against those after it: no pair is repeated, and |0|^q, of infinite slope, is avoided.
         for i in range(d - 1):
             observed = (seen[:, i + 1 :] - seen[:, i : i + 1]).abs() ** order
             expected = ((drawn[..., i + 1 :] - drawn[..., i : i + 1]).abs() ** order).mean(0)
             score = score + (observed - expected) ** 2 @ (weights[i, i + 1 :] + weights[i + 1 :, i])
-        # A score of 0 stays 0 where its unit overflows.
+        # A score of 0 stays 0 if its unit overflows.
         scores.append(torch.where(score == 0, score, score * size[:, 0] ** (2 * order)))
     return torch.cat(scores).reshape(batch) if scores else y.new_zeros(batch)
 
@@ -173,18 +173,18 @@ def relative_score(score: Number, base: Number) -> Number:
 
 
 def _number(value: Any, name: str) -> Any:
-    """A number as it is, anything else as a floating tensor without NaN."""
+    """A number unchanged; anything else as a floating-point tensor without NaN."""
     if isinstance(value, numbers.Real):
         return as_number(value, name)
     return check_numbers(as_floating(to_tensor(value, name)), name)
 
 
 def _units(y: Tensor, *samples: Tensor) -> Tensor:
-    """A unit (n, 1) for each row, in which squares neither overflow nor vanish; 1 for ordinary sizes."""
+    """A unit (n, 1) for each row in which squares neither overflow nor underflow; 1 for ordinary sizes."""
     if not y.numel():
         return y.new_ones(y.shape[0], 1)
     parts = [part.detach() for part in (y[None], *samples)]
-    # Most often y tells already that its row is ordinary: then only the extremes of all samples are needed.
+    # Usually y already shows that its row is ordinary; then only the extremes of all samples are needed.
     size = parts[0].abs().amax((0, 2))
     extremes = torch.stack([end.abs() for part in parts[1:] for end in torch.aminmax(part)])
     if bool((size > 1e-10).all()) and bool((size < 1e10).all()) and bool((extremes < 1e10).all()):
@@ -203,7 +203,7 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
 
 def _sum_of_distances(values: Tensor) -> Tensor:
     """Sum of |a - b| over all ordered pairs of the values of each row, (n, s) -> (n,)."""
-    # The gap between the k-th and the next value lies between k (s - k) pairs; a sum of gaps cannot cancel.
+    # The gap after the k-th value separates k (s - k) pairs; a sum of gaps has no cancellation.
     below = torch.arange(1, values.shape[1], dtype=values.dtype, device=values.device)
     return 2 * ascending(values).diff(dim=1) @ (below * (values.shape[1] - below))
 
@@ -211,7 +211,7 @@ def _sum_of_distances(values: Tensor) -> Tensor:
 def _sum_of_distances_between(left: Tensor, right: Tensor, height: int, same: bool) -> Tensor:
     """Sums of |a - b| over all pairs, (n, s, d), (n, t, d) -> (n,), ``height`` of s at a time.
 
-    Where left and right are the same, pairs of different blocks are measured once and count twice.
+    If left and right are the same, pairs of different blocks are computed once and counted twice.
     """
     if not same:
         return torch.stack([_distances(rows, right).sum((1, 2)) for rows in left.split(height, 1)]).sum(0)
@@ -223,7 +223,7 @@ def _sum_of_distances_between(left: Tensor, right: Tensor, height: int, same: bo
 
 
 def _match(samples: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Both as tensors of one floating dtype, after a check that samples (s, ..., d) go with y (..., d)."""
+    """Both as tensors of one floating dtype; raises unless samples (s, ..., d) match y (..., d)."""
     samples, y = to_tensor(samples, "samples"), to_tensor(y, "y")
     if y.ndim == 0 or samples.ndim != y.ndim + 1 or samples.shape[1:] != y.shape or samples.shape[0] == 0:
         raise ValueError(

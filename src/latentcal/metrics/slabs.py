@@ -13,8 +13,8 @@ from .._internal.chunks import CACHE, rows_at_a_time
 from .._internal.numerics import to_tensor
 from .._internal.validate import as_share, as_whole, check_finite
 
-_SELECTION = 10_000  # rows at most among which slabs are chosen
-_FEWEST = 10  # rows that a slab holds at least where it is chosen
+_SELECTION = 10_000  # most rows to choose slabs on
+_FEWEST = 10  # fewest rows in a slab when it is chosen
 _FEWEST_ROWS = 40
 
 
@@ -73,21 +73,21 @@ def worst_slab_coverage(
     .. math:: \min_{v,\, a \le b} P(\text{covered} \mid a \le v^\top x \le b)
               \quad \text{with} \quad P(a \le v^\top x \le b) \ge \text{share}
 
-    over every coordinate axis and ``directions`` random v (Gaussian in standardised features), with a and b
-    among the quantiles of :math:`v^\top x`. The slab is chosen on a random half of the rows (at most 10,000)
-    and its coverage measured on the others, so that the measurement is unbiased and its binomial
-    interval exact for independent rows, however many slabs were tried.
+    The search covers every coordinate axis and ``directions`` random v (Gaussian in standardised features),
+    with a and b among the quantiles of :math:`v^\top x`. The slab is chosen on a random half of the rows (at
+    most 10,000) and its coverage is measured on the others, so that the measurement is unbiased and its
+    binomial interval is exact for independent rows, however many slabs were tried.
 
     Args:
         x: (n, p) features.
         covered: (n,) whether the region of each row contains its y, for any kind of region.
         share: smallest share of the rows in a slab, 0 < share < 1.
-        directions: random directions besides the axes; none are drawn for p = 1.
+        directions: number of random directions in addition to the axes; none are drawn for p = 1.
         confidence: confidence of the intervals.
         generator: source of randomness.
 
     Raises:
-        ValueError: for other shapes, NaN, fewer than 40 rows, or features that are all constant.
+        ValueError: for invalid shapes, NaN, fewer than 40 rows, or if all features are constant.
 
     Examples:
         >>> x = torch.linspace(0, 1, 2000)[:, None]
@@ -162,20 +162,20 @@ def _directions(x: Tensor, count: int, generator: torch.Generator | None) -> Ten
 def _extreme_slabs(along: Tensor, covered: Tensor, fewest: int) -> list[tuple[int, float, float, float]]:
     """(direction, a, b, coverage) of the lowest and the highest coverage; along (n, k), covered (n,)."""
     n, k = along.shape
-    # Ten edges a smallest slab: finer ones would gain less than they cost.
+    # Ten edges per smallest slab: finer edges would gain less than they cost.
     edges = min(n, max(100, min(400, 10 * n // fewest)))
     at = torch.linspace(0, n - 1, edges, device=along.device).round().long()
     best: list[tuple[float, tuple[int, float, float, float]]] = [(math.inf, (0, 0.0, 0.0, 0.0))] * 2
     for first in range(0, k, step := rows_at_a_time(edges * edges + n, 8 * CACHE)):
         values, order = along[:, first : first + step].T.contiguous().sort(dim=1)
         total = torch.nn.functional.pad(covered[order].to(torch.float64).cumsum(1), (1, 0))
-        # Equal values are inside together: a slab starts at the first of them and ends after the last.
+        # Equal values belong together: a slab starts at the first of them and ends after the last.
         start = torch.searchsorted(values, values[:, at].contiguous())
         end = torch.searchsorted(values, values[:, at].contiguous(), right=True)
         count = end[:, None, :] - start[:, :, None]
         share = (total.gather(1, end)[:, None, :] - total.gather(1, start)[:, :, None]) / count
         for side, sign in enumerate((1, -1)):
-            # Of slabs with equal coverage the largest, which is measured best.
+            # Of slabs with equal coverage, take the largest, which is measured best.
             score = (sign * share - 1e-12 * count).masked_fill(count < fewest, math.inf)
             lowest = float(score.min())
             if lowest < best[side][0]:

@@ -1,4 +1,4 @@
-"""Distance of PIT values from uniform: errors, curves with bands, tests."""
+"""Distance of PIT values from the uniform law: errors, curves with bands, tests."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class UniformityTest(NamedTuple):
 class ReliabilityCurve:
     """Observed frequency of u <= level, with bands for n uniform values.
 
-    Each band is a consistency band: it surrounds the diagonal and shows where the curve of a calibrated model
-    would lie. The pointwise band holds at each level with probability at least ``confidence`` (binomial), the
-    simultaneous one at all levels at once with exactly that probability (Kolmogorov-Smirnov).
+    Both bands are consistency bands: they surround the diagonal and show where the curve of a calibrated
+    model would lie. The pointwise band holds at each level with probability at least ``confidence``
+    (binomial), the simultaneous band at all levels together with exactly that probability
+    (Kolmogorov-Smirnov).
     """
 
     levels: Tensor
@@ -50,7 +51,7 @@ class ReliabilityCurve:
 
 @dataclass(frozen=True, eq=False)
 class PitDensity:
-    """Histogram of PIT values as a density, 1 everywhere when calibrated, with a simultaneous band."""
+    """Histogram of PIT values as a density, 1 if calibrated, with a simultaneous band."""
 
     edges: Tensor
     """(k + 1,) ends of the bins."""
@@ -123,7 +124,7 @@ def reliability_curve(
               n \hat F(\alpha) \sim \mathrm{Bin}(n, \alpha), \qquad
               \sup_\alpha |\hat F(\alpha) - \alpha| \sim \mathrm{KS}_n
 
-    when the model is calibrated; the bands are quantiles of these two laws.
+    The laws hold if the model is calibrated; the bands are quantiles of the last two.
 
     Args:
         u: PIT values in [0, 1], any shape (flattened); numpy arrays are accepted.
@@ -131,7 +132,7 @@ def reliability_curve(
         confidence: probability that a calibrated model stays inside a band.
 
     Raises:
-        ValueError: where u is empty, NaN or outside [0, 1].
+        ValueError: if u is empty, NaN or outside [0, 1].
 
     Examples:
         >>> curve = reliability_curve(torch.linspace(0.005, 0.995, 100) ** 2, levels=[0.25, 0.5])
@@ -168,7 +169,7 @@ def reliability_curve(
 def pit_density(u: Tensor, bins: int = 20, confidence: float = 0.95) -> PitDensity:
     r"""Histogram of PIT values on equal bins, with a band for the bins of a calibrated model.
 
-    Each count is :math:`\mathrm{Bin}(n, 1/\text{bins})` under uniformity; the band's tails are shared out
+    Each count is :math:`\mathrm{Bin}(n, 1/\text{bins})` under uniformity; the tail probability is divided
     among the bins (Bonferroni), so that all of them lie inside with probability at least ``confidence``.
 
     Args:
@@ -217,7 +218,7 @@ def uniformity_test(u: Tensor, statistic: Statistic = "ks") -> UniformityTest:
         statistic: ``"ks"``, ``"cvm"`` or ``"ad"``.
 
     Raises:
-        ValueError: where u is empty, NaN or outside [0, 1], or the statistic is unknown.
+        ValueError: if u is empty, NaN or outside [0, 1], or the statistic is unknown.
 
     Examples:
         >>> test = uniformity_test(torch.tensor([0.7, 0.8, 0.9, 0.95, 0.99]))
@@ -274,11 +275,11 @@ def _quadratic_sf(x: float, factor: float, offset: int) -> float:
 
     Every term is relatively accurate, so small p-values are as well.
     """
-    if math.isnan(x):  # max and min below would make it a p-value of 0
+    if math.isnan(x):  # max and min below would return a p-value of 0
         raise ValueError("The statistic is NaN, so it has no p-value.")
     if x <= 2e-3:  # both laws have less than 1e-15 of their mass below
         return 1.0
-    # Both ends of each integral are inverse square roots: in the angle of t they are smooth.
+    # The integrand has inverse square roots at both ends, which are smooth in the angle of t.
     nodes, terms = 200, 2 + math.ceil(math.sqrt(1500 / (factor * x)) / 2)
     angle = (torch.arange(nodes, dtype=torch.float64) + 0.5) * (math.pi / nodes)
     part = (1 - torch.cos(angle)) / 2
@@ -293,7 +294,7 @@ def _quadratic_sf(x: float, factor: float, offset: int) -> float:
 
 
 def _sorted_pit(u: Tensor) -> Tensor:
-    """u flattened and sorted in float64, after a check that it can be PIT values."""
+    """u flattened and sorted in float64; raises unless it can be PIT values."""
     u = to_tensor(u, "u").reshape(-1).to(torch.float64)
     if u.numel() == 0:
         raise ValueError("u is empty.")

@@ -1,4 +1,4 @@
-"""Outputs as they are: positive, bounded, counts, single values with mass, censored, missing."""
+"""Outputs that are positive, bounded, counts, censored, missing, or have point masses."""
 
 from typing import TYPE_CHECKING
 

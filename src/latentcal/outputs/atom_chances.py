@@ -1,4 +1,4 @@
-"""The probability of a single value given x: constant, logistic or boosted, whichever holds out best."""
+"""The probability of a single value given x: constant, logistic or boosted, chosen by held-out loss."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..flows.trees import TreeEnsemble
 from ..radius.folds import fold_numbers
 
 _FOLDS = 5
-_PENALTIES = (1e-3, 1e-1, 10.0)  # of standardised weights, beside a sum of log losses
-_FEWEST = 200  # rows, and 20 of either answer, for trees
-_STEEPEST = 2.0  # slope of the recalibration
+_PENALTIES = (1e-3, 1e-1, 10.0)  # on standardised weights, added to a sum of log losses
+_FEWEST = 200  # fewest rows for trees, with at least 20 of each outcome
+_STEEPEST = 2.0  # largest slope of the recalibration
 _Maker = Callable[[Tensor, Tensor], "AtomChance"]
 
 
 class AtomChance(Float64Module):
-    r"""Probability of an event given features, as log odds that were recalibrated by rows held out.
+    r"""Probability of an event given features, as log odds that were recalibrated on held-out rows.
 
     .. math:: \log \frac{p(x)}{1 - p(x)} = a + b\, s(x), \qquad s(x) = c + w^\top x
               \ \text{ or a sum of trees}
@@ -32,9 +32,9 @@ class AtomChance(Float64Module):
     Args:
         weight: w, (p,) float64; zeros for a constant.
         level: c, () float64.
-        slope: b.
-        offset: a.
-        trees: s in place of the line.
+        slope: slope b.
+        offset: offset a.
+        trees: trees that give s instead of the linear function.
     """
 
     weight: Tensor
@@ -54,31 +54,31 @@ class AtomChance(Float64Module):
                 f"weight must be (p,) and level (), got {tuple(weight.shape)} and {level.shape}."
             )
         if trees is not None and (trees.features != len(weight) or trees.answers != 1):
-            raise ValueError(f"The trees must look at {len(weight)} features and have one answer.")
+            raise ValueError(f"trees must take {len(weight)} features and return one number.")
         self.register_buffer("weight", weight)
         self.register_buffer("level", level)
         self.slope, self.offset, self.trees = float(slope), float(offset), trees
 
     @property
     def features(self) -> int:
-        """Number of features p; 0 for a probability that does not look at x."""
+        """Number of features p; 0 if the probability does not depend on x."""
         return len(self.weight)
 
     @classmethod
     def fit(cls, x: Tensor | None, hit: Tensor, *, boosted: bool | None = None, seed: int = 0) -> AtomChance:
-        """The probability of ``hit`` (n,) given x (n, p), by five-fold cross-fitted log loss.
+        """The probability of ``hit`` (n,) given x (n, p), chosen by five-fold cross-fitted log loss.
 
-        A constant, logistic regression with three penalties from the weakest on, and boosted trees (with
-        scikit-learn, at least 200 rows and 20 of either answer) are tried in this order. Out-of-fold log odds
-        are recalibrated by a slope and an offset. Each replaces the one before where its loss is lower by
-        more than two standard errors; the last one chosen is fitted to all rows. With fewer than ten rows of
-        either answer the probability is constant.
+        A constant, logistic regression with three penalties from the weakest up, and boosted trees (with
+        scikit-learn, at least 200 rows and 20 of each outcome) are tried in this order. Out-of-fold log odds
+        are recalibrated by a slope and an offset. A candidate replaces the one before if its loss is lower by
+        more than two standard errors; the final choice is fitted to all rows. With fewer than ten rows of
+        either outcome the probability is constant.
 
         Args:
             x: (n, p) features or None.
             hit: (n,) bool.
-            boosted: whether trees are tried; where possible if None.
-            seed: of the folds and trees.
+            boosted: whether trees are tried; None tries them if possible.
+            seed: seed of the folds and trees.
         """
         hit = hit.to(torch.float64)
         n, share = len(hit), (float(hit.sum()) + 0.5) / (len(hit) + 1)
@@ -90,7 +90,7 @@ class AtomChance(Float64Module):
             return constant
         x = x.to(torch.float64)
         fold = fold_numbers(torch.cat([x, hit[:, None]], 1), _FOLDS, seed=seed)
-        # The log odds that the other folds alone would say, as for the others.
+        # The log odds from the other folds only, as for the other candidates.
         best, loss = constant, _log_loss(_out_of_fold(_fit_constant, x, hit, fold), hit)
         makers: list[_Maker] = [functools.partial(_fit_logistic, penalty=each) for each in _PENALTIES]
         enough = n >= _FEWEST and rare >= 20
@@ -106,7 +106,7 @@ class AtomChance(Float64Module):
         return best
 
     def forward(self, x: Tensor | None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """Log odds, (..., p) -> (...); of ``batch_shape`` where there are no features."""
+        """Log odds, (..., p) -> (...), or of shape ``batch_shape`` without features."""
         if not self.features:
             return (self.offset + self.slope * self.level).expand(batch_shape)
         x = check_features(x, self.features).to(self.weight)
@@ -173,7 +173,7 @@ def _fit_trees(x: Tensor, hit: Tensor, seed: int) -> AtomChance:
 
 
 def _recalibrate(score: Tensor, hit: Tensor) -> tuple[float, float]:
-    """Offset and slope of out-of-fold log odds, as logistic regression on them has it."""
+    """Offset and slope from logistic regression on out-of-fold log odds."""
     scale = score.std().clamp(min=1e-9)
     offset, slope = _newton((score / scale)[:, None], hit, 1e-3).tolist()
     slope = min(max(slope / float(scale), 0.0), _STEEPEST)

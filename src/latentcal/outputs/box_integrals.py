@@ -1,11 +1,11 @@
-r"""How likely is a row of which only bounds are known: a cell of a grid, a censored or a missing output?
+r"""Likelihood of rows with outputs known only within bounds: cells of a grid, censored or missing values.
 
-Bounds say all of it. An output with lower = upper is known, one between -inf and inf is missing, and
+Bounds cover all these cases. An output with lower = upper is known, one between -inf and inf is missing, and
 
 .. math:: L = \int_{l_B}^{u_B} f(y_O, y_B \mid x) \, dy_B
 
-is the likelihood of the row, with O the outputs that are known and B the others. With one output this is a
-difference of distribution functions; else quasi-Monte Carlo with its error.
+is the likelihood of the row, with O the known outputs and B the others. With one output this is a difference
+of distribution functions; with several it is estimated by quasi-Monte Carlo, with a standard error.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..norms import FirstCoordinate
 
 SCRAMBLINGS = 16
 """Independent sets of Sobol points, whose spread gives the error."""
-_DRAWS = 200  # of each row's prediction, that say where to put points
-_NARROW = 0.02  # in the latent, where a difference of probabilities loses digits and four nodes are exact
+_DRAWS = 200  # draws from each row's prediction, which guide the placement of points
+_NARROW = 0.02  # width in latent space below which differences lose digits and four nodes are exact
 _NODES = (0.06943184420297371, 0.33000947820757187, 0.6699905217924281, 0.9305681557970263)
 _WEIGHTS = (0.17392742256872692, 0.32607257743127307, 0.32607257743127307, 0.17392742256872692)
-_SCALE = 0.9  # of the proposal beside that of the draws: its quartiles are further out than a normal law's
+_SCALE = 0.9  # scale of the proposal relative to the draws: its quartiles are wider than a normal law's
 
 
 class Points(NamedTuple):
-    """Points of the boxes of some rows: (m, r, d), the log density that they were drawn with, which rows."""
+    """Points in the boxes of some rows, (m, r, d), their log densities under the proposal, and the rows."""
 
     y: Tensor
     log_q: Tensor
@@ -52,31 +52,33 @@ def interval_likelihood(
     samples: int = 512,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Log-likelihood of rows of which bounds are known, each with the standard error of its estimate.
+    r"""Log-likelihood of rows whose outputs are known within bounds, with the standard error of each.
 
     .. math:: \log \int_{l_B}^{u_B} f(y_O, y_B \mid x) \, dy_B
 
-    An output with lower = upper is known, one between -inf and inf is missing; right-censored at c is
-    (c, inf). It is a density in the known outputs and a probability in the others. Censoring must not
-    depend on y, given x: then this is the likelihood of what was seen, up to a factor that no model changes.
+    An output with lower = upper is known, one between -inf and inf is missing, and one right-censored at c
+    has the bounds (c, inf). The result is a density in the known outputs and a probability in the others. If
+    censoring is independent of y given x, it is the likelihood of the observed data, up to a factor that does
+    not depend on the model.
 
-    One output is exact, up to rounding: a difference of distribution functions, or Gauss points in a cell so
-    narrow that the difference loses digits. Several are integrated by importance sampling with scrambled
-    Sobol points: uniform in the cells of a grid, and elsewhere from a law with tails of power 2 around what
-    the prediction's draws say about y_B given y_O, cut to the bounds. (A uniform point of the latent space
-    almost never meets the outputs that are known.) The error is the spread over 16 scramblings.
+    With one output it is exact up to rounding: a difference of distribution functions, or Gauss quadrature in
+    cells so narrow that the difference loses digits. With several, it is integrated by importance sampling
+    with scrambled Sobol points. They are uniform in cells of a grid. Elsewhere they follow a law with tails
+    of power 2, fitted to y_B given y_O in draws from the prediction and truncated to the bounds. (A uniform
+    point of the latent space almost never matches the known outputs.) The standard error comes from the
+    spread over 16 scramblings.
 
     Args:
         model: the flow.
         x: (n, p) features or None.
         lower: (n, d) lower bounds.
         upper: (n, d) upper bounds.
-        kinds: of the outputs, whose maps to the line help to place points; all real if None.
-        samples: points for a row: 16 times a power of 2.
-        generator: of the points; seeded with 0 if None.
+        kinds: kinds of the outputs, whose maps to the line help to place points; all real if None.
+        samples: number of points for each row, 16 times a power of 2.
+        generator: source of randomness for the points; seeded with 0 if None.
 
     Returns:
-        Log-likelihoods and errors, each (n,) float64.
+        Log-likelihoods and their standard errors, each (n,) float64.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -112,7 +114,7 @@ def interval_likelihood(
 def check_bounds(
     model: ConditionalFlow, x: Any, lower: Any, upper: Any, kinds: Sequence[str] | None
 ) -> tuple[Tensor | None, Tensor, Tensor, list[Kind]]:
-    """x (n, p) or None, float64 bounds (n, d) and kinds, or a clear error."""
+    """x (n, p) or None, float64 bounds (n, d) and kinds; raises if they are invalid."""
     if not isinstance(model, ConditionalFlow):
         raise TypeError(f"model must be a ConditionalFlow, got {type(model).__name__}.")
     dim = model.base.dim
@@ -127,8 +129,8 @@ def check_bounds(
     if not bool((lower <= upper).all()):
         row = int((~(lower <= upper)).any(1).nonzero()[0])
         raise ValueError(
-            f"A lower bound is above its upper one, or NaN, first in row {row}: {lower[row].tolist()} and "
-            f"{upper[row].tolist()}. A missing output lies between -inf and inf."
+            f"A lower bound exceeds its upper bound or is NaN, first in row {row}: {lower[row].tolist()} and "
+            f"{upper[row].tolist()}. Give a missing output the bounds -inf and inf."
         )
     if bool((torch.isinf(lower) & (lower == upper)).any()):
         raise ValueError("A known output (lower = upper) must be finite.")
@@ -139,7 +141,7 @@ def check_bounds(
 
 
 def take(x: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Rows of x, where there is one."""
+    """The given rows of x; None if x is None."""
     return None if x is None else x[rows]
 
 
@@ -153,9 +155,9 @@ def log_density(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> Tensor:
 
 
 def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Log probability of an interval of the one output, and its error by rounding, (n,), (n,) -> (n,), (n,).
+    """Log probability of an interval of the single output, and its rounding error, (n,), (n,) -> (n,), (n,).
 
-    An end beyond the support, or infinite, is the end of the support.
+    Ends that are infinite or beyond the support are moved to the end of the support.
     """
     start, end_of_line = kind.opened
     open_low, open_high = lower <= start, upper >= end_of_line
@@ -186,8 +188,8 @@ def log_interval(pred: FlowDistribution, lower: Tensor, upper: Tensor, kind: Kin
 
 
 def latent_rises(pred: FlowDistribution, n: int) -> Tensor:
-    """Whether the latent of the one output increases with it, (n,) bool."""
-    # Two latents in the bulk: those of given outputs may both round to an end of a bounded latent space.
+    """Whether the latent of the single output increases with it, (n,) bool."""
+    # Decode two latents in the bulk: encoded outputs may both round to one end of a bounded latent space.
     top = min(pred.base.radius.upper, 2.0)
     first, second = (0.25, 0.75) if isinstance(pred.base.norm, FirstCoordinate) else (-0.5, 0.5)
     z = top * torch.tensor([first, second], dtype=torch.float64)[:, None, None].expand(2, n, 1)
@@ -196,7 +198,7 @@ def latent_rises(pred: FlowDistribution, n: int) -> Tensor:
 
 
 def _log_difference(pred: FlowDistribution, low: Tensor, high: Tensor) -> Tensor:
-    """Log of the base's probability between latents (n,) of the one output, accurate in both tails."""
+    """Log probability of the base between latents (n,) of the single output, accurate in both tails."""
     (below_low, above_low), (below_high, above_high) = (log_tails(pred, z) for z in (low, high))
     by_upper = above_low + log1mexp((above_high - above_low).clamp(max=0))
     by_lower = below_high + log1mexp((below_low - below_high).clamp(max=0))
@@ -205,7 +207,7 @@ def _log_difference(pred: FlowDistribution, low: Tensor, high: Tensor) -> Tensor
 
 
 def log_tails(pred: FlowDistribution, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probabilities of a latent of at most z, and of more, (n,) -> (n,), (n,)."""
+    """Log probabilities of latents up to z and above z, (n,) -> (n,), (n,)."""
     law = pred.base.radius
     if isinstance(pred.base.norm, FirstCoordinate):
         inside = z.clamp(0, law.upper)
@@ -228,7 +230,7 @@ def points_in_boxes(
     samples: int,
     generator: torch.Generator | None,
 ) -> Iterator[Points]:
-    """Points of the boxes of the given rows, some rows at a time, those of one pattern together."""
+    """Points in the boxes of the given rows, in batches of rows with the same pattern of bounds."""
     each = as_whole(samples, "samples", SCRAMBLINGS) // SCRAMBLINGS
     if each & (each - 1):
         raise ValueError(f"samples must be {SCRAMBLINGS} times a power of 2, got {samples}.")
@@ -255,7 +257,7 @@ def _place(
     u: Tensor,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Points (m, r, d) of boxes (r, d) that are open in some columns, from u (m, k), and log densities."""
+    """Points (m, r, d) in boxes (r, d) with some free columns, from uniform u (m, k), and log densities."""
     y = lower.expand(len(u), *lower.shape).clone()
     log_q = torch.zeros(y.shape[:2], dtype=torch.float64)
     cells = [j for j in columns.tolist() if _are_cells(kinds[j], lower[:, j], upper[:, j])]
@@ -283,12 +285,12 @@ def _place(
 
 
 def _are_cells(kind: Kind, lower: Tensor, upper: Tensor) -> bool:
-    """Whether bounds are those of cells, or of gaps, of which width 1 is that of all."""
+    """Whether bounds are those of cells or of gaps, which all have width 1."""
     return kind.is_mixed and bool((upper - lower <= 1.001 * (kind.step or 1.0)).all())
 
 
 def end_on_line(kind: Kind, bound: Tensor) -> Tensor:
-    """A bound (r,) on the line of a kind; infinite at the ends of the support and beyond."""
+    """A bound (r,) mapped to the line of a kind; infinite at or beyond the ends of the support."""
     inside = kind.contains(bound)
     line, _ = kind.to_line(torch.where(inside, bound, kind.from_line(torch.zeros_like(bound))))
     return torch.where(inside, line, torch.where(bound >= kind.upper, math.inf, -math.inf))
@@ -303,9 +305,9 @@ def _condition_draws(
     kinds: list[Kind],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mean (r, k) and Cholesky factor (r, k, k) on the line of free outputs, given those that are known.
+    """Mean (r, k) and Cholesky factor (r, k, k), on the line, of free outputs given the known ones.
 
-    As if the prediction were normal, with the mean and covariance of draws.
+    The prediction is approximated by a normal law with the mean and covariance of draws.
     """
     draws = model(x).sample((_DRAWS,), generator).cpu().to(torch.float64)
     draws = draws[:, None] if draws.dim() == 2 else draws
@@ -321,7 +323,7 @@ def _condition_draws(
         given = torch.stack(
             [kinds[j].to_line(kinds[j].inside(known[:, i]))[0] for i, j in enumerate(fixed)], -1
         )
-        # An output far outside of what is predicted would send the others just as far.
+        # An output far outside the prediction would move the others equally far.
         standard = ((given - centre[:, fixed]) / scale[:, fixed]).clamp(-6, 6)
         across = correlation[:, free][:, :, fixed]
         gain = torch.linalg.solve(correlation[:, fixed][:, :, fixed], across.transpose(-1, -2))
@@ -334,7 +336,7 @@ def _condition_draws(
 
 def _cut_student(a: Tensor, b: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Points of Student's t law with 2 degrees of freedom between a and b, from uniform u; log density."""
-    mirrored = a > -b  # the half with more of the interval's mass on the left, where probabilities are exact
+    mirrored = a > -b  # mirror so that most of the mass is in the left tail, where probabilities are exact
     low, high = torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
     below, up_to = _student_cdf(low), _student_cdf(high)
     mass = up_to - below

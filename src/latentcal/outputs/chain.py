@@ -1,8 +1,8 @@
-r"""Outputs one after the other, each given those before it: atoms, grids and densities in one law.
+r"""Chains of outputs, each given those before it: atoms, grids and densities in one joint law.
 
 .. math:: P(dy \mid x) = \prod_j P(dy_j \mid x, y_1, \dots, y_{j-1})
 
-Every factor is a law of one output: some single values with probabilities, and beside them a flow.
+Every factor is a law of one output: probabilities of some single values, and a flow for all others.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .box_integrals import log_interval
 from .grid import dequantize, on_support, to_line
 
 MakeFlow = Callable[["Tensor | None", Tensor], ConditionalFlow]
-_FEWEST = 20  # rows beside the atoms of an output
-_ADDED = 5  # rows of a standard normal law, beside fewer on a grid
+_FEWEST = 20  # fewest rows that are not at an atom of the output
+_ADDED = 5  # pseudo-rows of a standard normal law, added to fewer rows on a grid
 
 
 class OutputLaw(nn.Module):
-    """One output given features: the probabilities of its atoms, one after the other, and a flow beside them.
+    """The law of one output given features: successive probabilities of its atoms, and a flow elsewhere.
 
     Args:
-        kind: of the output.
-        chances: of each atom of the kind, given that it is none of those before it.
-        flow: of one output, dequantised where the kind is a grid.
+        kind: kind of the output.
+        chances: probability of each atom of the kind, given that the output is at none of those before it.
+        flow: flow of the one output, dequantised if the kind is a grid.
     """
 
     flow: ConditionalFlow
@@ -48,14 +48,14 @@ class OutputLaw(nn.Module):
         parsed = Kind.parse(kind)
         if len(chances) != len(parsed.atoms) or flow.base.dim != 1:
             raise ValueError(
-                f"{kind!r} has {len(parsed.atoms)} atoms and takes as many chances and a flow of one output; "
-                f"got {len(chances)} and a flow of {flow.base.dim}."
+                f"{kind!r} has {len(parsed.atoms)} atoms and needs as many chances and a flow of one output; "
+                f"got {len(chances)} chances and a flow of {flow.base.dim} outputs."
             )
         self.kind, self.flow = str(parsed), flow
         self.chances = nn.ModuleList(chances)  # type: ignore[assignment]
 
     def log_shares(self, features: Tensor | None, n: int) -> Tensor:
-        """Log probabilities of the atoms, and last of all that is beside them, (n, p) -> (n, atoms + 1)."""
+        """Log probabilities of the atoms, then of all other values, (n, p) -> (n, atoms + 1)."""
         left, columns = torch.zeros(n, dtype=torch.float64), []
         for chance in self.chances:
             log_odds = chance(features if chance.features else None, (n,)).cpu()
@@ -64,7 +64,7 @@ class OutputLaw(nn.Module):
         return torch.stack([*columns, left], 1)
 
     def log_prob(self, y: Tensor, features: Tensor | None) -> Tensor:
-        """Log-likelihood of y (n,) in float64: of an atom or a cell its probability, else the density."""
+        """Float64 log-likelihood of y (n,): log probability of an atom or a cell, else log density."""
         kind, shares = Kind.parse(self.kind).without_atoms, self.log_shares(features, len(y))
         beside = ~self._at_atoms(y).any(1)
         total = torch.where(self._at_atoms(y), shares[:, :-1], -math.inf)
@@ -116,17 +116,17 @@ class ChainModel(nn.Module):
 
     .. math:: P(dy \mid x) = \prod_j P(dy_j \mid x, y_1, \dots, y_{j-1})
 
-    Patterns of zeros, counts that go together and densities beside them come out of this one product, and
-    every factor has one output, so probabilities of cells are exact. ``log_prob`` is a log-likelihood against
-    the mixed measure: counting measure at atoms and on grids, Lebesgue's elsewhere. It cannot be compared
-    with a density of the same outputs. The order of the outputs is that of y.
+    The product represents patterns of zeros, dependent counts and densities in one model. Every factor has
+    one output, so probabilities of cells are exact. ``log_prob`` is a log-likelihood with respect to a mixed
+    measure: counting measure at atoms and on grids, Lebesgue measure elsewhere. It cannot be compared with a
+    density of the same outputs. The outputs are in the order of y.
 
-    Made by :func:`fit_mixed`.
+    :func:`fit_mixed` makes such a model.
 
     Args:
-        laws: one an output. The j-th looks at x and at what :meth:`features_after` makes of those before.
-        means: (d,) of the outputs on their lines, by which later laws see them standardised.
-        scales: (d,) and their standard deviations.
+        laws: one for each output. The j-th takes x and the earlier outputs, see :meth:`features_after`.
+        means: (d,) means of the outputs on their lines, to standardise them for later laws.
+        scales: (d,) their standard deviations.
         features: number of features p of x; 0 for outputs without x.
     """
 
@@ -137,7 +137,7 @@ class ChainModel(nn.Module):
     def __init__(self, laws: Sequence[OutputLaw], means: Tensor, scales: Tensor, features: int = 0) -> None:
         super().__init__()
         if not len(laws) or means.shape != (len(laws),) or scales.shape != (len(laws),):
-            raise ValueError(f"{len(laws)} laws need as many means and scales, at least one.")
+            raise ValueError(f"A chain needs laws, and a mean and a scale for each; got {len(laws)} laws.")
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("means", means)
         self.register_buffer("scales", scales)
@@ -145,13 +145,13 @@ class ChainModel(nn.Module):
 
     @property
     def kinds(self) -> list[str]:
-        """Of the outputs."""
+        """Kinds of the outputs."""
         return [law.kind for law in self.laws]
 
     def features_after(self, x: Tensor | None, y: Tensor) -> Tensor | None:
-        """What the law of the next output looks at: x (n, p) and the outputs before it, y (n, j).
+        """Features of the law of the next output: x (n, p) and the outputs before it, y (n, j).
 
-        Each of these as its number on the line, standardised and 0 at an atom, and a 1 for the atom it is at.
+        Each output becomes its standardised value on the line (0 at an atom) and an indicator of each atom.
         """
         columns = [] if x is None or not self.features else [as_floating(x)]
         for j in range(y.shape[1]):
@@ -167,7 +167,7 @@ class ChainModel(nn.Module):
 
 
 def see_output(y: Tensor, kind: Kind, mean: Tensor, scale: Tensor) -> Tensor:
-    """An output (n,) as later laws see it, (n, 1 + atoms)."""
+    """An output (n,) as features of later laws, (n, 1 + atoms)."""
     at_atoms = y[:, None] == torch.tensor(kind.atoms, dtype=torch.float64)
     line, _ = kind.to_line(kind.inside(y))
     line = ((line - mean.to(line)) / scale.to(line)).masked_fill(at_atoms.any(1), 0.0)
@@ -175,7 +175,7 @@ def see_output(y: Tensor, kind: Kind, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 class ChainDistribution(Distribution):
-    """What a chain predicts: batch shape x.shape[:-1], event shape (d,).
+    """Predictive distribution of a chain: batch shape x.shape[:-1], event shape (d,).
 
     Args:
         model: the chain.
@@ -188,18 +188,18 @@ class ChainDistribution(Distribution):
     def __init__(self, model: ChainModel, x: Tensor | None) -> None:
         if (model.features > 0) != (x is not None) or (x is not None and x.shape[-1] != model.features):
             shape = None if x is None else tuple(x.shape)
-            raise ValueError(f"This model looks at {model.features} features; x is {shape}.")
+            raise ValueError(f"This model takes {model.features} features; x is {shape}.")
         self.model, self.x = model, x
         batch = torch.Size() if x is None else x.shape[:-1]
         super().__init__(batch, torch.Size((len(model.laws),)), validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
-        """All of R^d; what is off the supports has likelihood 0."""
+        """All of R^d; values outside the supports of the outputs have likelihood 0."""
         return constraints.real_vector
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-likelihood against the mixed measure, (..., d) -> (...), without gradients."""
+        """Log-likelihood with respect to the mixed measure, (..., d) -> (...), without gradients."""
         value = as_floating(to_tensor(value, "y"))
         y, x, leading = self._rows(value)
         total = torch.zeros(len(y), dtype=torch.float64)
@@ -213,7 +213,7 @@ class ChainDistribution(Distribution):
 
         .. math:: u_j = P(Y_j < y_j) + v_j P(Y_j = y_j), \qquad v_j \sim U(0, 1)
 
-        Uniform and independent where the model is true.
+        The values are uniform and independent if the model is correct.
         """
         y, x, leading = self._rows(y)
         v = torch.rand(y.shape, dtype=torch.float64, generator=generator)
@@ -264,23 +264,23 @@ def fit_mixed(
     copies: int = 1,
     seed: int = 0,
 ) -> ChainModel:
-    """A chain of laws learned from rows, each law recalibrated by rows that its flow did not see.
+    """A chain of laws fitted to rows, each law recalibrated on rows that its flow has not seen.
 
     Args:
         make_flow: ``make_flow(features, line)`` trains a flow of one real output on (m, q), or None, and
-            (m, 1) rows: those beside the atoms, on the line of the kind.
+            (m, 1) rows: those that are not at an atom, on the line of the kind.
         x: (n, p) features or None.
         y: (n, d) outputs.
-        kinds: one an output, ``"positive + 0"`` for one with an atom; see :func:`guess_kinds`.
-        calibration: (x, y) of rows to recalibrate the flows with; none are recalibrated if None. (The
+        kinds: one for each output, such as ``"positive + 0"`` with an atom; see :func:`guess_kinds`.
+        calibration: (x, y) of rows to recalibrate the flows on; flows are not recalibrated if None. (The
             probabilities of atoms are recalibrated by cross-fitting.)
-        calibrate: recalibrates a flow: :func:`autocalibrate`, which does nothing where nothing helps,
-            :func:`recalibrate` or your own. The law of one radius alone is symmetric in z, and one output
-            given others often is not.
-        boosted: whether trees are tried for the probabilities of atoms; where possible if None.
-        copies: of each row, next to each other and each with noise of its own, that the flow of an output on
-            a grid is trained on; more than one needs a ``make_flow`` that holds out blocks of rows.
-        seed: of the noise within cells, of folds and trees.
+        calibrate: function that recalibrates a flow: :func:`autocalibrate`, which changes nothing where
+            nothing helps, :func:`recalibrate`, or your own. A new law of the radius alone is symmetric in z,
+            while the law of one output given others often is not.
+        boosted: whether trees are tried for the probabilities of atoms; None tries them if possible.
+        copies: number of copies of each row, adjacent and with separate noise, to train the flow of an output
+            on a grid; more than one needs a ``make_flow`` that holds out blocks of rows.
+        seed: seed of the noise within cells, of the folds and of the trees.
     """
     x, y = as_rows(x, y)
     y, copies = y.to(torch.float64), as_whole(copies, "copies")
@@ -310,12 +310,12 @@ def fit_mixed(
         count, fewest = int(left.sum()), 0 if kind.step else _FEWEST
         if count < fewest:
             raise ValueError(
-                f"Output {j} has {count} rows beside its atoms {kind.atoms}; it takes at least {fewest}. "
-                "Where all values repeat, its kind is a grid: 'count', 'rounded'."
+                f"Output {j} has {count} rows outside its atoms {kind.atoms}; at least {fewest} are needed. "
+                "If all values repeat, declare a grid: 'count' or 'rounded'."
             )
         dtype = torch.get_default_dtype() if features is None else features.dtype
         bare = [str(kind.without_atoms)]
-        # Of few rows on a grid so many copies that there is a density.
+        # Repeat few rows on a grid often enough to estimate a density.
         each = max(copies, -(-_FEWEST // max(count, 1))) if kind.step else 1
         rows = left.nonzero().reshape(-1).repeat_interleave(each)
         line = to_line(column[rows, None], bare, generator).to(dtype)
@@ -333,9 +333,9 @@ def fit_mixed(
 
 
 def _pool(features: Tensor | None, line: Tensor, count: int) -> ConditionalFlow:
-    """A normal law of few rows on a line (k, 1) that looks at no features, drawn towards the standard one.
+    """A normal law for few rows on a line (k, 1) without features, shrunk towards the standard normal.
 
-    On the lines of grids that is a geometric law, or a uniform one between two ends.
+    On the lines of grids the standard normal is a geometric law, or a uniform law between two ends.
     """
     share = count / (count + _ADDED)
     mean = share * line.sum(0) / max(len(line), 1)
@@ -345,7 +345,7 @@ def _pool(features: Tensor | None, line: Tensor, count: int) -> ConditionalFlow:
 
 
 def _lines_of(y: Tensor, kinds: Sequence[Kind]) -> tuple[Tensor, Tensor]:
-    """Means and scales (d,) of the outputs on their lines, beside atoms."""
+    """Means and scales (d,) of the outputs on their lines, without atoms."""
     pairs = []
     for column, kind in zip(y.T, kinds, strict=True):
         beside = column[~torch.isin(column, torch.tensor(kind.atoms, dtype=torch.float64))]

@@ -1,4 +1,4 @@
-"""A chain of outputs as a flow: atoms are opened, so that all of the law is a density with a latent."""
+"""A chain of outputs as a flow: atoms are opened into intervals, so that the law has a density."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ChainFlow(ConditionalFlow):
 
     .. math:: z_j = \Phi^{-1}\left(F_j(v_j \mid x, y_1, \dots, y_{j-1})\right)
 
-    with v the outputs of :func:`dequantize`, in which every atom has become a gap of width 1, and :math:`F_j`
-    the law of the j-th of them: in a gap its density is the probability of the atom. Later outputs look at y,
-    not at v, so that a point within a cell or gap makes no difference to them. It can be recalibrated,
-    conformalised and diagnosed like any flow; :class:`GridModel` has the probabilities of y.
+    Here v is the result of :func:`dequantize`, in which every atom becomes a gap of width 1, and :math:`F_j`
+    is the law of its j-th output, whose density in a gap is the probability of the atom. Later outputs depend
+    on y, not on v, so the position within a cell or gap does not affect them. The flow can be recalibrated,
+    conformalised and diagnosed like any other; :class:`GridModel` gives the probabilities of y.
 
     Args:
         chain: the laws.
@@ -108,16 +108,16 @@ def _between(low: float, high: float) -> constraints.Constraint:
 
 
 def _tails(law: OutputLaw, point: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log probabilities below and above points (n,) of an opened line, log density, whether in the support.
+    """Log probabilities below and above points (n,) of an opened line, log density, and support mask.
 
-    Each (n,). What is outside gets any finite number.
+    Each is (n,). Points outside the support get arbitrary finite numbers.
     """
     kind, shares = Kind.parse(law.kind), law.log_shares(features, len(point))
     beside = kind.beside(point)
     inside = kind.contains(beside)
     pred = law.flow(features)
     smooth_below, smooth_above = _smooth_tails(pred, torch.where(inside, beside, _anywhere(kind, point)))
-    # Points of gaps beyond an end of the support have all of the density on one side.
+    # For gaps beyond an end of the support, the whole density lies on one side.
     lower, upper = beside <= kind.lower, beside >= kind.upper
     smooth_below = smooth_below.masked_fill(lower, -math.inf).masked_fill(upper, 0.0)
     smooth_above = smooth_above.masked_fill(lower, 0.0).masked_fill(upper, -math.inf)
@@ -145,28 +145,28 @@ def _anywhere(kind: Kind, like: Tensor) -> Tensor:
 
 
 def _smooth_tails(pred: FlowDistribution, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probabilities of the one output of a flow being below y (n,), and above."""
+    """Log probabilities that the single output of a flow is below y (n,), and above."""
     below, above = log_tails(pred, pred.latent(y[:, None])[:, 0].cpu())
     rises = latent_rises(pred, len(y))
     return torch.where(rises, below, above), torch.where(rises, above, below)
 
 
 def _normal_score(log_below: Tensor, log_above: Tensor) -> Tensor:
-    """The z whose normal tails have these logs, (n,), (n,) -> (n,), from the smaller of both."""
+    """The z with these log normal tail probabilities, (n,), (n,) -> (n,), from the smaller tail."""
     low = log_below < log_above
-    # Beyond both of float64's tails there is nothing; a z of 38 stands for it.
+    # Where both tails underflow in float64, z is set to 38.
     tail = (-torch.where(low, log_below, log_above)).clamp(min=-LOG_HALF, max=1e300)
     score = exponential_score(tail)
     return torch.where(low, -score, score)
 
 
 def _invert(law: OutputLaw, z: Tensor, features: Tensor | None) -> Tensor:
-    """Points (n,) of an opened line below which there is the normal law's probability of z (n,)."""
+    """Points (n,) of an opened line with the same probability below them as z (n,) has under N(0, 1)."""
     kind, shares = Kind.parse(law.kind), law.log_shares(features, len(z)).exp()
     log_below, log_above = torch.special.log_ndtr(z), torch.special.log_ndtr(-z)
     below, above = log_below.exp(), log_above.exp()
     pred = law.flow(features)
-    before = torch.zeros_like(z)  # probability of the atoms that lie below
+    before = torch.zeros_like(z)  # probability of the atoms below
     after = shares[:, :-1].sum(1)
     point, moved = torch.full_like(z, math.nan), torch.zeros_like(z)
     for k, gap in enumerate(kind.gaps):
@@ -186,26 +186,26 @@ def _invert(law: OutputLaw, z: Tensor, features: Tensor | None) -> Tensor:
     tails = []
     for log_tail, tail, taken in ((log_below, below, before), (log_above, above, after)):
         rest = torch.log((tail - taken)[rows].clamp(min=1e-300))
-        # Without atoms on this side the log itself, which reaches further than the probability.
+        # Without atoms on this side, use the log itself, which extends further than the probability.
         tails.append((torch.where(taken[rows] > 0, rest, log_tail[rows]) - log_share).clamp(max=0.0))
     y = own.decode(_latent_at(own, *tails)[:, None])[:, 0].to(torch.float64).cpu()
     return point.index_put((rows,), kind.inside(y) + moved[rows])
 
 
 def _share_below(pred: FlowDistribution, kind: Kind, at: Tensor) -> Tensor:
-    """Probability of the density beside the atoms below values (n,)."""
+    """Probability below values (n,) under the density without atoms."""
     inside = kind.contains(at)
     below, _ = _smooth_tails(pred, torch.where(inside, at, _anywhere(kind, at)))
     return torch.where(inside, below.exp(), (at >= kind.upper).to(torch.float64))
 
 
 def _latent_at(pred: FlowDistribution, log_below: Tensor, log_above: Tensor) -> Tensor:
-    """Latents (n,) of the one output of a flow, by the logs of the probabilities below and above it."""
+    """Latents (n,) of the single output of a flow, from the log probabilities below and above it."""
     rises, law = latent_rises(pred, len(log_below)), pred.base.radius
     below, above = torch.where(rises, log_below, log_above), torch.where(rises, log_above, log_below)
     if isinstance(pred.base.norm, FirstCoordinate):
         return torch.where(below < above, law.icdf_log_cdf(below), law.icdf_log_sf(above))
-    # Both signs are equally likely; the smaller tail tells which it is.
+    # Both signs are equally likely; the smaller tail determines the sign.
     low = below < above
     radius = law.icdf_log_sf((torch.minimum(below, above) - LOG_HALF).clamp(max=0.0))
     return torch.where(low, -radius, radius)

@@ -1,4 +1,4 @@
-"""The law of the outputs that are missing, given those that are known."""
+"""The law of the missing outputs given the known ones."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ..norms import Euclidean
 from .box_integrals import SCRAMBLINGS, check_bounds, log_density, points_in_boxes, take
 from .grid import pick
 
-_NODES = 2048  # of the radial integral
-_FARTHEST = 1e12  # radii, in units of the law's median
+_NODES = 2048  # nodes of the radial integral
+_FARTHEST = 1e12  # largest radius, in units of the law's median
 
 
 def condition(
@@ -38,31 +38,33 @@ def condition(
     samples: int = 2048,
     generator: torch.Generator | None = None,
 ) -> ConditionedDistribution:
-    r"""The law of the outputs that are NaN in y, given the others and x.
+    r"""The law of the outputs that are NaN in y, given the other outputs and x.
 
     .. math:: f(y_M \mid y_O, x) = \frac{f(y_O, y_M \mid x)}{\int f(y_O, v \mid x) \, dv}
 
-    * A linear Gaussian flow, with any law of a Euclidean radius: exact up to an integral over one radius.
-      What is left of z once :math:`y_O` fixes a part of norm q is radial, with a density in proportion to
-      :math:`r^{k-1} g(\sqrt{q^2 + r^2})` for the density g of z at a norm and k missing outputs.
-    * An :class:`AutoregressiveFlow` of one transform, where all known outputs come before the missing ones:
-      in the same way.
-    * Anything else: importance sampling as in :func:`interval_likelihood`, with the error of the integral
-      and the effective number of points.
+    * For a linear Gaussian flow with any law of a Euclidean radius, the result is exact up to an integral
+      over one radius. If :math:`y_O` fixes a part of z of norm q, the rest of z is radial; with k missing
+      outputs its radius has a density proportional to :math:`r^{k-1} g(\sqrt{q^2 + r^2})`, where g(r) is the
+      density of z at norm r.
+    * For an :class:`AutoregressiveFlow` of one transform, the same holds if all known outputs come before
+      the missing ones.
+    * For anything else, importance sampling is used as in :func:`interval_likelihood`, with the standard
+      error of the integral and the effective number of points.
 
-    Layers that act on each output by itself (:class:`Supported`, :class:`Standardized`,
-    :class:`LocationScale`) do not matter. Rows may miss different outputs, or none, or all.
+    Layers that act on each output separately (:class:`Supported`, :class:`Standardized`,
+    :class:`LocationScale`) are allowed in all cases. Each row may lack different outputs, or none, or all.
 
     Args:
         model: the flow, recalibrated or not.
         x: (n, p) features or None.
         y: (n, d) outputs, NaN where missing.
-        kinds: of the outputs, where a model hides them (an aligned one); they help to place points.
-        samples: points of importance sampling for a row: 16 times a power of 2.
-        generator: of these points; seeded with 0 if None.
+        kinds: kinds of the outputs, for models that do not expose them (aligned ones); they help to place
+            points.
+        samples: number of importance-sampling points for each row, 16 times a power of 2.
+        generator: source of randomness for these points; seeded with 0 if None.
 
     Raises:
-        ValueError: where known outputs have density 0, as outside of the support.
+        ValueError: if known outputs have density 0, for example outside the support.
 
     Examples:
         >>> flow = LinearGaussianFlow(None, torch.zeros(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
@@ -80,16 +82,16 @@ def condition(
 
 
 class ConditionedDistribution(Distribution):
-    """Complete rows given what is known of them: batch shape (n,), event shape (d,).
+    """The law of complete rows given their known outputs: batch shape (n,), event shape (d,).
 
-    Draws repeat the outputs that are known. ``log_prob`` takes complete rows and is the log density of the
+    Draws repeat the known outputs. ``log_prob`` takes complete rows and returns the log density of the
     missing outputs given the others.
 
     Attributes:
         log_marginal: (n,) log density of the known outputs.
-        error: (n,) its standard error; 0 where it is exact.
-        effective: (n,) effective number of points; infinite where it is exact.
-        method: "exact", "importance", or both for different rows.
+        error: (n,) standard error of ``log_marginal``; 0 where it is exact.
+        effective: (n,) effective number of points; infinite where the result is exact.
+        method: "exact", "importance", or both if rows differ.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -120,7 +122,7 @@ class ConditionedDistribution(Distribution):
             patterns, which = torch.unique(self.missing, dim=0, return_inverse=True)
             for i, pattern in enumerate(patterns):
                 rows = (which == i).nonzero().reshape(-1)
-                if bool(pattern.all()):  # nothing is known: the model itself, of marginal density 1
+                if bool(pattern.all()):  # nothing is known: the model itself, with marginal density 1
                     self._parts.append((rows, functools.partial(_draw_all, model, take(x, rows), len(rows))))
                     continue
                 if not bool(pattern.any()):
@@ -149,19 +151,19 @@ class ConditionedDistribution(Distribution):
             known = torch.where(self.missing, math.nan, self.known)[row].tolist()
             raise ValueError(
                 f"The known outputs of {int(impossible.sum())} of {n} rows have density 0 (first row {row}: "
-                f"{known}), so the others have no law given them. Do they lie outside of the support?"
+                f"{known}), so the others have no conditional law. Check that they lie in the support."
             )
         self.method = " and ".join(sorted(methods)) or "exact"
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the model."""
+        """Support of the model."""
         return self.model.support
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of the missing outputs given the known ones, (..., n, d) -> (..., n), float64.
 
-        -inf for rows that have other values of the known outputs.
+        It is -inf for rows whose known outputs have other values.
         """
         value = as_tensor(value, "y").to(torch.float64)
         with torch.no_grad(), evaluation_mode(self.model):
@@ -173,7 +175,7 @@ class ConditionedDistribution(Distribution):
         return density.masked_fill(differs, -math.inf)
 
     def sample(self, sample_shape: Any = torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
-        """Complete rows, (*sample_shape, n, d), float64; the known outputs as they are."""
+        """Draws of complete rows, (*sample_shape, n, d), float64; known outputs are repeated."""
         shape = as_shape(sample_shape)
         count = math.prod(shape)
         y = torch.empty(count, *self.batch_shape, *self.event_shape, dtype=torch.float64)
@@ -184,7 +186,7 @@ class ConditionedDistribution(Distribution):
         return y.reshape(*shape, *self.batch_shape, *self.event_shape)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo estimates of mean and variance, each (n, d); variance 0 for what is known."""
+        """Monte Carlo estimates of the mean and variance, each (n, d); known outputs have variance 0."""
         draws = self.sample((as_whole(samples, "samples", 2),), generator)
         return draws.mean(0), draws.var(0)
 
@@ -201,7 +203,7 @@ def _draw_points(y: Tensor, log_ratio: Tensor, count: int, generator: torch.Gene
 
 
 class _Radial:
-    """What is left of z once the known outputs fix a part of it: radial, given the norm of that part."""
+    """The part of z that the known outputs leave free: radial, given the norm of the fixed part."""
 
     def __init__(self, log_marginal: Tensor, radii: Tensor, cdf: Tensor, decode: Any, free: int) -> None:
         self.log_marginal, self.radii, self.cdf = log_marginal, radii, cdf
@@ -209,7 +211,7 @@ class _Radial:
 
     @classmethod
     def of(cls, model: ConditionalFlow, x: Tensor | None, y: Tensor, missing: Tensor) -> _Radial | None:
-        """For rows (r, d) that miss the same outputs; None where the model is not of that form."""
+        """The free part for rows (r, d) that lack the same outputs; None for models not of that form."""
         core, inner, inner_x, log_slope = _peel(model, x, y)
         known, free = (~missing).nonzero().reshape(-1), missing.nonzero().reshape(-1)
         base = model(x).base
@@ -233,7 +235,7 @@ class _Radial:
         return cls(log_marginal, radii, cdf, decode, len(free))
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, r, d) rows; the known outputs up to rounding."""
+        """Draws (count, r, d) of rows; they match the known outputs up to rounding."""
         rows = len(self.log_marginal)
         direction = torch.randn(count, rows, self.free, dtype=torch.float64, generator=generator)
         direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-300)
@@ -248,7 +250,7 @@ class _Radial:
 def _peel(
     flow: ConditionalFlow, x: Tensor | None, y: Tensor
 ) -> tuple[ConditionalFlow, Tensor, Tensor | None, Tensor]:
-    """The flow below all layers that act on outputs one by one, what it sees, and log slopes (r, d)."""
+    """The flow below all layers that act on outputs separately, its arguments, and log slopes (r, d)."""
     log_slope = torch.zeros_like(y)
     context = flow(x).context
     y = flow(x).accept(y)
@@ -300,7 +302,7 @@ def _split_linear(
 def _split_triangular(
     core: AutoregressiveFlow, y: Tensor, x: Tensor | None, known: Tensor, free: Tensor
 ) -> tuple[Tensor, Tensor, Any]:
-    """As ``_split_linear``, where the known outputs come first."""
+    """As ``_split_linear``, if the known outputs come first."""
     z, log_slope = (part.to(torch.float64) for part in encode_each(core, y, x))
 
     def latent(w: Tensor) -> Tensor:
@@ -314,7 +316,7 @@ def _split_triangular(
 def _integrate_rest(base: Any, norm: Tensor, free: int) -> tuple[Tensor, Tensor, Tensor]:
     r"""Log of :math:`\int_{R^k} g(\sqrt{q^2 + |w|^2}) dw` (r,), radii (m,) and their distribution (r, m)."""
     scale = base.radius.icdf(torch.full(norm.shape, 0.5, dtype=torch.float64)).median()
-    # A grid in asinh: fine where the law lives, and as far as any tail reaches.
+    # A grid in asinh is fine in the bulk of the law and covers any tail.
     top = math.asinh(_FARTHEST)
     t = torch.linspace(0, 1, _NODES, dtype=torch.float64) ** 1.5 * top
     radii = scale * torch.sinh(t)

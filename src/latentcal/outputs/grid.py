@@ -1,4 +1,4 @@
-"""Counts, categories and rounded values: a flow of the dequantised outputs, probabilities of the grid."""
+"""Counts, ordered categories and rounded values: probabilities from a flow of dequantised outputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .box_integrals import (
 def dequantize(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
     """Outputs (..., d) with uniform noise where single values have a probability, for :class:`GridModel`.
 
-    A value of a grid becomes a point of its cell, inside of the support; an atom a point of its gap, see
-    :class:`latentcal.flows.Kind`. Other outputs stay as they are.
+    A value of a grid becomes a point of its cell, inside the support; an atom becomes a point of its gap,
+    see :class:`latentcal.flows.Kind`. Other outputs are unchanged.
 
     Examples:
         >>> y = dequantize(torch.tensor([[3.0, 0.2]]), ["count", "unit"], torch.Generator().manual_seed(0))
@@ -39,25 +39,25 @@ def dequantize(y: Any, kinds: Sequence[str], generator: torch.Generator | None =
     """
     y = check_finite(as_floating(as_tensor(y, "y")), "y")
     if isinstance(kinds, str) or y.dim() == 0 or y.shape[-1] != len(kinds):
-        raise ValueError(f"y has shape {tuple(y.shape)}; it takes one kind an output, got {kinds!r}.")
+        raise ValueError(f"y has shape {tuple(y.shape)}; expected one kind for each output, got {kinds!r}.")
     noise = torch.rand(y.shape, dtype=torch.float64, generator=generator).to(y.device)
     columns = zip(map(Kind.parse, kinds), y.unbind(-1), noise.unbind(-1), strict=True)
     return torch.stack([kind.open(column, share) for kind, column, share in columns], -1)
 
 
 def close(points: Tensor, kinds: Sequence[str]) -> Tensor:
-    """The outputs that points of :func:`dequantize` stand for, (..., d) -> (..., d)."""
+    """The outputs that points of :func:`dequantize` represent, (..., d) -> (..., d)."""
     columns = zip(map(Kind.parse, kinds), points.unbind(-1), strict=True)
     return torch.stack([kind.close(column) for kind, column in columns], -1)
 
 
 def to_line(y: Any, kinds: Sequence[str], generator: torch.Generator | None = None) -> Tensor:
-    """Outputs (n, d) as real vectors: dequantised, then mapped to the line of each kind; without atoms.
+    """Outputs (n, d) without atoms as real vectors: dequantised, then mapped to the line of each kind.
 
-    Train a flow on them; ``on_support(flow, kinds)`` then has the outputs' own units.
+    Train a flow on them; ``on_support(flow, kinds)`` is then in the outputs' own units.
 
     Raises:
-        ValueError: where an output is not of its kind.
+        ValueError: if an output is not of its kind.
     """
     bare = [Kind.parse(kind).without_atoms for kind in kinds]
     points = dequantize(y, [str(kind) for kind in bare], generator)
@@ -65,40 +65,39 @@ def to_line(y: Any, kinds: Sequence[str], generator: torch.Generator | None = No
         wrong = ~kind.contains(column)
         if bool(wrong.any()):
             raise ValueError(
-                f"{int(wrong.sum())} of {wrong.numel()} values are not {kind}, such as "
+                f"{int(wrong.sum())} of {wrong.numel()} values are not of kind {kind}, for example "
                 f"{column[wrong][0].item():g}. Declare another kind, or an atom: 'positive + 0'."
             )
     return points_to_line(points, kinds)
 
 
 def points_to_line(points: Tensor, kinds: Sequence[str]) -> Tensor:
-    """Dequantised outputs (..., d), beside atoms, as real vectors; any outside move into the support."""
+    """Dequantised outputs (..., d) without atoms as real vectors; points outside move into the support."""
     columns = zip(map(Kind.parse, kinds), points.unbind(-1), strict=True)
     return torch.stack([kind.to_line(kind.inside(column))[0] for kind, column in columns], -1)
 
 
 def on_support(flow: ConditionalFlow, kinds: Sequence[str]) -> ConditionalFlow:
-    """A flow that was trained on :func:`to_line` of the outputs, in the outputs' own units."""
+    """A flow trained on :func:`to_line` of the outputs, in the outputs' own units."""
     real = all(Kind.parse(kind).link == "identity" for kind in kinds)
     return flow if real else Supported(flow, kinds)
 
 
 class GridModel(nn.Module):
-    r"""Probabilities of outputs on a grid, and of atoms, from a flow of the dequantised outputs.
+    r"""A model with probabilities of grid values and atoms, from a flow of the dequantised outputs.
 
     .. math:: P(Y = y \mid x) = \int_{\mathrm{cell}(y)} f(v \mid x) \, dv
 
-    with the cell half a step to both sides of y, or the gap of an atom. What is neither keeps its density:
-    ``log_prob`` is a log-likelihood against the mixed measure, counting measure on grids and at atoms and
-    Lebesgue's elsewhere.
-    Training and recalibration are those of the flow, with :func:`dequantize`; whatever makes its density
-    right makes these probabilities right.
+    The cell extends half a step to both sides of y, or is the gap of an atom. Other outputs keep their
+    density: ``log_prob`` is a log-likelihood with respect to a mixed measure, counting measure on grids and
+    at atoms and Lebesgue measure elsewhere. Train and recalibrate the flow on outputs from
+    :func:`dequantize`; the probabilities are correct if its density is.
 
     Args:
-        flow: of the dequantised outputs, recalibrated or not: a :class:`Supported` inside, or, where there
-            are atoms, a :class:`ChainFlow`.
-        kinds: one an output.
-        samples: points of the integral over a cell, 16 times a power of 2; one output needs none.
+        flow: flow of the dequantised outputs, recalibrated or not, with a :class:`Supported` inside or, if
+            there are atoms, a :class:`ChainFlow`.
+        kinds: one for each output.
+        samples: number of points to integrate over a cell, 16 times a power of 2; not used for one output.
 
     Examples:
         >>> from latentcal.flows import LinearGaussianFlow
@@ -112,14 +111,14 @@ class GridModel(nn.Module):
     def __init__(self, flow: ConditionalFlow, kinds: Sequence[str], samples: int = 512) -> None:
         super().__init__()
         if isinstance(kinds, str) or len(kinds) != flow.base.dim:
-            raise ValueError(f"kinds must be a list of {flow.base.dim} kinds, one an output, got {kinds!r}.")
+            raise ValueError(f"kinds must list {flow.base.dim} kinds, one for each output; got {kinds!r}.")
         self.flow = flow
         self.kinds = [str(Kind.parse(kind)) for kind in kinds]
         self.samples = as_whole(samples, "samples", 16)
 
     @property
     def recalibration(self) -> Any:
-        """How the flow was recalibrated; None where it was not."""
+        """Record of the flow's recalibration; None if it was not recalibrated."""
         return self.flow.recalibration
 
     def forward(self, x: Tensor | None = None) -> GridDistribution:
@@ -128,11 +127,11 @@ class GridModel(nn.Module):
 
 
 class GridDistribution(Distribution):
-    """What a grid model predicts: batch shape x.shape[:-1], event shape (d,).
+    """Predictive distribution of a grid model: batch shape x.shape[:-1], event shape (d,).
 
     Args:
         model: the model.
-        inner: prediction of its flow, for the dequantised outputs.
+        inner: prediction of its flow for the dequantised outputs.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -145,7 +144,7 @@ class GridDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the dequantised outputs."""
+        """Support of the dequantised outputs."""
         return self.inner.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> GridDistribution:
@@ -155,17 +154,17 @@ class GridDistribution(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log probability of y where single values have one, log density elsewhere, (..., d) -> (...).
 
-        -inf off the grid; without gradients, in the dtype of y.
+        It is -inf off the grid, has no gradients, and has the dtype of y.
         """
         value = as_floating(to_tensor(value, "y"))
         return self.estimate(value).value.to(value.dtype)
 
     def log_prob_error(self, value: Tensor) -> Tensor:
-        """Standard error of ``log_prob``, (..., d) -> (...), float64; rounding alone with one output."""
+        """Standard error of ``log_prob``, (..., d) -> (...), float64; with one output, rounding only."""
         return self.estimate(value).error
 
     def estimate(self, value: Tensor) -> Estimate:
-        """``log_prob`` with its error, (..., d) -> (...), (...)."""
+        """``log_prob`` with its standard error, (..., d) -> (...), (...)."""
         y, x, leading = self._rows(value)
         lower, upper, on_grid = self._cells(y)
         found = interval_likelihood(
@@ -179,22 +178,22 @@ class GridDistribution(Distribution):
         return close(self.inner.sample(as_shape(sample_shape), generator), self.model.kinds)
 
     def moments(self, samples: int = 1000, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Monte-Carlo estimates of mean and variance, each (..., d)."""
+        """Monte Carlo estimates of the mean and variance, each (..., d)."""
         draws = self.sample((as_whole(samples, "samples", 2),), generator)
         return draws.mean(0), draws.var(0)
 
     def randomize(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        r"""A point of each cell where the model expects it, :math:`v \sim f(\cdot \mid x, \mathrm{cell}(y))`.
+        r"""A draw from the model within the cell of y, :math:`v \sim f(\cdot \mid x, \mathrm{cell}(y))`.
 
-        The points of a model with true probabilities follow the flow's density, so whatever judges a flow
-        judges the grid: ``lc.diagnose(model.flow, x, points)``. One of ``samples`` points of the cell is
-        taken, in proportion to their densities. (..., d) -> (..., d), float64.
+        If the probabilities are correct, these points follow the flow's density, so any check of a flow also
+        checks the grid: ``lc.diagnose(model.flow, x, points)``. One of ``samples`` points of the cell is
+        chosen with probability proportional to its density. (..., d) -> (..., d), float64.
         """
         y, x, leading = self._rows(y)
         lower, upper, on_grid = self._cells(y)
         if not bool(on_grid.all()):
             wrong = y[~on_grid][0].tolist()
-            raise ValueError(f"{int((~on_grid).sum())} rows of y are off the grid, such as {wrong}.")
+            raise ValueError(f"{int((~on_grid).sum())} rows of y are off the grid, for example {wrong}.")
         flow = self.model.flow
         x, lower, upper, kinds = check_bounds(flow, x, lower, upper, self.model.kinds)
         rows = (lower < upper).any(1).nonzero().reshape(-1)
@@ -207,7 +206,7 @@ class GridDistribution(Distribution):
         return inside.reshape(*leading, -1)
 
     def pit(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Randomised latent PIT, (..., d) -> (...): uniform where the probabilities are true."""
+        """Randomised latent PIT, (..., d) -> (...); uniform if the probabilities are correct."""
         return latent_pit(self.inner, self.randomize(y, generator))
 
     def __repr__(self) -> str:
@@ -229,14 +228,14 @@ class GridDistribution(Distribution):
         ends = [kind.cell(column) for kind, column in zip(self.kinds, y.T, strict=True)]
         for kind, column in zip(self.kinds, y.T, strict=True):
             on_grid &= kind.is_on_grid(column)
-            if kind.atoms:  # the gap of an atom may lie where no other output does
+            if kind.atoms:  # the gap of an atom may lie outside the support
                 on_grid &= kind.contains(column) | torch.isin(column, torch.tensor(kind.atoms).to(column))
         lower, upper = (torch.stack(side, 1) for side in zip(*ends, strict=True))
         return lower, upper, on_grid
 
 
 def pick(points: Tensor, log_weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One of points (m, r, d) for each of r rows, with probabilities in proportion to weights (m, r)."""
+    """One of m points (m, r, d) for each of r rows, drawn with probabilities proportional to the weights."""
     noise = torch.empty_like(log_weights).exponential_(generator=generator)
     chosen = (log_weights.nan_to_num(-math.inf, neginf=-math.inf) - noise.log()).argmax(0)
     return points[chosen, torch.arange(points.shape[1])]

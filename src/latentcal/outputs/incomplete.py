@@ -1,4 +1,4 @@
-"""Training and recalibration with rows of which some outputs are censored, rounded or missing."""
+"""Training and recalibration on rows with censored, rounded or missing outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .box_integrals import check_bounds, end_on_line, log_density, points_in_box
 from .chain import MakeFlow
 from .grid import on_support, pick, points_to_line
 
-_POINTS = 64  # of a row's box
-_MOVED = 1e-3  # share of the weights that moves in a round, below which another one changes nothing
-_FEW = 200  # rows, below which a law is tried on others before it is taken
-_FOLDS, _TRIAL_ROUNDS = 4, 3  # of these trials
-_FAR = 1e6  # nats: instead of infinity
-_STEPS, _SETTLED = 100, 1e-4  # of EM; relative change of the covariance at which it ends
+_POINTS = 64  # points in the box of each row
+_MOVED = 1e-3  # iteration ends when a round moves less than this share of the weights
+_FEW = 200  # with fewer rows, a law must first do better on held-out rows
+_FOLDS, _TRIAL_ROUNDS = 4, 3  # folds and rounds of these trials
+_FAR = 1e6  # nats, used instead of infinity
+_STEPS, _SETTLED = 100, 1e-4  # most steps of EM; relative change of the covariance at which it ends
 
 
 def as_bounds(
@@ -39,10 +39,10 @@ def as_bounds(
     """Lower and upper bounds (n, d) of outputs that may be missing, rounded or censored.
 
     Args:
-        y: (n, d) outputs: NaN where missing, the time of censoring where censored.
-        kinds: those that are a grid become their cells.
-        right: (n, d) or (d,) mask of outputs that are at least y.
-        left: (n, d) or (d,) mask of outputs that are at most y.
+        y: (n, d) outputs: NaN where missing, the censoring value where censored.
+        kinds: kinds of the outputs; values on a grid become their cells.
+        right: (n, d) or (d,) mask of right-censored outputs, known to be at least y.
+        left: (n, d) or (d,) mask of left-censored outputs, known to be at most y.
 
     Examples:
         >>> lower, upper = as_bounds([[3.0, float("nan")]], kinds=["count", "real"], right=[True, False])
@@ -74,20 +74,20 @@ def draw_inside(
     samples: int = 256,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""A complete row between the bounds of each, :math:`y \sim f(\cdot \mid x, l \le y \le u)`, (n, d).
+    r"""Draws (n, d) of complete rows within their bounds, :math:`y \sim f(\cdot \mid x, l \le y \le u)`.
 
-    Where the model is true, and censoring does not depend on y given x, these rows follow the model, so
-    ``latent_pit(model(x), draw_inside(...))`` is the randomised PIT of rows with bounds: uniform where the
-    model is calibrated. One of ``samples`` points of the box is taken, in proportion to density.
+    If the model is correct and censoring is independent of y given x, these rows follow the model. Therefore
+    ``latent_pit(model(x), draw_inside(...))`` is the randomised PIT of rows with bounds, and is uniform if
+    the model is calibrated. One of ``samples`` points of the box is drawn in proportion to its density.
 
     Args:
         model: the flow.
         x: (n, p) features or None.
         lower: (n, d) lower bounds.
         upper: (n, d) upper bounds; see :func:`interval_likelihood`.
-        kinds: of the outputs; all real if None.
-        samples: points for a row: 16 times a power of 2.
-        generator: seeded with 0 if None.
+        kinds: kinds of the outputs; all real if None.
+        samples: number of points for each row, 16 times a power of 2.
+        generator: source of randomness; seeded with 0 if None.
     """
     x, lower, upper, parsed = check_bounds(model, x, lower, upper, kinds)
     y, rows = lower.clone(), (lower < upper).any(1).nonzero().reshape(-1)
@@ -101,20 +101,20 @@ def draw_inside(
 
 @outside_inference_mode
 def fit_gaussian(x: Any, lower: Any, upper: Any, *, kinds: Sequence[str] | None = None) -> LinearGaussianFlow:
-    """Linear regression with normal residuals, on the line of each kind, from rows with bounds.
+    """Linear regression with normal residuals, on the line of each kind, fitted to rows with bounds.
 
-    The maximum of the likelihood of what is known, by expectation and maximisation: exact expectations for
-    rows that miss outputs, 64 points of the box for others. Where every output is known it is
-    :meth:`LinearGaussianFlow.fit`, with residuals counted in the same way.
+    It maximises the likelihood of the observed data by expectation-maximisation (EM). Expectations are exact
+    for rows with missing outputs and use 64 points of the box for other rows. If all outputs are known, it
+    equals :meth:`LinearGaussianFlow.fit`, with the same residual degrees of freedom.
 
     Args:
         x: (n, p) features or None.
         lower: (n, d) lower bounds.
         upper: (n, d) upper bounds; see :func:`interval_likelihood`.
-        kinds: of the outputs; all real if None.
+        kinds: kinds of the outputs; all real if None.
 
     Returns:
-        A flow of the outputs on the line: ``on_support(flow, kinds)`` has their own units.
+        A flow of the outputs on the line; ``on_support(flow, kinds)`` is in their own units.
     """
     lower, upper = (as_tensor(v, name).to(torch.float64) for v, name in ((lower, "lower"), (upper, "upper")))
     dim = lower.shape[-1]
@@ -129,7 +129,7 @@ def fit_gaussian(x: Any, lower: Any, upper: Any, *, kinds: Sequence[str] | None 
     if bool(outside.any()):
         row, j = outside.nonzero()[0].tolist()
         raise ValueError(
-            f"{int(outside.any(1).sum())} of {len(low)} rows lie outside of the support, first output {j} of "
+            f"{int(outside.any(1).sum())} of {len(low)} rows lie outside the support, first output {j} of "
             f"row {row}: {lower[row, j]:g} to {upper[row, j]:g} is not {parsed[j]}. Declare another kind."
         )
     n, features = len(low), 0 if x is None else x.shape[1]
@@ -160,7 +160,7 @@ def fit_gaussian(x: Any, lower: Any, upper: Any, *, kinds: Sequence[str] | None 
 
 
 def _first_guess(low: Tensor, high: Tensor) -> Tensor:
-    """Known outputs, the middle of finite bounds, the finite one of two, the mean of others."""
+    """Starting values: known outputs, midpoints of finite bounds, the only finite bound, or the mean."""
     guess = torch.where(low.isinf(), high, torch.where(high.isinf(), low, (low + high) / 2))
     known = torch.isfinite(guess)
     if not bool(known.any(0).all()):
@@ -174,7 +174,7 @@ def _first_guess(low: Tensor, high: Tensor) -> Tensor:
 def _expect_missing(
     filled: Tensor, mean: Tensor, covariance: Tensor, low: Tensor, high: Tensor, rows: Tensor
 ) -> Tensor:
-    """Put expected values in place of missing ones, and return the sum of their conditional covariances."""
+    """Replace missing values by their expectations; return the sum of their conditional covariances."""
     total = torch.zeros_like(covariance)
     if not len(rows):
         return total
@@ -193,7 +193,7 @@ def _expect_missing(
 def _expect_boxes(
     flow: LinearGaussianFlow, x: Tensor | None, filled: Tensor, low: Tensor, high: Tensor, rows: Tensor
 ) -> Tensor:
-    """As ``_expect_missing``, by points of the boxes; the same ones in every step."""
+    """As ``_expect_missing``, with points of the boxes, which are the same in every step."""
     total = torch.zeros(filled.shape[1], filled.shape[1], dtype=torch.float64)
     real = [Kind.parse("real")] * filled.shape[1]
     source = torch.Generator().manual_seed(0)
@@ -219,21 +219,21 @@ def fit_incomplete(
     samples: int = 256,
     seed: int = 0,
 ) -> ConditionalFlow:
-    """A flow trained on rows with bounds: what is not known is drawn by the model before, round by round.
+    """A flow trained on rows with bounds, whose unknown outputs are drawn from the model of the last round.
 
-    The first draws are those of :func:`fit_gaussian`. Every round trains a new flow on rows that the last
-    one completed, each with a draw between its bounds given what is known of the row: stochastic expectation
-    and maximisation. Rows that are complete are as they were.
+    The first draws come from :func:`fit_gaussian`. Every round trains a new flow on rows completed by the
+    previous model, with draws within the bounds given the known outputs of the row. This is stochastic
+    expectation-maximisation (EM). Complete rows are unchanged.
 
     Args:
         make_flow: ``make_flow(x, line)`` trains a flow of d real outputs on (n, p), or None, and (n, d) rows.
         x: (n, p) features or None.
         lower: (n, d) lower bounds.
         upper: (n, d) upper bounds; see :func:`as_bounds`.
-        kinds: of the outputs.
-        rounds: trainings.
-        samples: points for the draw of a row: 16 times a power of 2.
-        seed: of the draws.
+        kinds: kinds of the outputs.
+        rounds: number of rounds of training.
+        samples: number of points to draw each row from, 16 times a power of 2.
+        seed: seed of the draws.
 
     Returns:
         The flow in the outputs' own units.
@@ -260,29 +260,28 @@ def recalibrate_incomplete(
     rounds: int = 10,
     generator: torch.Generator | None = None,
 ) -> ConditionalFlow:
-    r"""A flow recalibrated by rows with bounds: the law of the latent norm by expectation and maximisation.
+    r"""A flow recalibrated on rows with bounds; EM fits the law of the latent norm.
 
-    A row with bounds contributes :math:`\int f_L(l)\, s(l)\, dl`, with s(l) the share of the latent sphere of
-    radius l that decodes into its box: such a set cuts spheres in part. Here it is 64 points of the box with
-    weights; every round gives them the weights that the last law says,
+    A row with bounds contributes :math:`\int f_L(l)\, s(l)\, dl`, where s(l) is the share of the latent
+    sphere of radius l that decodes into its box. The box is represented by 64 weighted points. Every round
+    computes their weights from the last law,
 
     .. math:: w_m \propto \frac{f_Z(z_m)\, |\det \partial z / \partial y|_m}{q(y_m)}, \qquad \sum_m w_m = 1,
 
-    and fits the law to all norms by these weights. Complete rows have one norm of weight 1, rows that miss
-    all outputs have none. Assumes that censoring does not depend on y given x. Where more than half of the
-    rows are censored on one side, the tail there is what the reference says, not what the data say. With
-    fewer than 200 rows, of which some are not complete, the law stays as it is, or has another scale alone,
-    unless rows held out in turn clearly prefer that of ``fit``.
+    and fits the law to all norms with these weights. Complete rows have one norm of weight 1; rows without
+    any output have none. Censoring is assumed independent of y given x. If more than half of the rows are
+    censored on one side, the tail there comes from the reference, not from the data. With fewer than 200
+    rows, some incomplete, the law is kept or only rescaled, unless cross-validation clearly prefers ``fit``.
 
     Args:
         model: the flow.
-        x: (n, p) features or None, of rows that training did not see.
+        x: (n, p) features or None, of rows not used for training.
         lower: (n, d) lower bounds.
         upper: (n, d) upper bounds; see :func:`as_bounds`.
-        kinds: of the outputs; all real if None.
-        fit: called with a :class:`CalibrationSample` of norms and weights.
-        rounds: of fitting, at most; it ends where the weights settle.
-        generator: of the points; seeded with 0 if None.
+        kinds: kinds of the outputs; all real if None.
+        fit: function that fits a law to a :class:`CalibrationSample` of norms and weights.
+        rounds: largest number of rounds; fitting ends when the weights converge.
+        generator: source of randomness for the points; seeded with 0 if None.
     """
     x, lower, upper, parsed = check_bounds(model, x, lower, upper, kinds)
     seen = ~(lower.isinf() & upper.isinf()).all(1)
@@ -303,14 +302,14 @@ def recalibrate_incomplete(
             log_ratio.append((log_abs_det.cpu() - points.log_q)[inside])
             owner.append(points.rows.expand(len(norm), -1)[inside])
     if not norms:
-        raise ValueError("No row has a known output or a finite bound; there is nothing to recalibrate with.")
+        raise ValueError("No row has a known output or a finite bound; there is nothing to recalibrate on.")
     radii, ratio, rows = torch.cat(norms), torch.cat(log_ratio), torch.cat(owner)
     empty = seen.clone()
     empty[rows] = False
     if bool(empty.any()):
         raise ValueError(
-            f"{int(empty.sum())} rows have bounds outside of the flow's support (first row "
-            f"{int(empty.nonzero()[0])}). Drop those rows, or look at the kinds of the outputs."
+            f"{int(empty.sum())} rows have bounds outside the flow's support (first row "
+            f"{int(empty.nonzero()[0])}). Drop these rows, or check the kinds of the outputs."
         )
     fingerprint = Fingerprint.of(x, torch.where(complete[:, None], lower, 0.0))
     known = _KnownNorms(radii, ratio, rows, None if x is None else x[rows], complete, fingerprint)
@@ -322,25 +321,25 @@ def recalibrate_incomplete(
 
 @dataclass(frozen=True)
 class _KnownNorms:
-    """Norms (m,) of points of the boxes of rows, what their weights are made of, whose they are."""
+    """Norms (m,) of points in the boxes of rows, the terms of their weights, and the row of each."""
 
     radii: Tensor
     log_ratio: Tensor
     rows: Tensor
     features: Tensor | None
     complete: Tensor
-    """(n,), rows that are a single point."""
+    """(n,) mask of rows that are a single point."""
     fingerprint: Fingerprint
 
     def of(self, chosen: Tensor) -> _KnownNorms:
-        """Those of some of the rows, (n,) bool."""
+        """The norms of the chosen rows, (n,) bool."""
         own = chosen[self.rows]
         x = None if self.features is None else self.features[own]
         parts = (self.radii[own], self.log_ratio[own], self.rows[own], x)
         return _KnownNorms(*parts, self.complete, self.fingerprint)
 
     def weigh(self, flow: ConditionalFlow) -> tuple[Tensor, Tensor]:
-        """Weights (m,) of the points, of sum 1 for each row, and log-likelihoods (n,) of the rows."""
+        """Weights (m,) of the points, which sum to 1 in each row, and log-likelihoods (n,) of the rows."""
         log_density = flow.base.given(self.features).log_prob_at_norm(self.radii)
         log_weight = log_density + self.log_ratio
         top = torch.full(self.complete.shape, -math.inf, dtype=torch.float64)
@@ -352,7 +351,7 @@ class _KnownNorms:
     def recalibrate(
         self, model: ConditionalFlow, fit: Callable[[CalibrationSample], RadiusLaw], rounds: int
     ) -> ConditionalFlow:
-        """The flow with the law of these norms, by expectation and maximisation."""
+        """The flow with a law fitted to these norms by EM."""
         flow, before, count = model, torch.zeros_like(self.radii), len(self.rows.unique())
         for _ in range(rounds):
             weight, _ = self.weigh(flow)
@@ -368,10 +367,10 @@ class _KnownNorms:
 def _choose_law(
     model: ConditionalFlow, known: _KnownNorms, fit: Callable[[CalibrationSample], RadiusLaw]
 ) -> Callable[[CalibrationSample], RadiusLaw]:
-    """The law as it is, one with another scale, or that of ``fit``: each must beat those before it.
+    """The current law, a rescaled one, or that of ``fit``; each must beat those before it on held-out rows.
 
-    By more than a standard error of the paired log-likelihoods of rows held out: points of one row stand
-    together, so a law with many parameters believes in them more than their number allows.
+    The margin is one standard error of the paired held-out log-likelihoods. Points of one row are close
+    together, so a law with many parameters overfits to them.
     """
     present = known.rows.unique()
     fold = torch.full(known.complete.shape, -1)
@@ -397,4 +396,4 @@ def _choose_law(
 
 
 def _keep_law(sample: CalibrationSample) -> RadiusLaw:
-    return sample.require_reference("A law is kept as it is")
+    return sample.require_reference("Keeping the law needs it as the reference")

@@ -1,4 +1,4 @@
-"""Which kind each output is: declared by the user, or guessed from the data and said in a line."""
+"""The kind of each output: declared by the user, or guessed from the data."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from ..flows.output_kinds import HALF_LINES, Kind
 from ..recalibration.discrete import OutputAtoms, atoms
 from .grid import dequantize
 
-_SPAN = 10.0  # largest over smallest value from which on positive numbers are worth a log
-_CATEGORIES, _LAST = 11, 0.05  # most values of a scale, and share of the rows at its last one
-_LINK_ROWS = 40  # and twice as many as features, to choose a map by
-_ATOM, _ATOM_ROWS = 0.05, 10  # share and number of rows at a single value
-_SURE_ROWS, _SURE_ATOM = 100, 0.1  # rows, and share of them at an atom, for a guess that changes a model
-_LINK_FOLDS, _CLEARLY = 4, 2.0  # folds, and standard errors by which another map of a grid must be better
-_STEEPEST = 0.5  # ranges of the data that a map of a grid may grow by per standard deviation on the line
-_MANY_ZEROS = 0.5  # share of zeros for which they have a law of their own
+_SPAN = 10.0  # ratio of largest to smallest value from which a log is used for positive numbers
+_CATEGORIES, _LAST = 11, 0.05  # most values of an ordered scale; least share of rows at its largest
+_LINK_ROWS = 40  # fewest rows to choose a map, and at least twice the number of features
+_ATOM, _ATOM_ROWS = 0.05, 10  # least share and number of rows at an atom
+_SURE_ROWS, _SURE_ATOM = 100, 0.1  # fewest rows, and least share at an atom, for a guess that changes a model
+_LINK_FOLDS, _CLEARLY = 4, 2.0  # folds; standard errors by which another map of a grid must be better
+_STEEPEST = 0.5  # most growth of a map per standard deviation on the line, in ranges of the data
+_MANY_ZEROS = 0.5  # share of zeros from which zero becomes an atom
 
 
 def guess_kinds(y: Any) -> list[str]:
-    """The kind of each output (n, d), as text that :class:`Kind` reads; NaN are left out.
+    """The kind of each output (n, d), as text that :class:`Kind` reads; NaN are ignored.
 
-    * On a grid: ``count`` for whole numbers from 0 on; ``ordered(a, b)`` where these, or any whole numbers,
-      have at most 11 values and at least 5 % of the rows at the largest, as scales and answers have;
-      ``rounded`` otherwise, with a lower end at 0 where no value is negative and the values span a factor of
-      ten or reach 0.
+    * On a grid: ``count`` for whole numbers from 0 up; ``ordered(a, b)`` for whole numbers with at most 11
+      values and at least 5 % of the rows at the largest, as in rating scales; otherwise ``rounded``, with a
+      lower end at 0 if no value is negative and the values span a factor of ten or reach 0.
     * ``unit`` for values inside (0, 1) that come close to both ends; ``positive`` for others above 0 that
-      span a factor of ten. (Numbers near 1,000 are positive, too, but a log would change nothing.)
-    * An atom for a single value of at least 5 % of the rows, and at least ten; those at an end of what is
-      left, such as zeros beside positive numbers.
+      span a factor of ten. (Numbers near 1,000 are positive too, but a log would change nothing.)
+    * An atom for a single value with at least 5 % of the rows, and at least ten, that lies at an end of the
+      other values, such as 0 among positive numbers.
 
-    A guess is a guess: say what you know with ``outputs=``.
+    Guesses may be wrong: declare what you know with ``outputs=``.
 
     Examples:
         >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
@@ -51,13 +50,13 @@ def guess_kinds(y: Any) -> list[str]:
 
 
 def guess_cautiously(y: Any) -> list[str]:
-    """As :func:`guess_kinds`, where a model is to be changed by a guess: kinds that are hardly ever wrong.
+    """The kind of each output, as :func:`guess_kinds`, but only guesses that are very unlikely to be wrong.
 
-    Only values that repeat change anything: with at least 100 rows, ``count`` or ``rounded`` where all lie on
-    a grid and one value has at least 5 % of the rows, and an atom where it has at least 10 %, or half of the
-    rows where it is the 0 of a count. (A density is no model of either.) All else is ``real``: that values
-    are above 0, or below 1, may be an accident of the rows, and a new one outside of the support would have
-    no probability. For the same reason a scale is a count without an upper end, but for one of 0 and 1 alone.
+    Only repeated values matter, and at least 100 rows are needed: ``count`` or ``rounded`` if all values lie
+    on a grid and one value has at least 5 % of the rows, and an atom if it has at least 10 % (for the 0 of a
+    count, half) of the rows. (No density can model either.) Every other output is ``real``: that all values
+    are above 0, or below 1, may be chance, and a new value outside the support would have probability 0. For
+    the same reason a scale becomes a count without an upper end, unless its values are 0 and 1.
 
     Examples:
         >>> counts = torch.poisson(torch.full((200,), 3.0), generator=torch.Generator().manual_seed(0))
@@ -74,19 +73,19 @@ def resolve_kinds(
     *,
     cautious: bool = False,
 ) -> list[str]:
-    """One complete kind an output: those that are declared, with what they leave open read from y (n, d).
+    """The complete kind of each output: as declared, with open parameters set from y (n, d), or guessed.
 
-    ``rounded`` gets the step of the data, ``ordered`` their range, ``positive(softplus)`` and its like the
-    median as scale. Outputs that are not named are guessed. Maps are chosen by :func:`choose_links`.
+    ``rounded`` gets the step of the data, ``ordered`` their range, and ``positive(softplus)`` and similar
+    kinds the median as scale. Outputs that are not named are guessed. :func:`choose_links` chooses maps.
 
     Args:
         outputs: kinds by the names of the outputs, or one for each, ``"auto"`` among them; None guesses all.
-        y: (n, d) outputs of the training rows; NaN are left out.
-        names: of the outputs; "0", "1", ... if None.
-        cautious: guess by :func:`guess_cautiously`.
+        y: (n, d) outputs of the training rows; NaN are ignored.
+        names: names of the outputs; "0", "1", ... if None.
+        cautious: whether to guess by :func:`guess_cautiously`.
 
     Raises:
-        ValueError: where a name is unknown, or the data do not have the declared kind.
+        ValueError: if a name is unknown, or the data are not of the declared kind.
 
     Examples:
         >>> y = torch.tensor([[1.0, 0.25], [4.0, 0.5], [2.0, 0.25], [1.0, 1.0]]).repeat(2, 1)
@@ -110,7 +109,7 @@ def resolve_kinds(
 
 
 def check_kinds(y: Any, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
-    """Raise where an output (n, d) has a value that its kind has not; NaN are left out."""
+    """Raise if an output (n, d) has a value that its kind does not allow; NaN are ignored."""
     names = [str(j) for j in range(len(kinds))] if names is None else names
     for kind, column, name in zip(map(Kind.parse, kinds), _columns(y), names, strict=True):
         _check(kind, column, name)
@@ -134,23 +133,23 @@ def describe_kinds(kinds: Sequence[str], names: Sequence[str] | None = None) -> 
 
 
 def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list[str]:
-    """The kinds, with the maps to the line that linear regression likes best on rows held out.
+    """The kinds, with the maps to the line that give linear regression the best held-out likelihood.
 
-    ``log``, ``softplus`` and ``exponential``, with the median as their scale, are tried for ``positive``,
-    ``count`` and ``rounded(h, a)``, ``logit`` and ``probit`` for intervals, where no map is named. Each
-    quarter of the rows is held out in turn; densities are compared in the outputs' own units, beside atoms.
+    If no map is named, ``log``, ``softplus`` and ``exponential``, with the median as scale, are tried for
+    ``positive``, ``count`` and ``rounded(h, a)``, and ``logit`` and ``probit`` for intervals. Each quarter of
+    the rows is held out in turn; densities outside atoms are compared in the outputs' own units.
 
-    A grid without an upper end has an exponential map unless another is better by two standard errors: noise
-    within its first cell has a long tail on a log line, to the left, which a law of the radius takes for one
-    on both sides. Its map is straight from where it would grow by more than half of the range of the data per
-    standard deviation on the line, and beyond the data, so that a latent five standard deviations out does
-    not mean a count many times as large as any seen. With few rows its scale is that of a geometric law.
+    A grid without an upper end gets an exponential map unless another is better by two standard errors. (On
+    a log line, noise within its first cell has a long left tail, which a law of the radius would apply to
+    both sides.) The map continues as a straight line beyond the data, and from where it would grow by more
+    than half of their range per standard deviation on the line, so that a latent five standard deviations out
+    does not give a count many times larger than any seen. With few rows its scale is that of a geometric law.
 
     Args:
         x: (n, p) features or None.
-        y: (n, d) outputs; NaN are left out.
-        kinds: one an output.
-        seed: of the rows held out and of the noise within cells.
+        y: (n, d) outputs; NaN are ignored.
+        kinds: one for each output.
+        seed: seed of the folds and of the noise within cells.
     """
     y = as_tensor(y, "y").to(torch.float64)
     x = None if x is None else as_tensor(x, "x").to(torch.float64)
@@ -176,24 +175,24 @@ def choose_links(x: Any, y: Any, kinds: Sequence[str], *, seed: int = 0) -> list
                 ]
             kind = _choose(options, features, column, seed, "exponential" if endless_grid else None)
         elif bare and endless_grid:
-            more = float((column - kind.origin).sum()) / kind.step  # steps beyond the first value
+            more = float((column - kind.origin).sum()) / kind.step  # steps above the first value
             kind = replace(kind, scale=_round(-kind.step / math.log((more + 0.5) / (more + len(rows) + 1))))
-            # On its own line a geometric law is normal.
+            # A geometric law is normal on its own line.
             kind = _straighten(kind, column, y[known, j], 1.0) if len(rows) else kind
         chosen.append(str(kind))
     return chosen
 
 
 def _straighten(kind: Kind, column: Tensor, every: Tensor, spread: float) -> Kind:
-    """The kind, with a straight map beyond values (n, 1), or from where it is too steep.
+    """The kind, with a map that is straight beyond values (n, 1), or from where it is too steep.
 
     Args:
-        kind: of a grid without an upper end.
-        column: values beside atoms.
-        every: (m,) values, atoms among them.
+        kind: kind of a grid without an upper end.
+        column: values that are not atoms.
+        every: (m,) all values, including atoms.
         spread: standard deviation of the values on the line.
     """
-    if kind.link == "softplus":  # which is straight
+    if kind.link == "softplus":  # already straight
         return kind
     steepest = _STEEPEST * float(every.max() - every.min())
     most = float((column - kind.lower).max()) + kind.step / 2
@@ -204,12 +203,12 @@ def _straighten(kind: Kind, column: Tensor, every: Tensor, spread: float) -> Kin
 
 
 def _round(value: Tensor | float) -> float:
-    """Four digits, for a text that is read."""
+    """The value rounded to four digits, for readable text."""
     return float(f"{float(value):.4g}")
 
 
 def _choose(options: list[Kind], x: Tensor | None, y: Tensor, seed: int, usual: str | None) -> Kind:
-    """The kind with the smallest held-out loss; the usual map unless that is clearly larger."""
+    """The kind with the smallest held-out loss; the usual map unless its loss is clearly larger."""
     losses = {kind.link: _held_out_losses(kind, x, y, seed) for kind in options}
 
     def is_better(kind: Kind) -> bool:
@@ -221,13 +220,13 @@ def _choose(options: list[Kind], x: Tensor | None, y: Tensor, seed: int, usual: 
 
 
 def _on_line(kind: Kind, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Values (n, 1) beside atoms on the line, and the logs of the slopes there."""
+    """Values (n, 1) without atoms on the line, and the log slopes there."""
     noisy = dequantize(y, [str(kind.without_atoms)], torch.Generator().manual_seed(seed))
     return kind.to_line(kind.inside(noisy))
 
 
 def _held_out_losses(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> Tensor:
-    """Loss of each row (n, p), (n, 1) under linear Gaussian flows of the other folds, in units of y."""
+    """Loss of rows (n, p), (n, 1) under linear Gaussian flows fitted to other folds, in units of y."""
     line, log_slope = _on_line(kind, y, seed)
     fold, losses = torch.arange(len(y)) % _LINK_FOLDS, torch.empty(len(y), dtype=torch.float64)
     for number in range(_LINK_FOLDS):
@@ -241,7 +240,7 @@ def _held_out_losses(kind: Kind, x: Tensor | None, y: Tensor, seed: int) -> Tens
 
 
 def _columns(y: Any) -> list[Tensor]:
-    """Float64 values of each output, those that are there."""
+    """Float64 values of each output, without missing ones."""
     y = torch.as_tensor(y).detach() if isinstance(y, Tensor) else torch.as_tensor(y)
     present = ~torch.isnan(y) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
     filled = as_rows(None, torch.where(present, y, torch.zeros_like(y)))[1].to(torch.float64)
@@ -291,7 +290,7 @@ def _guess_grid(column: Tensor, found: OutputAtoms) -> str:
             return f"ordered({low:.17g}, {high:.17g})"
         if low >= 0 and (low < 1 or high >= _SPAN * low):
             return "count"
-    # The step as it was meant: 0.01, not 0.009999999776.
+    # The intended step: 0.01, not 0.009999999776.
     step = float(f"{step:.7g}")
     off = abs(low / step - round(low / step))
     if off > 1e-3:
@@ -301,14 +300,14 @@ def _guess_grid(column: Tensor, found: OutputAtoms) -> str:
 
 
 def _lone_atoms(column: Tensor, found: OutputAtoms) -> list[float]:
-    """Values of so many rows that they are no accident; never all there are."""
+    """Values that occur in too many rows to be chance; never all values."""
     least = max(_ATOM, (_ATOM_ROWS - 0.5) / len(column))
     values = [value for value, share in zip(found.values, found.shares, strict=True) if share >= least]
     return values if len(values) < found.distinct - 1 else []
 
 
 def _complete(text: str, column: Tensor, name: str, guess: Callable[[Tensor], Kind]) -> Kind:
-    """A declared kind with what it leaves open, checked against the data."""
+    """A declared kind, completed from the data and checked against them."""
     plain = text.strip().lower() if isinstance(text, str) else text
     if plain in ("auto", None):
         return guess(column)
@@ -317,8 +316,8 @@ def _complete(text: str, column: Tensor, name: str, guess: Callable[[Tensor], Ki
         if step is None:
             gaps = torch.unique(column).diff()
             raise ValueError(
-                f"Output {name!r} is declared as rounded, but its values are no grid that can be told from "
-                f"the data (smallest gap {float(gaps.min()) if len(gaps) else 0:g}). Say its step: "
+                f"Output {name!r} is declared as rounded, but no step can be inferred from its values "
+                f"(smallest gap {float(gaps.min()) if len(gaps) else 0:g}). Give the step, for example "
                 "'rounded(0.5)'."
             )
         plain = _guess_grid(column, OutputAtoms((), (), step, 2))
@@ -338,6 +337,6 @@ def _check(kind: Kind, column: Tensor, name: str) -> None:
     wrong = ~kind.contains(beside) | ~kind.is_on_grid(beside)
     if bool(wrong.any()):
         raise ValueError(
-            f"Output {name!r} is declared as {kind}, but {int(wrong.sum())} of {len(column)} values are not, "
-            f"such as {float(beside[wrong][0]):g}. The data look like {_guess(column)}."
+            f"Output {name!r} is declared as {kind}, but {int(wrong.sum())} of {len(column)} values are not "
+            f"of this kind, for example {float(beside[wrong][0]):g}. The data look like {_guess(column)}."
         )

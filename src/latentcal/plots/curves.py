@@ -1,4 +1,4 @@
-"""Curves and histograms of PIT values, and losses of a training run."""
+"""Plots of curves and histograms of PIT values, and of the losses of a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of where a model is not calibrated: along a feature, in slabs and groups, in some direction."""
+"""Plots of where a model is not calibrated: along a feature, in slabs, in groups or in directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pit_by_feature(
     confidence: float = 0.95,
     ax: Axes | None = None,
 ) -> Axes:
-    """Quantiles of the PIT (10, 50 and 90 %) in bins of a feature; flat if the model is calibrated.
+    """Plot of quantiles of the PIT (10, 50 and 90 %) in bins of a feature; flat if the model is calibrated.
 
     The grey bands contain all quantiles of all bins of a calibrated model with at least the stated confidence
     (beta laws of order statistics, Bonferroni). Dots are the rows, at most 2,000.
@@ -54,7 +54,7 @@ def pit_by_feature(
     values, pits = feature[order].double(), u[order].double()
     n = len(values)
     wanted = max(1, min(bins, n // _ROWS_A_BIN))
-    # Equal values share a bin: a cut is moved to the first of them.
+    # Equal values share a bin: cuts are moved to the first of them.
     cuts = torch.searchsorted(values, values[torch.arange(1, wanted) * n // wanted].contiguous())
     edges = torch.cat([torch.tensor([0]), cuts, torch.tensor([n])]).unique().tolist()
     tail = (1 - confidence) / (2 * len(_LEVELS) * (len(edges) - 1))
@@ -92,11 +92,11 @@ def pit_by_feature(
 def coverage_intervals(
     labels: Sequence[str], coverage: Tensor, intervals: Tensor, *, nominal: float, ax: Axes | None = None
 ) -> Axes:
-    """Coverages with their intervals, one for each line, and the nominal coverage.
+    """Plot of coverages with their intervals, one per line, and the nominal coverage.
 
     Args:
         labels: (k,) names of the lines.
-        coverage: (k,) measured coverages; NaN leaves out the dot.
+        coverage: (k,) measured coverages; NaN omits the dot.
         intervals: (k, 2) ends.
         nominal: nominal coverage.
         ax: where to draw; new axes by default.
@@ -130,7 +130,7 @@ def coverage_intervals(
 
 
 def mean_direction(mean: Tensor, n: int, *, confidence: float = 0.95, ax: Axes | None = None) -> Axes:
-    """Mean direction of latents, one bar for each coordinate (the 24 longest); zero if latents are centred.
+    """Plot of the mean direction of latents, with the 24 longest bars; zero if latents are centred.
 
     The band contains all d means of n uniform directions with about the stated confidence (normal law,
     Bonferroni).
@@ -175,7 +175,7 @@ def mean_direction(mean: Tensor, n: int, *, confidence: float = 0.95, ax: Axes |
 
 
 def group_errors(labels: Sequence[str], errors: Tensor, limits: Tensor, *, ax: Axes | None = None) -> Axes:
-    """Calibration errors of groups and limits for calibrated groups; the 20 worst if there are more.
+    """Plot of calibration errors of groups, with limits for calibrated groups; shows the 20 worst.
 
     Args:
         labels: (k,) names of the groups.
@@ -204,7 +204,7 @@ def group_errors(labels: Sequence[str], errors: Tensor, limits: Tensor, *, ax: A
 def p_value_bars(
     names: Sequence[str], p_values: Tensor, *, level: float = 0.05, ax: Axes | None = None
 ) -> Axes:
-    """Adjusted p-values of tests as bars on a log scale; those beyond the level are findings.
+    """Plot of adjusted p-values as bars on a log scale; those beyond the level are findings.
 
     Args:
         names: (k,) names of the tests.
@@ -234,7 +234,7 @@ def p_value_bars(
 
 
 def _within(ax: Axes, values: Tensor) -> None:
-    """Limits that hold the middle 99 % of the values: one outlier must not squeeze all others."""
+    """Set limits that contain the middle 99 % of the values, so that outliers do not compress the rest."""
     low, high = (
         float(values.quantile(q)) if len(values) < 1 << 24 else float(values[int(q * len(values))])
         for q in (0.005, 0.995)

@@ -25,7 +25,7 @@ def density_map(
     points: Tensor | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A density of two outputs as a map, with the level sets of a PIT and points.
+    """Plot of a density of two outputs, with level sets of a PIT and points.
 
     Args:
         first: (a,) grid of the first output.
@@ -65,7 +65,7 @@ def region_outlines(
     points: Tensor | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Prediction regions of two outputs, one for each level, as closed polygons.
+    """Plot of prediction regions of two outputs, one for each level, as closed polygons.
 
     Call it again with the same axes to compare regions: each set gets the next colour.
 
@@ -94,7 +94,7 @@ def region_outlines(
             ax.plot([], [], " ", label=f"{text}: everything", gid=name)
             continue
         path = Path.make_compound_path(*(Path(line.cpu().numpy(), closed=True) for line in polygons))
-        if not has(ax, "map"):  # whose colours a fill would change
+        if not has(ax, "map"):  # a fill would change the colours of the map
             ax.add_patch(PathPatch(path, facecolor=colour, alpha=0.12, linewidth=0, gid=name))
         edge = {"edgecolor": colour, "linestyle": styles[i % 4], "linewidth": 1.6}
         ax.add_patch(PathPatch(path, fill=False, label=text, gid=name, **edge))
@@ -115,7 +115,7 @@ def paths(
     label: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Paths of many outputs, such as the steps of a forecast: bands of each output, and a few whole paths.
+    """Plot of paths, such as the steps of a forecast: bands of each output, and a few complete paths.
 
     Each band contains a single output with the given probability; the paths show the dependence between
     outputs.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 BAND, INNER, LINE = "#D4D4D4", "#EDEDED", "#7A7A7A"
 
@@ -34,7 +34,7 @@ def _pyplot() -> Any:
 
 
 def has(ax: Axes, gid: str) -> bool:
-    """Whether something of this gid is drawn already."""
+    """Whether an artist with this gid has already been drawn."""
     return any(artist.get_gid() == gid for artist in ax.get_children())
 
 
@@ -45,7 +45,7 @@ def next_colour(ax: Axes) -> str:
 
 
 def tidy(ax: Axes) -> None:
-    """Axes without a frame on top and right."""
+    """Remove the frame on the top and right of the axes."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(length=3)
 

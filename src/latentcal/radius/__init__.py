@@ -1,4 +1,4 @@
-"""Laws of a latent norm, one a file."""
+"""Laws of a latent norm, one per file."""
 
 from typing import TYPE_CHECKING
 

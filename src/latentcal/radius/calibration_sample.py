@@ -1,4 +1,4 @@
-"""Data to fit laws of the radius to: validated calibration norms with features and weights."""
+"""Data for fitting laws of the radius: validated calibration norms with features and weights."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .folds import effective_size
 if TYPE_CHECKING:
     from .law import RadiusLaw
 
-_SMALLEST_RADIUS = 1e-295  # of the largest one
-_LOST = 1e-12  # of the largest weight: what is less is lost in rounding
+_SMALLEST_RADIUS = 1e-295  # lower limit for the largest radius
+_LOST = 1e-12  # weights below this share of the largest are lost in rounding
 _Law = TypeVar("_Law")
 
 
 class DiscreteOutputWarning(UserWarning):
-    """Many latent norms are tied: the outputs are probably discrete and have no density."""
+    """Raised when many latent norms are tied: the outputs are probably discrete and have no density."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class CalibrationSample:
     """Calibration norms to fit a law to, in float64, with reference, features and weights.
 
-    ``recalibrate(..., fit=...)`` passes one to ``fit``. Rows whose weight is 0, or rounds to 0 relative to
-    the others, are left out. Tensors have no graph.
+    ``recalibrate(..., fit=...)`` passes a ``CalibrationSample`` to ``fit``. Rows whose weight is 0, or rounds
+    to 0 relative to the others, are left out. Tensors have no graph.
 
     Args:
         radii: (n,) latent norms.
@@ -108,7 +108,7 @@ class CalibrationSample:
 
 
 def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
-    """Let ``fit(cls, sample, **options)`` take bare radii too: ``fit(cls, radii, reference=..., x=...)``.
+    """Let ``fit(cls, sample, **options)`` also take radii: ``fit(cls, radii, reference=..., x=...)``.
 
     It also works inside ``torch.inference_mode()``.
     """
@@ -128,7 +128,7 @@ def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
             sample = CalibrationSample(sample, reference, x, weights)
         elif not (reference is None and x is None and weights is None):
             raise TypeError(
-                "A CalibrationSample already has reference, x and weights: leave out these arguments."
+                "A CalibrationSample already has reference, x and weights; leave out these arguments."
             )
         return fit_outside(cls, sample, **options)
 
@@ -139,7 +139,7 @@ def fit_to_sample(fit: Callable[..., _Law]) -> Callable[..., _Law]:
 def _check_rows(
     radii: Tensor, x: Tensor | None, weights: Tensor | None, upper: float
 ) -> dict[str, Tensor | None]:
-    """Radii (n,), features (n, p), weights (n,) of mean 1, and which of the rows given these are."""
+    """Radii (n,), features (n, p) and weights (n,) of mean 1 of the kept rows, and a mask of these rows."""
     radii = to_tensor(radii, "radii").detach().to(torch.float64).reshape(-1)
     if x is not None:
         x = as_tensor(x, "x")
@@ -179,7 +179,7 @@ def _check_rows(
         weights, kept = torch.ones_like(radii), torch.ones_like(radii, dtype=torch.bool)
     else:
         weights = weights.to(radii.device)
-        # A fold of points that carry no weight would have nothing to hold out, or nothing to learn from.
+        # Points without weight could form a fold with nothing to hold out or nothing to fit to.
         kept = weights > _LOST * weights.max()
         radii, weights = radii[kept], weights[kept] / weights[kept].mean()
         x = None if x is None else x[kept.to(x.device)]
@@ -212,7 +212,7 @@ def warn_if_tied(radii: Tensor, *, limit: float = 0.2) -> None:
         warnings.warn(
             f"{share:.0%} of the {radii.numel()} latent norms are tied. The outputs are probably discrete: "
             "densities then depend on how sharp the peaks of a law may be. Dequantise y (add uniform noise "
-            "of one step) or use EmpiricalRadius, which needs no density.",
+            "with the width of one step) or use EmpiricalRadius, which needs no density.",
             DiscreteOutputWarning,
             stacklevel=5,
         )

@@ -1,4 +1,4 @@
-"""Weighted norms counted in cells of log r: what a law that forgets remembers, in constant memory."""
+"""Weighted norms counted in cells of log r: the state of a streaming law, in constant memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LARGEST_LOG_R = 1500.0  # twice the log of any float
 
 
 class Cells:
-    """Counts in cells that are about equal around a centre and wide far off: every positive float has one.
+    """Counts in cells of log r, nearly equal around a centre and wider far out, for every positive float.
 
     Args:
         bins: (3, 512) sums of weight, weight times position in the cell and weight times its square; changed
             in place.
-        grid: (2,) centre of the cells in log r, and the distance from it up to which they are about equal;
+        grid: (2,) centre of the cells in log r, and the distance from it up to which they are nearly equal;
             changed in place.
         spread: interquartile range of log r under the reference.
     """
@@ -30,11 +30,11 @@ class Cells:
         self.bins, self.grid, self.spread = bins, grid, spread
 
     def copy(self) -> Cells:
-        """The same counts, which can change by themselves."""
+        """An independent copy of the counts."""
         return Cells(self.bins.clone(), self.grid.clone(), self.spread)
 
     def count(self, radii: Tensor, weights: Tensor, decay: float) -> float:
-        """Let all weights decay and add norms (m,); returns the sum of the squared weights of these."""
+        """Decay all weights and add norms (m,); return the sum of the squared weights of the new norms."""
         m = radii.numel()
         if m > 1:
             weights = weights * decay ** torch.arange(m - 1, -1, -1, device=radii.device).to(radii)
@@ -43,14 +43,14 @@ class Cells:
         return float((weights * weights).sum())
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points of log r, ascending, and the share of the weight below each."""
+        """Ascending points of log r, and the share of the weight below each."""
         weight, ends = self.intervals()
         above = np.cumsum(weight)
         levels = np.stack([above - weight, above], 1).reshape(-1) / above[-1]
         return self._from_position(ends.reshape(-1)), levels
 
     def intervals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weight (k,) of the cells in use, and the ends (k, 2) of a uniform law with their moments."""
+        """Weights (k,) of the cells in use, and the ends (k, 2) of uniform laws with the same moments."""
         bins = self.bins.cpu().numpy()
         used = np.flatnonzero(bins[0])
         weight, first, second = bins[:, used]
@@ -60,14 +60,14 @@ class Cells:
         return weight, used[:, None] + ends
 
     def follow(self) -> None:
-        """Forget cells of no weight, and lay the cells anew where the data have left them."""
-        # Weights that decay for ever would end as denormal numbers, which are slow.
+        """Clear cells with negligible weight, and re-centre the cells if the data have moved away."""
+        # Weights that decay indefinitely would become denormal numbers, which are slow.
         self.bins[:, self.bins[0] < 1e-12 * self.bins[0].sum()] = 0
         points, levels = self.curve()
         low, median, high = np.interp([0.25, 0.5, 0.75], levels, points)
         center, spread = self.grid.tolist()
-        # Never wider than the reference: the cells grow with the distance, and data in two places are
-        # resolved where the median is.
+        # Never wider than the reference: cells grow with the distance, and bimodal data are resolved
+        # around the median.
         wanted = min(max(high - low, 0.01 * self.spread), self.spread)
         near = abs(median - center) <= 2 * max(spread, 0.2 * (high - low))
         if near and 0.25 * spread <= wanted <= 4 * spread:

@@ -19,14 +19,14 @@ from .stacked import StackedRadius
 
 _FOLDS = 5
 _SMOOTHERS: dict[str, type[Smoother]] = {"ridge": RidgeSmoother, "neighbours": NeighbourSmoother}
-_FEWEST = 10  # radii of a group that get a law of their own
-_PRIOR = 500  # radii that what is common to all groups is worth beside them
+_FEWEST = 10  # fewest radii for a group with its own law
+_PRIOR = 500  # weight, in radii, of the law common to all groups
 
 
 class ConditionalRadius(RadiusLaw):
     """A law that depends on features: ``given(x)`` is the law at x, with density, quantiles and samples.
 
-    ``fit`` makes one of two kinds: :class:`GroupedRadius` or :class:`SmoothRadius`.
+    ``fit`` returns one of two kinds: :class:`GroupedRadius` or :class:`SmoothRadius`.
     """
 
     @classmethod
@@ -45,12 +45,13 @@ class ConditionalRadius(RadiusLaw):
 
         Args:
             sample: the calibration norms, their features and, as reference, the law that the model assumes.
-            groups: the column of x with group labels, or a function of x (..., p) -> (...) that returns them;
+            groups: column of x with group labels, or a function of x (..., p) -> (...) that returns them;
                 None for a law that is smooth in x.
-            smoother: ``"ridge"`` (additive in the features) or ``"neighbours"`` (any dependence on few).
+            smoother: ``"ridge"`` (additive in the features) or ``"neighbours"`` (any dependence on a few
+                features).
             shape: whether the relative spread of the radius may also depend on x, in addition to its scale.
-            fold: (n,) numbers of the folds for cross-fitting; five folds that do not depend on the row order
-                if None.
+            fold: (n,) fold of each row for cross-fitting; if None, five folds that do not depend on the row
+                order.
             nodes: see :meth:`StackedRadius.fit`.
         """
         from .smooth import SmoothRadius
@@ -64,7 +65,7 @@ class ConditionalRadius(RadiusLaw):
             raise ValueError(f"smoother must be one of {sorted(_SMOOTHERS)}, got {smoother!r}.")
         if math.isfinite(reference.upper):
             raise ValueError(
-                f"A law on [0, {reference.upper:g}] cannot be stretched by a function of x; use groups."
+                f"A law on [0, {reference.upper:g}] cannot be scaled by a function of x; pass groups."
             )
         if sample.n < 2:
             raise ValueError("A law that is smooth in x needs at least 2 radii of positive weight, got 1.")
@@ -85,7 +86,7 @@ class ConditionalRadius(RadiusLaw):
         raise self._needs_features()
 
     def _needs_features(self) -> TypeError:
-        return TypeError(f"A {type(self).__name__} depends on x: use law.given(x).")
+        return TypeError(f"A {type(self).__name__} depends on x; use law.given(x).")
 
 
 def require_features(x: Tensor | None) -> Tensor:
@@ -99,14 +100,14 @@ class GroupedRadius(ConditionalRadius):
     """A law for each group of features (Mondrian), and one for all other points.
 
     A group of n radii has its own scale, shrunk towards the common one. At that scale, its law is a mixture
-    of the law common to all groups, with weight 500 / (n + 500), and a law of its own. On a bounded support,
-    where there are no scales, it has a stack around the common law.
+    of the law common to all groups, with weight 500 / (n + 500), and its own law. On a bounded support, where
+    there are no scales, the group has a stack around the common law.
 
     Args:
         whole: law for unknown groups.
         laws: law of each group.
-        labels: (g,) their labels, ascending.
-        groups: column of x that holds the label, or a function of x that gives it (not saved to files).
+        labels: (g,) labels of the groups, ascending.
+        groups: column of x that holds the label, or a function of x that returns it (not saved to files).
     """
 
     labels: Tensor
@@ -123,7 +124,7 @@ class GroupedRadius(ConditionalRadius):
         if labels.shape != (len(laws),):
             raise ValueError(f"{len(laws)} laws need {len(laws)} labels, got {tuple(labels.shape)}.")
         if any(law.upper != whole.upper for law in laws):
-            raise ValueError(f"All laws must end where that of all rows does, at {whole.upper:g}.")
+            raise ValueError(f"All laws must have the support of the law of all rows, [0, {whole.upper:g}].")
         self.whole, self.groups, self.upper = whole, groups, whole.upper
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("labels", as_float64(labels))
@@ -132,17 +133,17 @@ class GroupedRadius(ConditionalRadius):
     def of(
         cls, sample: CalibrationSample, groups: int | Callable[[Tensor], Tensor], nodes: int
     ) -> GroupedRadius:
-        """Laws for a sample with features and a reference; groups below 10 radii get the common law.
+        """Laws for a sample with features and a reference; unknown and small groups get the common law.
 
-        Missing groups do too. Labels are checked by :func:`check_groups`, on all rows: a part of them, such
-        as the training rows of a fold, may have nearly as many groups as rows.
+        Small groups have fewer than 10 radii. Labels are checked by :func:`check_groups` on all rows, because
+        a part of them, such as the training rows of a fold, may have nearly as many groups as rows.
         """
         radii = sample.radii
         label = _label(require_features(sample.x), groups)
         whole = StackedRadius.fit(sample, nodes=nodes)
         labels, member, counts = torch.unique(label, return_inverse=True, return_counts=True)
         known = (counts >= _FEWEST).nonzero().reshape(-1).tolist()
-        if math.isfinite(sample.upper):  # there are no scales: stacks around the law of all
+        if math.isfinite(sample.upper):  # no scales: use stacks around the law of all rows
             around = replace(sample, reference=whole)
             stacks = [StackedRadius.fit(around.take(member == g), nodes=nodes) for g in known]
             return cls(whole, stacks, labels[known], groups)
@@ -179,7 +180,7 @@ class GroupedRadius(ConditionalRadius):
         )
 
     def smallest(self, x: Tensor | None) -> int:
-        """Size of the smallest group in features (n, p); all other rows count as one group, unless few."""
+        """Size of the smallest group in features (n, p); other rows count as one group, unless few."""
         label = _label(require_features(x), self.groups)
         sizes = [int((label == value).sum()) for value in self.labels.tolist()]
         others = len(label) - sum(sizes)
@@ -196,7 +197,7 @@ class ChosenRadius(RadiusLaw):
 
     Args:
         laws: the laws.
-        choice: (...) their numbers, of the shape of the radii.
+        choice: (...) index of the law for each radius.
     """
 
     choice: Tensor
@@ -243,7 +244,7 @@ class ChosenRadius(RadiusLaw):
 
 
 def _shrink_log_scales(radii: Tensor, weights: Tensor, member: Tensor, groups: int) -> Tensor:
-    """Mean log radius of each group beside that of all, (g,), drawn to 0 as far as it may be chance."""
+    """Mean log radius of each group relative to all radii, (g,), shrunk to 0 according to its noise."""
 
     def sums(values: Tensor) -> Tensor:
         return torch.zeros(groups, dtype=radii.dtype, device=radii.device).index_add_(0, member, values)
@@ -262,8 +263,8 @@ def check_groups(x: Tensor | None, groups: int | Callable[[Tensor], Tensor]) -> 
     label = _label(require_features(x), groups)
     if (count := len(torch.unique(label))) > max(10, len(label) // 2):
         raise ValueError(
-            f"{len(label)} rows have {count} groups, too many. Give the column of a label, or a function "
-            "with few values."
+            f"{len(label)} rows have {count} groups, which is too many. Give the column of a label, or a "
+            "function with few values."
         )
 
 
@@ -282,5 +283,5 @@ def _label(x: Tensor, groups: Any) -> Tensor:
             )
         return as_float64(label)
     if not -x.shape[-1] <= groups < x.shape[-1]:
-        raise ValueError(f"groups is column {groups}, x has {x.shape[-1]}.")
+        raise ValueError(f"groups is column {groups}, but x has {x.shape[-1]} columns, counted from 0.")
     return as_float64(x[..., groups])

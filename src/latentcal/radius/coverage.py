@@ -1,4 +1,4 @@
-"""Finite-sample coverage: how far a law is from it, and laws that are constrained to it."""
+"""Finite-sample coverage: the distance of a law from it, and laws constrained to it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .empirical import EmpiricalRadius
 from .law import LawByTails, RadiusLaw, as_float64
 
 _FIRST_KNOTS = 1000
-_ROUNDING = 1e-9  # of a rank
+_ROUNDING = 1e-9  # rounding error of a rank
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    r"""Statement of n calibration norms about the coverage of the regions :math:`\{l \le F^{-1}(\alpha)\}`.
+    r"""Statement about the coverage of the regions :math:`\{l \le F^{-1}(\alpha)\}` from n calibration norms.
 
     On average over calibration sets, coverage is within :math:`\epsilon = (1 + \lambda) / (n + 1)` of
     :math:`\alpha`, *if* :math:`\lambda` was bounded before the data were seen (``tighten``). If it is
-    computed from the data, as by ``guarantee``, it is a diagnostic. ``coverage_interval`` is about this
+    computed from the data, as by ``guarantee``, it is a diagnostic. ``coverage_interval`` refers to the given
     calibration set.
 
     Attributes:
@@ -72,7 +72,7 @@ class Guarantee:
             if last > self.n:
                 return 1.0, 1.0
         else:
-            # Within rounding of a whole number the ranks are those of the number.
+            # Numbers within rounding of an integer count as that integer.
             first = math.floor(max(level - self.lambda_ + _ROUNDING, 0.0))
             last = math.ceil(min(level + self.lambda_ - _ROUNDING, self.n + 1))
         low = float(betaincinv(first, self.n + 1 - first, tail)) if first >= 1 else 0.0
@@ -99,7 +99,7 @@ def guarantee(
     weights: Tensor | None = None,
     effective_n: float | None = None,
 ) -> Guarantee:
-    r"""How closely a law follows the order statistics of the calibration norms (n,) that it was fitted to.
+    r"""Statement on how closely a law follows the order statistics of its calibration norms (n,).
 
     With weights w (n,) the step function has height :math:`n' w_i / ((n' + 1) \sum_j w_j)` at the i-th norm
     instead of 1 / (n + 1), with n' the effective number of norms.
@@ -134,11 +134,11 @@ def guarantee(
 
 
 def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0.95) -> int:
-    """Smallest n for which a conformal region's coverage is within ``precision`` of the nominal one.
+    """Smallest n for which a conformal region's coverage is within ``precision`` of nominal.
 
-    It holds for the share ``confidence`` of calibration sets, and for regions that end at an order statistic
-    (``steps``). A smooth law's region is as precise if it follows the order statistics, which is not
-    guaranteed; ``Guarantee.coverage_interval`` states how far it may be off.
+    This holds for the share ``confidence`` of calibration sets, and for regions that end at an order
+    statistic (``steps``). The region of a smooth law is as precise if the law follows the order statistics,
+    which is not guaranteed; ``Guarantee.coverage_interval`` bounds its error.
 
     Examples:
         >>> points_needed(0.05), points_needed(0.01)
@@ -156,7 +156,7 @@ def points_needed(precision: float, coverage: float = 0.9, confidence: float = 0
         return coverage - low <= precision and high - coverage <= precision and low < 1
 
     def surely_precise(n: int) -> bool:
-        # Whatever rank the rounding gives: unlike ``precise`` this stays true once it is.
+        # For any rank that rounding may give: unlike ``precise``, this is monotone in n.
         rank = coverage * (n + 1)
         if rank >= n:
             return False
@@ -180,7 +180,7 @@ class TightenedRadius(LawByTails):
 
     .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{law}
 
-    with G an increasing rational-quadratic spline of [0, 1] through chosen points
+    Here G is an increasing rational-quadratic spline of [0, 1] through chosen points
     :math:`(F_\text{law}(L_{(i)}),\, i / (n + 1))`.
 
     Args:
@@ -201,7 +201,7 @@ class TightenedRadius(LawByTails):
         self.register_buffer("heights", as_float64(heights, "heights").detach())
         check_shapes(widths=(self.widths, "b"), heights=(self.heights, "b"))
         if len(self.widths) == 0 or not bool(((self.widths > 0) & (self.heights > 0)).all()):
-            raise ValueError("widths and heights must be positive, and at least one each.")
+            raise ValueError("widths and heights must be positive, with at least one of each.")
         self._spline = UnitSpline(self.widths, self.heights, monotone_slopes(self.widths, self.heights))
 
     def log_prob(self, r: Tensor) -> Tensor:
@@ -223,14 +223,14 @@ class TightenedRadius(LawByTails):
         u, complement = torch.exp(log_u), torch.exp(log_complement)
         v, v_complement, log_slope = self._spline(u, complement)
         slope = (1 - self.pull) + self.pull * torch.exp(log_slope)
-        # Ratios to u carry on where u itself underflows: the spline is a straight line there.
+        # Use ratios to u where u itself underflows: the spline is a straight line there.
         below = torch.where(u > 1e-290, v / u.clamp(min=1e-300), self._spline.slopes[0])
         above = torch.where(
             complement > 1e-290, v_complement / complement.clamp(min=1e-300), self._spline.slopes[-1]
         )
         log_cdf = log_u + torch.log((1 - self.pull) + self.pull * below)
         log_sf = log_complement + torch.log((1 - self.pull) + self.pull * above)
-        # The larger tail from the smaller one: at an end of the support it is exactly 1.
+        # Compute the larger tail from the smaller one: at an end of the support it is exactly 1.
         lower_half = u < 0.5
         small = torch.where(lower_half, log_cdf, log_sf).clamp(max=0.0)
         large = log1mexp(small)
@@ -274,7 +274,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     averaged over calibration sets, is within :math:`(1 + \lambda_\text{max}) / (n + 1)` of :math:`\alpha`.
 
     Args:
-        law: the smooth law to start from; returned unchanged if it is close enough already.
+        law: the smooth law to start from; returned unchanged if it is already close enough.
         radii: (n,) the calibration norms.
         max_lambda: the bound, in units of one order statistic.
 
@@ -290,8 +290,8 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
     if as_number(max_lambda, "max_lambda") < floor or max_lambda < 0:
         raise ValueError(
             f"max_lambda = {max_lambda:g} cannot be reached: {int(counts.max())} of {n} radii are equal, "
-            f"and a continuous law then has lambda >= {floor:g}. Increase it or break the ties (dequantise "
-            "y)."
+            f"and a continuous law then has lambda >= {floor:g}. Increase max_lambda or break the ties by "
+            "dequantising y."
         )
     with torch.no_grad():
         smooth = law.cdf(radii)
@@ -302,7 +302,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
         while True:
             chosen = torch.linspace(0, values.numel() - 1, knots, device=radii.device).round().long().unique()
             pulled = _pull_law(law, values[chosen], levels[chosen], pull=1.0).cdf(radii)
-            if _lambda(pulled) <= max_lambda + 1e-6:  # of an order statistic: rounding
+            if _lambda(pulled) <= max_lambda + 1e-6:  # tolerance for rounding, in order statistics
                 break
             if knots == values.numel():
                 raise ValueError(
@@ -310,10 +310,10 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
                     f"than the law can resolve (reached {_lambda(pulled):.3g})."
                 )
             knots = min(4 * knots, values.numel())
-        low, high = 0.0, 1.0  # lambda is convex in the pull: the least one that suffices, by halving
+        low, high = 0.0, 1.0  # lambda is convex in the pull: find the smallest sufficient one by bisection
         for _ in range(40):
             middle = (low + high) / 2
-            # A hair inside the bound: the law that is made of it rounds a little differently.
+            # Slightly inside the bound, because the law made from this pull rounds differently.
             enough = _lambda(torch.lerp(smooth, pulled, middle)) <= max_lambda * (1 - 1e-12)
             low, high = (low, middle) if enough else (middle, high)
         return _pull_law(law, values[chosen], levels[chosen], pull=high)
@@ -322,7 +322,7 @@ def tighten(law: RadiusLaw, radii: Tensor, *, max_lambda: float) -> RadiusLaw:
 def _pull_law(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> TightenedRadius:
     """The law pulled towards the given levels (b,) at radii (b,)."""
     below, above = torch.exp(law.log_cdf(radii)), torch.exp(law.log_sf(radii))
-    # Differences between neighbours from the tail in which they are exact; no bin of width 0.
+    # Take differences between neighbours from the tail in which they are exact; no bin has width 0.
     widths = torch.where(below[1:] < 0.5, below[1:] - below[:-1], above[:-1] - above[1:])
     widths = torch.cat([below[:1], widths, above[-1:]]).clamp(min=1e-300)
     heights = torch.cat([levels[:1], levels[1:] - levels[:-1], 1 - levels[-1:]])
@@ -330,7 +330,7 @@ def _pull_law(law: RadiusLaw, radii: Tensor, levels: Tensor, *, pull: float) -> 
 
 
 def _lambda(cdf: Tensor) -> float:
-    """lambda of an ascending (n,) of values of F at the order statistics."""
+    """lambda from ascending values (n,) of F at the order statistics."""
     n = cdf.numel()
     ranks = torch.arange(1, n + 1, dtype=cdf.dtype, device=cdf.device)
     return float(((n + 1) * cdf - ranks).abs().max())

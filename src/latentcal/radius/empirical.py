@@ -11,13 +11,13 @@ from .law import RadiusLaw, as_float64
 
 
 class EmpiricalRadius(RadiusLaw):
-    r"""Empirical law of n calibration norms and one more at infinity.
+    r"""Empirical law of n calibration norms and one additional norm at infinity.
 
     .. math:: F(l) = \frac{\#\{L_i \le l\}}{n + 1}, \qquad F^{-1}(q) = L_{(\lceil q (n + 1) \rceil)},
 
-    with :math:`F^{-1}(0) = 0` and infinity beyond the largest norm. The region
+    Here :math:`F^{-1}(0) = 0`, and quantiles beyond the largest norm are infinite. The region
     :math:`\{l \le F^{-1}(q)\}` is the split-conformal set of CONTRA and L-CP at coverage q. A step function
-    has no density, so ``log_prob`` and ``sample`` raise.
+    has no density, so ``log_prob`` and ``sample`` raise an error.
 
     Args:
         radii: (n,) calibration norms in any order.
@@ -68,7 +68,7 @@ class EmpiricalRadius(RadiusLaw):
         if not bool(((u >= 0) & (u <= 1)).all()):
             raise ValueError("icdf needs probabilities in [0, 1] as u, or their logs as v.")
         n = self.radii.numel()
-        # 0.55 * 100 is 55.00000000000001 in floating point: a rank is a whole number up to rounding.
+        # 0.55 * 100 is 55.00000000000001 in floating point, so ranks are rounded with a tolerance.
         rank = torch.ceil(u * (n + 1) * (1 - rounding) - 1e-9).long()
         rank = rank.maximum((u > 0).long()).minimum(torch.tensor(n + 1, device=u.device))
         return torch.cat([self.radii.new_zeros(1), self.radii, self.radii.new_full((1,), torch.inf)])[rank]
@@ -89,6 +89,6 @@ class EmpiricalRadius(RadiusLaw):
 
 
 def _rounding(probability: Tensor) -> float:
-    """Relative error of a probability, or absolute of its log, in the dtype that it was given in."""
+    """Rounding error of a probability (relative), or of its log (absolute), in its original dtype."""
     dtype = to_tensor(probability).dtype
     return 8 * torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps

@@ -1,4 +1,4 @@
-"""Calibration radii as weighted nodes in cross-validation folds, so that fits cost the same for every n."""
+"""Calibration radii as weighted nodes in folds, so that the cost of fits does not grow with n."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FOLDS = 10
 
 @dataclass(frozen=True)
 class FoldedRadii:
-    r"""Nodes :math:`c_j` of the cube-root radii and how much weight each fold has on each node.
+    r"""Nodes :math:`c_j` of the cube-root radii, and the weight of each fold on each node.
 
-    A node is the mean of the points in one small cell, so points that stand alone and ties are represented
-    exactly, and a crowd by its centre of mass. Cells are equal in :math:`\operatorname{asinh}((t - m) / s)`,
-    with m the median and s the interquartile range: fine in the bulk, wide in the tails, whatever the size
-    of an outlier.
+    A node is the mean of the points in one small cell, so isolated points and ties are represented exactly,
+    and clusters by their centre of mass. Cells have equal width in :math:`\operatorname{asinh}((t - m) / s)`
+    with median m and interquartile range s: they are fine in the bulk and wide in the tails, whatever the
+    size of an outlier.
 
     Attributes:
-        nodes: (k,) ascending.
-        weights: (f, k) by fold; the sum over all is n.
+        nodes: (k,) ascending nodes.
+        weights: (f, k) weights by fold, which sum to n.
         spread: (k,) standard deviation of the points inside each node's cell.
     """
 
@@ -38,7 +38,7 @@ class FoldedRadii:
     def of(
         cls, t: Tensor, weights: Tensor, *, max_nodes: int, contiguous: bool = False, folds: int = FOLDS
     ) -> FoldedRadii:
-        """At most so many folds of (n,) points with (n,) weights, as by :func:`fold_numbers`."""
+        """Nodes of points (n,) with weights (n,) in at most ``folds`` folds; see :func:`fold_numbers`."""
         folds = min(folds, t.numel())
         fold: Tensor | int = 0
         if folds > 1:
@@ -62,10 +62,10 @@ class FoldedRadii:
     @property
     def training(self) -> Tensor:
         """(f, k) weight of each node in all folds but one."""
-        return (self.total - self.weights).clamp(min=0)  # a difference of sums may round to less than 0
+        return (self.total - self.weights).clamp(min=0)  # a difference of sums may round below 0
 
     def merge_nodes(self, size: int) -> FoldedRadii:
-        """The same radii on nodes of which each unites ``size`` neighbours."""
+        """The same radii on coarser nodes, each of which merges ``size`` neighbours."""
         group = torch.arange(self.nodes.numel(), device=self.nodes.device) // size
         count = int(group[-1]) + 1
         mass = self.total
@@ -81,17 +81,18 @@ class FoldedRadii:
 
 
 def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: int = 0) -> Tensor:
-    """Fold 0, 1, ... of each row, (n, k) -> (n,), with as equal numbers of distinct rows as can be.
+    """Fold 0, 1, ... of each row, (n, k) -> (n,), with numbers of distinct rows as equal as possible.
 
-    Folds are drawn at random for the sorted rows, so that another order of the rows changes nothing. (A hash
-    of the numbers would do so too, but the last bit of one of them would change its fold.) Copies of a row
-    share a fold, as if they were one row of more weight; an atom, with more rows than half a fold, is spread.
+    Folds are drawn at random for the sorted rows, so the order of the rows has no effect. (A hash of the
+    values would have this property too, but would change the fold with the last bit of a value.) Copies of a
+    row share a fold, as if they were one row of larger weight; atoms with more rows than half a fold are
+    spread over folds.
 
     Args:
-        rows: (n, k) what is known of each row; the first columns decide, the others where those are equal.
-        folds: their number.
-        contiguous: blocks in the given order instead, for rows that follow each other in time.
-        seed: of the draw.
+        rows: (n, k) values of each row; rows are sorted by the first column, then by the next ones.
+        folds: number of folds.
+        contiguous: whether folds are blocks in the given order, for rows in time order.
+        seed: seed of the draw.
     """
     n = len(rows)
     if contiguous:
@@ -111,7 +112,7 @@ def fold_numbers(rows: Tensor, folds: int, *, contiguous: bool = False, seed: in
 
 
 def sorted_order(rows: Tensor) -> Tensor:
-    """Numbers of rows (n, k) in ascending order, (n,); the first columns decide."""
+    """Indices (n,) that sort rows (n, k) lexicographically."""
     return torch.from_numpy(np.lexsort(rows.detach().cpu().numpy().T[::-1]))
 
 
@@ -122,7 +123,7 @@ def _blocks(n: int, folds: int) -> Tensor:
 
 
 def _cells(t: Tensor, max_nodes: int) -> Tensor:
-    """Index of the cell of each point, (n,) -> (n,), numbered from 0 without gaps, in ascending order."""
+    """Index of the cell of each point, (n,) -> (n,), ascending from 0 without gaps."""
     if t.numel() <= 8 * max_nodes:
         values, index = torch.unique(t, return_inverse=True)
         if values.numel() <= max_nodes:
@@ -130,7 +131,7 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
     part = ascending(t)[:: max(1, t.numel() // 100_000)]
     quartiles = torch.quantile(part, t.new_tensor([0.25, 0.5, 0.75]))
     spread = float(quartiles[2] - quartiles[0]) or float(t.max() - t.min())
-    if spread == 0:  # one value, however many points
+    if spread == 0:  # all points are equal
         return torch.zeros_like(t, dtype=torch.long)
     position = torch.asinh((t - quartiles[1]) / spread)
     low, high = float(position.min()), float(position.max())
@@ -145,7 +146,7 @@ def _cells(t: Tensor, max_nodes: int) -> Tensor:
 
 
 def effective_size(weights: Tensor) -> float:
-    """Number of equally weighted points that carry as much information as weights (n,) do."""
+    """Number of equally weighted points with as much information as points with weights (n,)."""
     weights = weights / weights.max()  # squares of tiny weights would vanish
     return float(weights.sum() ** 2 / (weights**2).sum())
 
@@ -153,8 +154,8 @@ def effective_size(weights: Tensor) -> float:
 def spread_limit(folded: FoldedRadii, *, share: float = 0.05) -> float:
     r"""Largest rate of gamma kernels that the nodes can resolve.
 
-    A kernel at c has standard deviation :math:`\sqrt{c / \lambda}`. Where that is less than 2.5 times the
-    spread inside a cell, points of one cell look tied and the likelihood of narrow kernels is overrated. The
+    A kernel at c has standard deviation :math:`\sqrt{c / \lambda}`. If that is less than 2.5 times the spread
+    inside a cell, points of the cell appear tied and the likelihood of narrow kernels is overestimated. The
     limit holds for all but a ``share`` of the weight.
     """
     inside = folded.spread > 1e-12 * folded.nodes

@@ -15,13 +15,13 @@ from .law import as_float64, normalize
 from .tabulated import EXACT_POINTS, TabulatedLaw, apply_in_chunks
 
 MAX_KERNELS = 1000
-_MAX_NODES = 512  # for the choice of the rate
-_EXACT_UP_TO = 256  # radii for which the rate is chosen without binning
-_STEP = 10 / 99  # of log10(rate)
+_MAX_NODES = 512  # most nodes for the choice of the rate
+_EXACT_UP_TO = 256  # most radii for which the rate is chosen without binning
+_STEP = 10 / 99  # step of log10(rate)
 PAPER_GRID = tuple(10 ** (-5 + _STEP * i) for i in range(100))
-_LARGEST_SHAPE = 1e10  # a kernel's relative width is never below 1e-5, so that tied radii come to an end
+_LARGEST_SHAPE = 1e10  # bounds a kernel's relative width from below by 1e-5, also for tied radii
 _SMALLEST_RATE = 1e-10
-_SEEN_FROM = 500  # a kernel of this share of the table's width has a node of its first cells inside
+_SEEN_FROM = 500  # kernels wider than 1/500 of the table contain a node of its first cells
 
 
 class GammaKDE(TabulatedLaw):
@@ -35,7 +35,7 @@ class GammaKDE(TabulatedLaw):
         centers: (k,) kernel means in cube-root space, positive.
         rate: :math:`\lambda > 0`, common to all kernels.
         weights: (k,) not negative; equal if None.
-        upper: end of the support; kernels are cut off there and the law is renormalised.
+        upper: end of the support; kernels are truncated there and the law is renormalised.
 
     Examples:
         >>> law = GammaKDE(torch.tensor([1.0, 1.2]), rate=50.0)
@@ -74,12 +74,13 @@ class GammaKDE(TabulatedLaw):
         r"""The estimate for radii (n,), its rate chosen by ten-fold cross-validated likelihood.
 
         The rates are :math:`10^{-5 + 10 i / 99}`, and the folds do not depend on the order of the radii.
-        Above 256 radii the likelihoods are computed on at most 512 weighted nodes, above 1,000 the law itself
-        has at most 1,000 weighted kernels: O(n log n) in all. Radii of exactly 0 have no gamma kernel and are
-        moved to a thousandth of the smallest positive one; a single radius gets a kernel of shape 10.
+        Above 256 radii, the likelihoods are computed on at most 512 weighted nodes; above 1,000 radii, the
+        law itself has at most 1,000 weighted kernels. The total cost is O(n log n). Radii of exactly 0 have
+        no gamma kernel and are moved to a thousandth of the smallest positive radius; a single radius gets a
+        kernel of shape 10.
 
         Args:
-            sample: the calibration norms; the reference, if there is one, gives the end of the support.
+            sample: the calibration norms; the reference, if given, determines the end of the support.
             rates: ``"extended"`` continues beyond an end of the grid while the likelihood increases;
                 ``"paper"`` stays on the grid, with the published folds, contiguous in the given order.
         """
@@ -127,7 +128,7 @@ class GammaKDE(TabulatedLaw):
         return torch.logsumexp(tails + torch.log(self.weights), dim=-1)
 
     def _landmarks(self) -> Tensor:
-        # The ends of every group of kernels that stands apart: beside a broader law it may be a needle.
+        # Ends of every isolated group of kernels, which may be very narrow next to a broader law.
         centers = self.centers[torch.argsort(self.centers)]
         apart = centers.diff() > 3 * torch.sqrt(centers[1:] / self.rate)
         ends = torch.cat([centers[:1], centers[:-1][apart], centers[1:][apart], centers[-1:]])
@@ -141,7 +142,7 @@ class GammaKDE(TabulatedLaw):
         return gamma_span(float(self.centers.min()), float(self.centers.max()), self.rate)
 
     def _breaks(self) -> Tensor:
-        """Means of kernels that the first cells of the table could miss, between their nodes."""
+        """Means of kernels between the nodes of the table's first cells, which could miss them."""
         low, high = self._span()
         return self.centers[torch.sqrt(self.centers / self.rate) < (high - low) / _SEEN_FROM]
 
@@ -157,8 +158,8 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
 
     .. math:: \log k_c(t) = -\lambda \left[t - c - c \log(t / c)\right] - \log t + \text{const}_c
 
-    Every term is taken relative to the middle of the centres: shapes :math:`c \lambda` of :math:`10^7` would
-    otherwise cost all digits.
+    Every term is computed relative to the middle of the centres; otherwise, shapes :math:`c \lambda` of
+    :math:`10^7` would lose all digits.
     """
     rate = as_float64(rate, "rate").to(t.device)
     origin = centers.mean()
@@ -168,7 +169,7 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
     log_peak = 0.5 * torch.log(shapes / (2 * math.pi)) - stirling_error(shapes)
     of_center = rate * (centers - origin) - shapes * log_centers + log_peak
     exponent = torch.addcmul(of_center[..., None, :], log_t[:, None], shapes[..., None, :])
-    # In place: these matrices are what a fit costs.
+    # In place, because these matrices dominate the cost of a fit.
     exponent.addcmul_(excess[:, None], rate[..., None, :] if rate.dim() else rate, value=-1)
     return exponent.sub_(torch.log(t)[:, None])
 
@@ -176,7 +177,7 @@ def log_kernels(t: Tensor, centers: Tensor, rate: float | Tensor) -> Tensor:
 def _shares_of_peak(logs: Tensor) -> tuple[Tensor, Tensor]:
     """Exponentials of logs (..., k) over the largest, (..., k), and its log, (..., 1); in place."""
     peak = logs.detach().amax(-1, keepdim=True)
-    # Where its result is no normal float exp is several times as slow, and beside 1 nobody sees it.
+    # exp is several times slower if its result is denormal, which is negligible relative to 1.
     return logs.sub_(peak).clamp_(min=-700.0).exp_(), peak
 
 
@@ -186,7 +187,7 @@ def _log_ratio(t: Tensor, origin: Tensor) -> Tensor:
 
 
 def choose_rate(folded: FoldedRadii, *, extend: bool, upper: float = math.inf) -> float:
-    """Rate of the highest held-out likelihood."""
+    """Rate with the highest held-out likelihood."""
     if folded.weights.shape[0] == 1:  # nothing to hold out
         return 10.0 / float(folded.nodes.mean())
     end = upper ** (1 / 3)
@@ -214,7 +215,7 @@ def largest_rate(folded: FoldedRadii) -> float:
 
 
 def _scores(levels: list[FoldedRadii], rates: list[float], end: float) -> list[float]:
-    """Held-out log-likelihood at each rate, on the coarsest nodes that are fine beside the kernels."""
+    """Held-out log-likelihood at each rate, on the coarsest nodes that resolve the kernels."""
     scores = [-math.inf] * len(rates)
     # The largest rate at which all kernels are 16 times as wide as the spread inside their nodes' cells.
     limits = [float((level.nodes / (16 * level.spread) ** 2).min()) for level in levels]
@@ -236,8 +237,8 @@ def _scores(levels: list[FoldedRadii], rates: list[float], end: float) -> list[f
 def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = math.inf) -> Tensor:
     """Log density of t at each node under the kernels of all folds but one, for r rates: (r, f, k).
 
-    The points of a cell are spread around its node, the held-out ones as well as those that carry kernels;
-    both variances are added to the kernel's own. A single fold holds nothing out.
+    Both the held-out points and the centres of kernels are spread around the nodes of their cells, and both
+    variances are added to that of the kernel. With a single fold nothing is held out.
     """
     nodes = folded.nodes
     kernel_rates = 1 / (1 / nodes.new_tensor(rates)[:, None] + 2 * folded.spread**2 / nodes)  # (r, k)
@@ -247,7 +248,7 @@ def held_out_log_density(folded: FoldedRadii, rates: list[float], end: float = m
     share, peak = _shares_of_peak(log_matrix)
     density = share @ training.T  # (r, k, f)
     log_density = torch.log(density) + peak
-    # Underflow: a node far from all others, held out with its own kernel. Few, so summed in log space.
+    # A node far from all others underflows when its own kernel is held out; these few use log space.
     for rate, node, fold in torch.nonzero((density < 1e-280) & (folded.weights.T > 0)).tolist():
         logs = log_kernels(nodes[node : node + 1], nodes, kernel_rates[rate])[0]
         log_density[rate, node, fold] = torch.logsumexp(logs + torch.log(training[fold]), 0)

@@ -20,12 +20,12 @@ from .._internal.numerics import (
 )
 from .._internal.validate import as_shape, check_numbers
 
-_FARTHEST = 1e290  # of log-probabilities: no law can be evaluated there
-_FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities, and log-radii, that may be out of reach
+_FARTHEST = 1e290  # size of log-probabilities beyond which no law can be evaluated
+_FAR, _LOG_LARGEST = 500.0, 700.0  # log-probabilities and log-radii beyond which a quantile may overflow
 
 
 class RadiusLaw(Float64Module):
-    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`; float64 inside.
+    r"""A law on :math:`[0, \mathrm{upper}]` of a latent norm :math:`r = \rho(z)`, computed in float64.
 
     Laws are immutable, except :class:`StreamingRadius`.
 
@@ -54,7 +54,7 @@ class RadiusLaw(Float64Module):
 
     @torch.no_grad()
     def log_tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """``log_cdf`` and ``log_sf`` at once, (...) -> (...), (...), without a graph."""
+        """Both ``log_cdf`` and ``log_sf``, (...) -> (...), (...), without a graph."""
         return self.log_cdf(r), self.log_sf(r)
 
     def cdf(self, r: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class RadiusLaw(Float64Module):
         return torch.exp(self.log_cdf(r))
 
     def icdf(self, u: Tensor) -> Tensor:
-        """Radius below which a share ``u`` lies, (...) -> (...); at u = 0 and 1 the ends of the support."""
+        """Quantile of probability ``u``, (...) -> (...); at u = 0 and 1 the ends of the support."""
         u = to_tensor(u, "u").to(torch.float64)
         if not bool(((u >= 0) & (u <= 1)).all()):
             raise ValueError(f"icdf needs probabilities in [0, 1], got u in {_range_of(u)}.")
@@ -82,10 +82,10 @@ class RadiusLaw(Float64Module):
 
     @torch.no_grad()
     def icdf_log_tails(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        """Radius of given ``log_cdf`` and ``log_sf``, (...), (...) -> (...), without a graph.
+        """Radius with given ``log_cdf`` and ``log_sf``, (...), (...) -> (...), without a graph.
 
-        Each is used where it is small, so both tails are precise. All other quantiles are computed from this
-        method, which a law with parameters of the shape of its radii (at given x) overrides.
+        Each is used where it is small, so both tails are precise. All other quantile methods use this method,
+        which laws whose parameters have the shape of the radii (at given x) override.
         """
         flat_cdf, flat_sf = (
             as_float64(log_cdf, "log_cdf").reshape(-1),
@@ -106,14 +106,14 @@ class RadiusLaw(Float64Module):
             return self.icdf(self._uniform(shape, generator))
 
     def rsample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        r"""Radii that are differentiable with respect to the law's parameters, by implicit differentiation.
+        r"""Samples that are differentiable in the law's parameters, by implicit differentiation.
 
         .. math:: F_\theta(r) = u \;\Rightarrow\; \partial_\theta r = -\partial_\theta F_\theta / f_\theta(r)
         """
         u = self._uniform(shape, generator)
         with torch.no_grad():
             r = self.icdf(u)
-        # Of a law at given x, the buffers are functions of x.
+        # The buffers of a law at given x are functions of x.
         if not any(tensor.requires_grad for tensor in (*self.parameters(), *self.buffers())):
             return r
         excess = self.cdf(r)
@@ -122,8 +122,8 @@ class RadiusLaw(Float64Module):
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
         r"""``log f(r) - (dim - 1) log r``, (...) -> (...): the log density of z up to the norm's constant.
 
-        Laws that know their limit at r = 0 override this; the others are evaluated no closer to the origin
-        than :math:`10^{-100}`, so the result is never NaN.
+        Laws with a known limit at r = 0 override this method; other laws are evaluated no closer to the
+        origin than :math:`10^{-100}`, so the result is never NaN.
         """
         r = as_float64(r)
         inner = r.clamp(min=1e-100)
@@ -182,25 +182,25 @@ class RadiusLaw(Float64Module):
         return self
 
     def _landmarks(self) -> Tensor:
-        """Radii (k,) that a table must not step over: kinks of the density, peaks, the ends of its bulk."""
+        """Radii (k,) that a table must resolve: kinks and peaks of the density, and the ends of its bulk."""
         v = torch.tensor([-20.0, -7.0, LOG_HALF], dtype=torch.float64, device=self.device)
         rest = log1mexp(v)
         return self.landmark_quantiles(torch.cat([v, rest[:2]]), torch.cat([rest, v[:2]]))
 
     @torch.no_grad()
     def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        """``icdf_log_tails`` (n,), (n,) -> (n,) at a few levels that are asked for again and again."""
+        """``icdf_log_tails``, (n,), (n,) -> (n,), at a few levels that are used repeatedly."""
         return self.icdf_log_tails(log_cdf, log_sf)
 
     def _share_of_tail(self, r: Tensor, log_tail: Tensor) -> Tensor:
-        """Density over tail probability; infinite at r = 0 (d / r), 0 outside of the support."""
+        """Density divided by tail probability; infinite at r = 0 (d / r), 0 outside the support."""
         difference = self.log_prob(r) - log_tail
         defined = ~torch.isnan(difference)
         share = torch.exp(torch.where(defined, difference, 0.0))
         return torch.where(defined, share, torch.where(r == 0, math.inf, 0.0).to(r))
 
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        """Radii (n,) from both log probabilities (n,), each accurate where it is small; none at an end."""
+        """Radii (n,) from both log probabilities (n,), each accurate where small; none may be at an end."""
         lower_half = log_cdf <= LOG_HALF
         log_r = torch.empty_like(log_cdf)
         for half, target, sign, tail in (
@@ -208,7 +208,7 @@ class RadiusLaw(Float64Module):
             (~lower_half, -log_sf, -1.0, self.log_sf),
         ):
             if bool((target[half].abs() > _FAR).any()):
-                # Of a heavy tail the end of the floats comes first: the quantile is then the end itself.
+                # A heavy tail may exceed float64: the quantile is then the end of the support.
                 end = sign * float(tail(torch.exp(target.new_tensor([-sign * _LOG_LARGEST]))))
                 beyond = half & ((target <= end) if sign > 0 else (target >= end))
                 beyond |= half & (target.abs() > _FARTHEST)
@@ -241,11 +241,11 @@ class RadiusLaw(Float64Module):
         return value_and_slope
 
     def _elasticity(self, r: Tensor) -> Tensor | None:
-        """``r (log f)'(r)``, (n,) -> (n,), where the law knows it: it shortens the search for quantiles."""
+        """``r (log f)'(r)``, (n,) -> (n,), or None if unknown; it speeds up the search for quantiles."""
         return None
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
-        """First guesses of log r for the search of quantiles."""
+        """Initial values of log r in the search for quantiles."""
         return torch.zeros_like(target) if math.isinf(self.upper) else torch.full_like(target, -1e-3)
 
     def _differentiable_quantile(
@@ -276,7 +276,7 @@ class RadiusLaw(Float64Module):
 
 
 class LawByTails(RadiusLaw):
-    """A law defined by ``log_prob`` and ``log_tails``; the slopes of the tails come from the density."""
+    """A law defined by ``log_prob`` and ``log_tails``; gradients of the tails come from the density."""
 
     def log_cdf(self, r: Tensor) -> Tensor:
         r = as_float64(r)

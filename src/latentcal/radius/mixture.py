@@ -37,7 +37,7 @@ class MixtureRadius(LawByTails):
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
             raise ValueError("weights must not be negative and not all zero.")
         if len(ends := {part.upper for part in parts}) > 1:
-            raise ValueError(f"All parts must have the same support, they end at {sorted(ends)}.")
+            raise ValueError(f"All parts must have the same support, but they end at {sorted(ends)}.")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.upper = parts[0].upper
         self.register_buffer("weights", normalize(weights))
@@ -51,7 +51,7 @@ class MixtureRadius(LawByTails):
         r = as_float64(r)
         below, above = zip(*(part.log_tails(r) for part in self.parts), strict=True)
         log_cdf, log_sf = (self._mix(logs).clamp(max=0.0) for logs in (below, above))
-        # Weights that sum to 1 up to rounding: where one tail is empty the other one is everything.
+        # Weights sum to 1 only up to rounding: where one tail is 0, the other must be exactly 1.
         return log_cdf.masked_fill(log_sf.isneginf(), 0.0), log_sf.masked_fill(log_cdf.isneginf(), 0.0)
 
     def log_radial_density(self, r: Tensor, dim: int) -> Tensor:
@@ -59,7 +59,7 @@ class MixtureRadius(LawByTails):
 
     @torch.no_grad()
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        # One uniform number decides the part and the place in it: no quantile of the mixture is searched for.
+        # One uniform number selects the part and the position in it, without a search for quantiles.
         u = self._uniform(shape, generator)
         ends = self.weights.cumsum(0)
         number = torch.bucketize(u, ends[:-1], right=True)
@@ -77,7 +77,7 @@ class MixtureRadius(LawByTails):
         return torch.cat([part._landmarks() for part in self.parts])
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
-        # In either tail the part that reaches farthest decides.
+        # In each tail, the part that extends farthest dominates.
         of = [
             part.icdf_log_cdf(target) if lower_half else part.icdf_log_sf(-target)
             for part, weight in zip(self.parts, self.weights.tolist(), strict=True)

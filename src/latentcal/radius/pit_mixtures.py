@@ -1,4 +1,4 @@
-"""Laws of PIT values: mixtures of beta laws, for ranks among draws, and of normal laws of their scores."""
+"""Laws of PIT values: mixtures of beta laws for ranks among draws, and of normal laws for scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stacked import mixture_weights
 _FOLDS = 10
 _FEWEST_BINS = 5
 _KERNELS = 24
-_BANDWIDTH = 0.5  # times the deviation and n^(-1/5)
+_BANDWIDTH = 0.5  # factor of the standard deviation and n^(-1/5)
 _NARROWEST = 1e-3
 _Law = TypeVar("_Law", bound="_Mixture")
 _Part = tuple[Tensor, ...]  # two numbers of each part, and its weight
@@ -28,8 +28,8 @@ class _Mixture(RadiusLaw):
     """Law on [0, 1] that is a mixture of parts with two numbers each.
 
     Args:
-        numbers: (k,) each: the two, of which all but a mean are positive, and the weights, which are divided
-            by their sum.
+        numbers: two parameters and weights, (k,) each; parameters other than means are positive, and weights
+            are divided by their sum.
     """
 
     upper = 1.0
@@ -55,9 +55,9 @@ class _Mixture(RadiusLaw):
 
     @classmethod
     def _stack(cls: type[_Law], held_out: Tensor, counts: Tensor, parts: Sequence[_Part]) -> _Law:
-        """Mixture of mixtures by held-out log densities (k, ...) of points with counts (...).
+        """Mixture of mixtures, weighted by held-out log densities (k, ...) of points with counts (...).
 
-        The first one is the uniform law; it gets 1 / (n + 1) of the whole beside its share.
+        The first one is the uniform law, which gets an additional weight of 1 / (n + 1).
         """
         best = mixture_weights(held_out, counts)
         best[0] += 1 / float(counts.sum())
@@ -77,9 +77,9 @@ class BetaMixture(_Mixture):
 
     .. math:: f(u) = \sum_k w_k \frac{u^{a_k - 1} (1 - u)^{b_k - 1}}{B(a_k, b_k)}, \qquad \sum_k w_k = 1.
 
-    A PIT value u is estimated by the rank j of the observation among s draws, and given u that rank is
-    binomial. The mixture then gives ranks a law in closed form, beta-binomial, so that f is fitted to ranks
-    without taking their noise for spread, and applied to ranks among any other number of draws.
+    A PIT value u is estimated by the rank j of the observation among s draws, which is binomial given u.
+    Under the mixture, ranks then follow a beta-binomial mixture. So f can be fitted to ranks without
+    mistaking their noise for spread, and applied to ranks among any other number of draws.
 
     Args:
         alpha, beta: (k,) positive parameters of the parts.
@@ -101,18 +101,18 @@ class BetaMixture(_Mixture):
     def fit(cls, ranks: Tensor, samples: int) -> BetaMixture:
         r"""Stack of {uniform, beta, atoms, Bernstein polynomials} for ranks (n,) among ``samples`` draws.
 
-        The beta law has the largest likelihood, with a normal prior (deviation 1) on the logs of its
-        parameters. The atoms are what ranks 0 and s have above the uniform share, in a tenth of a rank's
-        width, beside a uniform law: outliers at U = 1, discrete outputs at U = 0. The Bernstein estimates
-        have 5, 10, 20, ... and at most :math:`4 n^{2/5}` bins.
+        The beta law maximises the likelihood, with a normal prior (standard deviation 1) on the logs of its
+        parameters. The atoms hold the excess of ranks 0 and s over the uniform share, spread over a tenth of
+        a rank's width, next to a uniform law; they model outliers at U = 1 and discrete outputs at U = 0. The
+        Bernstein estimates have 5, 10, 20, ... and at most :math:`4 n^{2/5}` bins.
 
-        The weights maximise the ten-fold held-out likelihood of the ranks; then the uniform law is given
-        1 / (n + 1) of the whole, so that no point loses more than log(n + 1) against it. On average a
-        calibrated model loses next to nothing.
+        The weights maximise the ten-fold held-out likelihood of the ranks. Then the uniform law is given a
+        weight of 1 / (n + 1), so that no point loses more than log(n + 1) relative to it. On average, a
+        calibrated model loses almost nothing.
 
         Args:
             ranks: (n,) whole numbers from 0 to ``samples``.
-            samples: draws that each observation was ranked among.
+            samples: number of draws among which each observation was ranked.
         """
         ranks = torch.as_tensor(ranks).reshape(-1)
         n = ranks.numel()
@@ -122,7 +122,7 @@ class BetaMixture(_Mixture):
         fold = torch.arange(n, device=ranks.device) * folds // n
         counts = torch.bincount(fold * (samples + 1) + ranks.long(), minlength=folds * (samples + 1))
         counts = counts.reshape(folds, samples + 1).to(torch.float64)
-        # Every fold's complement, and last of all the whole: one batch of fits.
+        # The complement of every fold and, last, all ranks, in one batch of fits.
         training = torch.cat([counts.sum(0) - counts, counts.sum(0, keepdim=True)])
         parts = _beta_parts(training, samples, n)
         held_out = torch.stack([_log_ranks(samples, *(values[:-1] for values in part)) for part in parts])
@@ -151,7 +151,7 @@ class BetaMixture(_Mixture):
         return with_own_slope(r, value, lambda r, log_sf: -self._share_of_tail(r, log_sf))
 
     def log_rank_ratio(self, samples: int) -> Tensor:
-        r"""How much likelier than under the uniform law each rank among s draws is, as a logarithm, (s + 1,).
+        r"""Log ratio of the probability of each rank among s draws to that under the uniform law, (s + 1,).
 
         .. math:: \log\, (s + 1) \sum_k w_k \binom{s}{j} \frac{B(a_k + j, b_k + s - j)}{B(a_k, b_k)},
                   \qquad j = 0, \dots, s,
@@ -198,7 +198,7 @@ def _beta_parts(training: Tensor, samples: int, n: int) -> list[tuple[Tensor, Te
     bins = _FEWEST_BINS
     while bins <= 4 * n**0.4:
         k = torch.arange(bins, dtype=torch.float64, device=training.device).expand(len(training), -1)
-        # One more rank, spread evenly: an empty training set has the uniform law.
+        # Add one evenly spread rank: an empty training set then gives the uniform law.
         weights = training @ _overlap(samples + 1, bins).to(training) + 1 / bins
         parts.append((k + 1, bins - k, weights / weights.sum(1, keepdim=True)))
         bins *= 2
@@ -233,12 +233,12 @@ class ProbitMixture(_Mixture):
 
     .. math:: f(u) = \sum_k w_k \frac{\varphi_{m_k, s_k}(t)}{\varphi(t)}, \qquad t = \Phi^{-1}(u).
 
-    The uniform law is the case m = 0, s = 1. A model that is too narrow has PIT values such as
-    :math:`1 - 10^{-25}`, which no float64 number holds; their scores are moderate numbers. ``log_ratio``
-    takes scores; the methods of every law on [0, 1] take u.
+    The uniform law has m = 0, s = 1. A model that is too narrow has PIT values such as
+    :math:`1 - 10^{-25}`, which float64 cannot represent, but their scores are moderate numbers. ``log_ratio``
+    takes scores; the methods common to all laws on [0, 1] take u.
 
     Args:
-        mean: (k,) of the scores in each part.
+        mean: (k,) means of the scores in each part.
         scale: (k,) positive standard deviations.
         weights: (k,) not negative; they are divided by their sum.
 
@@ -258,22 +258,22 @@ class ProbitMixture(_Mixture):
     def fit(cls, scores: Tensor) -> ProbitMixture:
         r"""Stack of {N(0, 1), a normal law, a kernel estimate} for scores (n,).
 
-        The normal law has the moments of the scores and of one more observation of mean 0 and variance 1. The
-        kernel estimate has at most 24 kernels, each for as many neighbouring scores, and a bandwidth of
-        :math:`0.5\, n^{-1/5}` standard deviations.
+        The normal law has the moments of the scores and of one additional observation of mean 0 and variance
+        1. The kernel estimate has at most 24 kernels, each for an equal number of neighbouring scores, and a
+        bandwidth of :math:`0.5\, n^{-1/5}` standard deviations.
 
-        The weights maximise the ten-fold held-out likelihood; then N(0, 1), which stands for a uniform u, is
-        given 1 / (n + 1) of the whole, so that no point loses more than log(n + 1) against it.
+        The weights maximise the ten-fold held-out likelihood. Then N(0, 1), which corresponds to a uniform u,
+        is given a weight of 1 / (n + 1), so that no point loses more than log(n + 1) relative to it.
 
         Args:
-            scores: (n,) finite numbers, N(0, 1) under a true model.
+            scores: (n,) finite numbers, N(0, 1) for a correct model.
         """
         scores = as_float64(torch.as_tensor(scores), "scores").detach().reshape(-1)
         n = scores.numel()
         if n == 0 or not bool(torch.isfinite(scores).all()):
             raise ValueError(f"scores must be finite, and there must be at least one; got {n}.")
         folds = min(_FOLDS, n)
-        # Every tenth, not blocks: the order of the rows is of no meaning to the law.
+        # Every tenth score, not blocks: the order of the rows has no meaning here.
         fold = torch.arange(n, device=scores.device) % folds
         held_out = scores.new_empty(3, n)
         for k in range(folds):
@@ -283,15 +283,15 @@ class ProbitMixture(_Mixture):
         return cls._stack(held_out, torch.ones_like(scores), _normal_parts(scores))
 
     def log_ratio(self, score: Tensor) -> Tensor:
-        """Log density of u at its normal score, (...) -> (...): that of the scores against N(0, 1)."""
+        """Log density of u at its normal score, (...) -> (...): the log density ratio to N(0, 1)."""
         score = as_float64(score)
         return _log_mixture(score, self.mean, self.scale, self.weights) - _log_normal(score)
 
     def log_tilt(self, score: Tensor) -> Tensor:
-        """``log_ratio``, constant beyond four deviations of the outermost parts, (...) -> (...).
+        """``log_ratio``, constant beyond four standard deviations of the outermost parts, (...) -> (...).
 
-        No observation tells the ratio there; carried on, it would give a heavy-tailed model tails without
-        a variance.
+        No observations determine the ratio there; extrapolated, it would give a heavy-tailed model tails
+        with infinite variance.
         """
         low, high = (self.mean - 4 * self.scale).min(), (self.mean + 4 * self.scale).max()
         return self.log_ratio(torch.clamp(as_float64(score), low, high))
@@ -347,5 +347,5 @@ def _log_normal(z: Tensor) -> Tensor:
 
 
 def _score(u: Tensor) -> Tensor:
-    """Normal score of u, the ends of [0, 1] taken as the next numbers inside."""
+    """Normal score of u, with the ends of [0, 1] replaced by the next numbers inside."""
     return torch.special.ndtri(u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2))

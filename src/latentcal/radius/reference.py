@@ -1,4 +1,4 @@
-"""Reference laws: the norms of normal, uniform, Laplace and Student-t latents, exact far into both tails."""
+"""Reference laws: norms of normal, uniform, Laplace and Student-t latents, accurate far into both tails."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .law import LawByTails, as_float64
 
 # Squares of radii outside [1 / _FAR, _FAR] may overflow or vanish; there the leading power of r is exact.
 _FAR = 1e75
-_MOST_KNOWN = 64  # sets of quantiles that a law remembers
-_FAR_TAIL = -300.0  # log-probability below which quantiles of gamma variables are searched for
+_MOST_KNOWN = 64  # sets of quantiles that a law caches
+_FAR_TAIL = -300.0  # log-probability below which quantiles of gamma variables are found by a search
 
 
 class _ReferenceLaw(LawByTails):
     r"""A radius whose density is :math:`f(r) = r^{d - 1} g(r)` with g finite and positive at 0.
 
-    A subclass gives the four functions below, on the support; this class adds the world around it and the
+    A subclass implements the four functions below on the support; this class handles points outside it and
     derivatives, which are exact at any order because f and its score are closed forms.
     """
 
@@ -37,19 +37,19 @@ class _ReferenceLaw(LawByTails):
         if not 1 <= dim < 1 << 31 or dim != int(dim):
             raise ValueError(f"dim must be a whole number, at least 1, got {dim}.")
         self.dim = int(dim)
-        # A buffer, so that samples follow the model to its device; not saved, since dim tells it all.
+        # A buffer, so that samples are on the model's device; not saved, since dim determines it.
         self.register_buffer("_shapes", torch.tensor(shapes, dtype=torch.float64), persistent=False)
 
     def _log_profile(self, r: Tensor) -> Tensor:
-        """Log of g, by differentiable operations."""
+        """Log of g, from differentiable operations."""
         raise NotImplementedError
 
     def _log_density(self, r: Tensor) -> Tensor:
-        """Log of f, without the cancellation of (d - 1) log r against log g where both are large."""
+        """Log of f, without cancellation between (d - 1) log r and log g where both are large."""
         raise NotImplementedError
 
     def _score(self, r: Tensor) -> Tensor:
-        """Derivative of the log density, by differentiable operations."""
+        """Derivative of the log density, from differentiable operations."""
         raise NotImplementedError
 
     def _tails(self, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ class _ReferenceLaw(LawByTails):
         return self._tails(as_float64(r).clamp(0, self.upper))
 
     def cdf(self, r: Tensor) -> Tensor:
-        # Not exp(log_cdf): at r = 0 its slope is 0 times infinity, where the density is what is meant.
+        # Not exp(log_cdf): its slope at r = 0 is 0 * infinity, whereas the density is correct.
         r = as_float64(r)
         with torch.no_grad():
             value = torch.exp(self.log_cdf(r))
@@ -93,7 +93,7 @@ class _GammaLaw(_ReferenceLaw):
         self._known: dict[tuple[float, ...], Tensor] = {}
 
     def _log_radius(self, log_x: Tensor) -> Tensor:
-        """Log of the radius that belongs to the log of the gamma variable."""
+        """Log of the radius from the log of the gamma variable."""
         raise NotImplementedError
 
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class _GammaLaw(_ReferenceLaw):
         return torch.exp(self._log_radius(torch.log(gamma_quantile(self._shape, log_cdf, log_sf))))
 
     def landmark_quantiles(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        # By the search, which needs no scipy: its import would take longer than the first recalibration.
+        # Use the search, not scipy, whose import would take longer than the first recalibration.
         levels = (*log_cdf.tolist(), *log_sf.tolist())
         if levels not in self._known:
             if len(self._known) >= _MOST_KNOWN:
@@ -129,7 +129,7 @@ class Chi(_GammaLaw):
 
     .. math:: f(r) = \frac{r^{d-1} e^{-r^2/2}}{2^{d/2-1}\, \Gamma(d/2)}, \qquad F(r) = P(d/2,\, r^2/2),
 
-    P the regularised incomplete gamma function.
+    Here P is the regularised incomplete gamma function.
 
     Args:
         dim: latent dimension d.
@@ -188,7 +188,7 @@ class BallRadius(_ReferenceLaw):
         super().__init__(dim, dim)
 
     def _log_profile(self, r: Tensor) -> Tensor:
-        return math.log(self.dim) + 0 * r  # constant, and yet in the graph of r
+        return math.log(self.dim) + 0 * r  # constant, but part of the graph of r
 
     def _log_density(self, r: Tensor) -> Tensor:
         # xlogy, not (d - 1) * log r: at d = 1, r = 0 the latter is 0 * -inf.
@@ -270,7 +270,7 @@ class StudentRadius(_ReferenceLaw):
         self._log_profile_at_0 = math.log(2) - self._log_beta - dim * self._log_scale
 
     def _log_profile(self, r: Tensor) -> Tensor:
-        # log(1 + t^2) in two pieces: the square of t would overflow long before t does.
+        # log(1 + t^2) in two pieces, because the square of t overflows long before t.
         t = r * math.exp(-self._log_scale)
         log_growth = torch.log1p(t.clamp(max=1e8) ** 2) + 2 * torch.log(t.clamp(min=1e8) / 1e8)
         return self._log_profile_at_0 - 0.5 * (self.dim + self.degrees_of_freedom) * log_growth
@@ -347,7 +347,7 @@ def _beta_log_odds(a: float, b: float, log_beta: float, target: Tensor) -> Tenso
     spread = ((1 - p) ** 2 * q + (1 - q) ** 2 * p - p * q * z * z).clamp(min=0)
     root = ((1 - p) * (1 - q) + z * torch.sqrt(spread)) / scale
     log_ratio = math.log(a / b) + 3 * torch.log(root)
-    # Far below, the power x^a leads.
+    # Far below, the power x^a dominates.
     log_x = (target + math.log(a) + log_beta) / a
     correction = (b - 1) / (a + 1) * torch.exp(log_x.clamp(max=0))
     log_x = (log_x + correction).clamp(max=-1e-9)

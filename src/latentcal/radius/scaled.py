@@ -1,4 +1,4 @@
-"""The reference law under r -> a r^b: two parameters, for calibration sets of a few dozen points."""
+"""The reference law transformed by r -> a r^b: two parameters, for a few dozen calibration points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .calibration_sample import CalibrationSample, fit_to_sample, warn_if_tied
 from .law import RadiusLaw, as_float64
 
-_SMALLEST = {"scale": 1e-305, "power": 1e-100}  # beyond, quantiles leave the floats
+_SMALLEST = {"scale": 1e-305, "power": 1e-100}  # beyond, quantiles over- or underflow
 _OUTLIER_SHARE = 0.01
 LARGEST_LOG_POWER = math.log(20.0)
 
@@ -25,7 +25,7 @@ class ScaledRadius(RadiusLaw):
     .. math:: F(r) = F_\text{ref}\big((r / a)^{1/b}\big), \qquad
               f(r) = f_\text{ref}(s)\, \frac{s}{b\, r}, \quad s = (r / a)^{1/b}.
 
-    With b = 1 this only stretches the radius, and the latent density at the origin stays finite. With another
+    With b = 1 this only scales the radius, and the latent density at the origin stays finite. With any other
     power, f(r) / r^(d-1) is 0 or infinite there.
 
     Args:
@@ -53,7 +53,7 @@ class ScaledRadius(RadiusLaw):
     @classmethod
     @fit_to_sample
     def fit(cls, sample: CalibrationSample, *, power: bool = True) -> ScaledRadius:
-        r"""Robust maximum likelihood for radii (n,).
+        r"""The law fitted to radii (n,) by robust maximum likelihood.
 
         :math:`\log r` follows a location-scale family. In the fit, one per cent of the points may come from a
         wide Cauchy law, so that one outlier has little influence. A normal prior on log b (standard deviation
@@ -61,7 +61,7 @@ class ScaledRadius(RadiusLaw):
 
         Args:
             sample: the calibration norms, and as reference the law to scale.
-            power: whether b is fitted; else it is 1.
+            power: whether b is fitted; otherwise it is 1.
         """
         reference = sample.require_reference("ScaledRadius.fit needs the law to scale")
         warn_if_tied(sample.radii)
@@ -102,7 +102,7 @@ class ScaledRadius(RadiusLaw):
         r = as_float64(r)
         log_r = torch.log(r.clamp(min=1e-100))
         log_s = (log_r - math.log(self.scale)) / self.power
-        # f_ref(s) s / r^d with the powers of s and r taken together: s itself may underflow.
+        # Combine the powers of s and r in f_ref(s) s / r^d, because s itself may underflow.
         log_density = self.reference.log_radial_density(torch.exp(log_s), dim) + dim * (log_s - log_r)
         return (log_density - math.log(self.power)).masked_fill((r < 0) | torch.isinf(r), -math.inf)
 
@@ -120,7 +120,7 @@ class ScaledRadius(RadiusLaw):
 
 
 def scaled_log_prob(reference: RadiusLaw, r: Tensor, scale: Tensor, power: Tensor) -> Tensor:
-    """Log densities (f, k) of f laws, of scales and powers (f,), at radii (k,) above 0."""
+    """Log densities (f, k) of f laws with scales and powers (f,) at radii (k,) above 0."""
     log_r = torch.log(r)
     log_s = (log_r - torch.log(scale)[:, None]) / power[:, None]
     return reference.log_prob(torch.exp(log_s)) + log_s - log_r - torch.log(power)[:, None]
@@ -131,7 +131,7 @@ def fit_scale_power(
 ) -> tuple[Tensor, Tensor]:
     """Robust scales a (f,) and powers b (f,) for radii (k,) under several sets of weights (f, k).
 
-    ``power`` (f,) says whether b is fitted; else it is 1.
+    ``power`` (f,) determines whether b is fitted; otherwise it is 1.
     """
     smallest = radii[radii > 0].min()
     y = torch.log(torch.where(radii > 0, radii, 1e-3 * smallest))
@@ -142,7 +142,7 @@ def fit_scale_power(
 
     def derivatives(theta: Tensor) -> Derivatives:
         location, log_power = theta[:, :1], theta[:, 1:]
-        # Beyond the ends the outlier law has taken over; the clamp keeps exp(u) and its slope finite.
+        # Beyond the ends the outlier law dominates; the clamp keeps exp(u) and its slope finite.
         rate = torch.exp(-log_power)
         free_u = (y - location) * rate
         u = free_u.clamp(lowest, highest)
@@ -190,12 +190,12 @@ def _log_density_in_log_r(law: RadiusLaw, u: Tensor) -> Derivatives:
 def ascend(
     derivatives: Callable[[Tensor], Derivatives], theta: Tensor, *, free: Tensor, limit: Tensor
 ) -> Tensor:
-    """Maxima (f, k) of f functions (f, k) -> (f,) at once, by Newton steps damped until each goes uphill.
+    """Maxima (f, k) of f functions (f, k) -> (f,), by damped Newton steps that each increase the function.
 
     Args:
         derivatives: the functions (f,), their gradients (f, k) and Hessians (f, k, k).
-        theta: (f, k) where to start.
-        free: (f, k) or (k,) whether a parameter may move.
+        theta: (f, k) starting points.
+        free: (f, k) or (k,) mask of the parameters to optimise.
         limit: (k,) largest absolute values.
     """
     free = free.expand_as(theta)
@@ -210,7 +210,7 @@ def ascend(
     value, gradient, hessian = evaluate(theta)
     for _ in range(60):
         scale = hessian.diagonal(dim1=1, dim2=2).abs().clamp(min=1e-8)
-        # Levenberg's damping: with an indefinite Hessian it grows until the step is a short way uphill.
+        # Levenberg damping: with an indefinite Hessian it grows until a short step increases the function.
         system = -hessian + torch.diag_embed(damping[:, None] * scale)
         eigenvalues, vectors = torch.linalg.eigh(system)
         eigenvalues = eigenvalues.clamp(min=1e-6 * scale.amax(1, keepdim=True))

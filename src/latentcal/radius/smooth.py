@@ -15,26 +15,26 @@ from .conditional import ConditionalRadius, require_features
 from .law import RadiusLaw, as_float64
 from .stacked import StackedRadius
 
-_KNEE = 0.3  # in units of the median: below, a change of shape fades out
-_FEWEST = 50  # radii for a shape that depends on x
-_LARGEST = 5.0, 1.0  # log scale, log power
+_KNEE = 0.3  # radius, in units of the median, below which a change of shape fades out
+_FEWEST = 50  # fewest radii for a shape that depends on x
+_LARGEST = 5.0, 1.0  # largest log scale and log power
 
 
 class SmoothRadius(ConditionalRadius):
-    r"""The law of a radius R whose scale, and shape, are functions of x.
+    r"""The law of a radius R whose scale and shape are functions of x.
 
     .. math:: \log \tilde R = \log u + \frac{\kappa}{2} \log \frac{\delta^2 + u^2}{\delta^2 + 1} + \log c,
               \qquad u = \frac{R}{c\, e^{a(x)}}, \quad \kappa = e^{-b(x)} - 1,
 
-    follows one law for every x, with c its median. Around the median this is the power
-    :math:`u^{1 + \kappa}`; towards the origin it turns into a mere scale, so that the latent density stays
+    follows the same law for every x, with median c. Around the median this is the power
+    :math:`u^{1 + \kappa}`; towards the origin it becomes a pure scale, so that the latent density stays
     finite there.
 
     Args:
         law: law of the standardised radius.
-        scale: a, a smoother with one answer.
-        shape: b, a smoother with one answer; None for 0.
-        median: c.
+        scale: a, a smoother with one output.
+        shape: b, a smoother with one output; None for 0.
+        median: median c.
     """
 
     def __init__(self, law: RadiusLaw, scale: Smoother, shape: Smoother | None, median: float) -> None:
@@ -79,7 +79,7 @@ class SmoothRadius(ConditionalRadius):
         return SmoothRadius(law, self.scale, self.shape, self.median)
 
     def with_tail(self, tail: RadiusLaw, share: float) -> SmoothRadius:
-        """The same dependence on x, and one more part of weight ``share`` in the standardised law."""
+        """The same dependence on x, with one more part of weight ``share`` in the standardised law."""
         assert isinstance(self.law, StackedRadius)
         return self.with_law(self.law.with_tail(tail, share))
 
@@ -97,12 +97,12 @@ class SmoothRadius(ConditionalRadius):
 
 
 class StretchedRadius(RadiusLaw):
-    """The law of :class:`SmoothRadius` at given features; its numbers have the shape of the radii.
+    """The law of :class:`SmoothRadius` at given features, with parameters of the shape of the radii.
 
     Args:
         law: law of the standardised radius.
-        log_scale: (...) a.
-        log_power: (...) b.
+        log_scale: a, (...).
+        log_power: b, (...).
         median: unit of the standardised radius.
     """
 
@@ -188,7 +188,7 @@ class _Stretch:
         return r
 
     def _log_unit(self, r: Tensor) -> Tensor:
-        # Finite even for r = 0 and infinity, where a change of 0 must stay 0.
+        # Finite even for r = 0 and infinity, so that a change of 0 stays 0.
         return torch.log(r.clamp(1e-300, 1e300)) - self.log_scale - math.log(self.median)
 
 
@@ -201,9 +201,9 @@ def _beyond_knee(log_u: Tensor) -> tuple[Tensor, Tensor]:
 def _solve_each(
     function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], target: Tensor, parameter: Tensor
 ) -> Tensor:
-    """Solutions (n,) of function(point, parameter) = target, where the slope rises, or falls, throughout.
+    """Solutions (n,) of function(point, parameter) = target, for functions with a monotone slope.
 
-    Newton's steps then come from one side after the first, and arrive from anywhere.
+    After the first step, Newton's method then approaches the solution from one side, from any start.
     """
     point = target.clone()
     for _ in range(60):

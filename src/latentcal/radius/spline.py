@@ -17,9 +17,9 @@ from .law import as_float64
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 1000
-_LARGEST_RATIO = 1e12  # between sizes of bins, for which the map keeps its digits
+_LARGEST_RATIO = 1e12  # largest ratio of bin sizes at which the map keeps its digits
 _SMALLEST_BIN = 1e-3
-_LARGEST_LOG_SLOPE = math.log(1e3)  # without a bound the likelihood of tied radii has none either
+_LARGEST_LOG_SLOPE = math.log(1e3)  # bounds the likelihood of tied radii
 
 
 class SplineRadius(TabulatedLaw):
@@ -27,15 +27,15 @@ class SplineRadius(TabulatedLaw):
 
     .. math:: w = \tanh^{-1}\!\Big(\Phi\big(\tanh \tfrac{r^{1/3} - m}{s}\big)\Big) \sim \mathcal{N}(0, 1)
 
-    with :math:`\Phi` a monotone rational-quadratic spline of [-1, 1]. On the whole line this would give
-    negative radii with small probability, so the law is truncated at 0 and renormalised. It has few
-    parameters and Gaussian tails, so an outlier can be very improbable under it.
+    Here :math:`\Phi` is a monotone rational-quadratic spline of [-1, 1]. On the whole line this would give
+    negative radii a small probability, so the law is truncated at 0 and renormalised. It has few parameters
+    and Gaussian tails, so an outlier can be very improbable under it.
 
     Args:
         shift, scale: m and s > 0.
         widths, heights: (b,) positive bin sizes.
         slopes: (b + 1,) positive slopes at the knots.
-        upper: end of the support, where the law is truncated too.
+        upper: end of the support, where the law is also truncated.
     """
 
     widths: Tensor
@@ -79,7 +79,7 @@ class SplineRadius(TabulatedLaw):
         radii they are replaced by at most 1,000 weighted nodes.
 
         Args:
-            sample: the calibration norms; the reference, if there is one, gives the end of the support.
+            sample: the calibration norms; the reference, if given, determines the end of the support.
         """
         from scipy.optimize import minimize
 
@@ -87,13 +87,13 @@ class SplineRadius(TabulatedLaw):
         nodes = FoldedRadii.of(cube_roots(sample.radii), sample.weights, max_nodes=_MAX_NODES, folds=1)
         t, weights = nodes.nodes, nodes.total / nodes.total.sum()
         shift = float((weights * t).sum())
-        # Constant radii have no spread of their own: a thousandth of their size stands in for it.
+        # Constant radii have no spread; use a thousandth of their size instead.
         scale = max(math.sqrt(float((weights * (t - shift) ** 2).sum())), 1e-3 * shift)
         z = (t - shift) / scale
         bins = _number_of_bins(sample.n)
 
         def objective(theta: object) -> tuple[float, object]:
-            # A copy: sums may round by the position in memory, and the fit is to be always the same.
+            # A copy, because rounding of sums may depend on memory alignment, and fits must be reproducible.
             free = torch.tensor(theta, dtype=torch.float64, device=t.device).requires_grad_()
             loss = -(weights * _log_density(z, _unpack(free, bins))).sum()
             (gradient,) = torch.autograd.grad(loss, free)
@@ -141,7 +141,7 @@ def _number_of_bins(n: int) -> int:
 
 
 def _unpack(theta: Tensor, bins: int) -> UnitSpline:
-    """Spline of free parameters, (3 b + 1,); zeros give the identity."""
+    """Spline from free parameters (3 b + 1,); zeros give the identity."""
     share = 1 - bins * _SMALLEST_BIN
     widths = _SMALLEST_BIN + share * torch.softmax(theta[:bins], 0)
     heights = _SMALLEST_BIN + share * torch.softmax(theta[bins : 2 * bins], 0)
@@ -153,7 +153,7 @@ def _to_gaussian(z: Tensor, spline: UnitSpline) -> tuple[Tensor, Tensor]:
     """w and log dw/dz; since tanh z = 2 sigmoid(2 z) - 1, the spline acts on [0, 1], exact at both ends."""
     log_x, log_x_complement = logsigmoid(2 * z), logsigmoid(-2 * z)
     y, y_complement, log_slope = spline(torch.exp(log_x), torch.exp(log_x_complement))
-    # Where exp underflows the spline is its end slope times x: the logarithms carry on.
+    # Where exp underflows, the spline is its end slope times x, computed in logs.
     log_y, log_y_complement = torch.log(y.clamp(min=1e-300)), torch.log(y_complement.clamp(min=1e-300))
     far_low, far_high = log_x < -600, log_x_complement < -600
     log_y = torch.where(far_low, log_x + torch.log(spline.slopes[0]), log_y)

@@ -1,4 +1,4 @@
-"""The default law: a mixture that contains the model's own law, so that recalibration does little harm."""
+"""The default law: a mixture that includes the model's own law, which limits the harm of recalibration."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .scaled import ScaledRadius, fit_scale_power, scaled_log_prob
 from .tabulated import TabulatedLaw
 
 _MAX_NODES = 512
-_NEWTON_STEPS = 100  # at most; twenty are enough
-_RATES = (0.1, 1.0, 3.0)  # of the kernel estimates, in units of the best one
-PARTS = 3 + len(_RATES)  # of the stack
-_CREDIT = 100.0  # points that it takes for free weights to count as much as those of single parts
-_SAY = 3.0  # nats that one point may speak against a part
+_NEWTON_STEPS = 100  # most steps; twenty are usually enough
+_RATES = (0.1, 1.0, 3.0)  # rates of the kernel estimates, in units of the best one
+PARTS = 3 + len(_RATES)  # number of parts in the stack
+_CREDIT = 100.0  # number of points at which free weights and posterior weights of single parts count equally
+_SAY = 3.0  # most nats that one point counts against a part
 
 
 class StackedRadius(TabulatedLaw):
-    r"""Mixture of laws, with the shape of one of them in the core around the origin.
+    r"""Mixture of laws, which has the shape of one law in the core around the origin.
 
     .. math:: f(r) \propto \begin{cases} \sum_k w_k f_k(r) & r \ge r_0 \\
               c\, f_\text{core}(r) & r < r_0 \end{cases}
               \qquad \sum_k w_k F_k(r_0) = \text{level},
 
-    with c such that the density is continuous at :math:`r_0`. Near the origin there are no data, and the
-    latent density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there and a power map a pole;
-    only a law that behaves like the reference gives a finite, positive density. If the mixture rises so
-    steeply at :math:`r_0` that continuity would make the core heavier than the part it replaces by more than
-    the level, :math:`r_0` is moved inwards until it does not.
+    Here c makes the density continuous at :math:`r_0`. Near the origin there are no data, and the latent
+    density is :math:`f(r) / r^{d-1}`: a kernel estimate leaves a hole there and a power map a pole; only a
+    law that behaves like the reference gives a finite, positive density. If the mixture rises so steeply at
+    :math:`r_0` that, by continuity, the core would outweigh the part it replaces by more than the level,
+    :math:`r_0` is moved inwards until it does not.
 
     Args:
         parts: the laws :math:`f_k`, all on the same support.
@@ -63,7 +63,7 @@ class StackedRadius(TabulatedLaw):
         if not bool((weights >= 0).all()) or not bool(weights.sum() > 0):
             raise ValueError("weights must not be negative and not all zero.")
         if any(part.upper != core.upper for part in parts):
-            raise ValueError(f"All parts must end where the core does, at {core.upper:g}.")
+            raise ValueError(f"All parts must have the support of the core, [0, {core.upper:g}].")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}.")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
@@ -76,21 +76,20 @@ class StackedRadius(TabulatedLaw):
     def fit(cls, sample: CalibrationSample, *, nodes: int = _MAX_NODES) -> StackedRadius:
         r"""Stack of {reference, scaled, scaled with power, three gamma KDEs} for radii (n,).
 
-        The KDEs have the rate of the highest held-out likelihood, a tenth and three times of it (no more than
-        the nodes can resolve): kernels wide enough for the tail and sharp enough for the bulk. With
-        :math:`f_k` the ten-fold held-out densities of part k and :math:`w^*` the weights whose mixture
-        :math:`f^*` of them has the highest likelihood,
+        The KDEs have the rate with the highest held-out likelihood, a tenth of it and three times it (no more
+        than the nodes can resolve): kernels wide enough for the tail and sharp enough for the bulk. Let
+        :math:`f_k` be the ten-fold held-out density of part k and :math:`w^*` the weights for which the
+        mixture :math:`f^*` of these has the highest likelihood. Then
 
         .. math:: w = \frac{1}{n + 1} \left(n\, \frac{n w^* + 100\, q}{n + 100} + \frac1K\right), \qquad
                   q_k \propto \prod_i \max(f_k(r_i),\, e^{-3} f^*(r_i)).
 
-        Free weights are noisy with few points, so they are then replaced by the posterior weights q of single
+        Free weights are noisy with few points, so they are combined with the posterior weights q of single
         components; the bound limits the influence of one outlier. Each weight is at least 1 / (K (n + 1)):
-        above the core no point can lose more than log(K (n + 1)) relative to the reference (plus log(1 +
-        level), the most that the core may add to the whole). The core has the shape of the scaled reference
-        and ends at the quantile of 5 / (n + 1), at most 1 % but at least 1 / (n + 1), because a mixture that
-        is supported by a single norm has a density, which determines that of the core, that is uncertain by a
-        factor of e.
+        above the core, no point can lose more than log(K (n + 1)) relative to the reference (plus log(1 +
+        level), the most that the core may add to the total). The core has the shape of the scaled reference
+        and ends at the quantile of 5 / (n + 1), at most 1 % but at least 1 / (n + 1). The density at its end
+        determines that of the core, and would be uncertain by a factor of e if it came from a single norm.
 
         Args:
             sample: the calibration norms, and as reference the law that the model assumes.
@@ -104,7 +103,7 @@ class StackedRadius(TabulatedLaw):
         rates = [min(factor * best_rate, largest_rate(folded)) for factor in _RATES]
         log_kde = held_out_log_density(folded, rates, reference.upper ** (1 / 3))
         centers = folded.nodes**3
-        # Folds first, then all radii: one batch of fits.
+        # Folds first, then all radii, in one batch of fits.
         training = torch.cat([folded.training, folded.total[None]])
         sets = len(training)
         power = torch.arange(2 * sets, device=t.device) >= sets
@@ -167,7 +166,7 @@ class StackedRadius(TabulatedLaw):
 
     def _quantile_outside(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         r, inner = torch.empty_like(log_cdf), log_cdf < self.table.log_cdf_at_low
-        # In the core F is a multiple of the core's own.
+        # In the core, F is a multiple of that of the core law.
         r[inner] = self.core.icdf_log_cdf(log_cdf[inner] + self.table.log_total - self._core_end()[1])
         if not bool(inner.all()):
             r[~inner] = super()._quantile_outside(log_cdf[~inner], log_sf[~inner])
@@ -229,7 +228,7 @@ class StackedRadius(TabulatedLaw):
         if not bool(too_heavy(end)):
             return end
         high, low = end, end * math.exp(-50)
-        for _ in range(8):  # a flank may be steep: each round looks at 50 radii between the last two
+        for _ in range(8):  # a flank may be steep: each round evaluates 50 radii between the last two
             span = torch.linspace(0, 1, 50, dtype=torch.float64, device=end.device)
             r = high * (low / high) ** span
             heavy = torch.cummin(too_heavy(r).long(), 0).values
@@ -239,7 +238,7 @@ class StackedRadius(TabulatedLaw):
 
 
 def _shares(held_out: Tensor, counts: Tensor, n: float) -> Tensor:
-    """Weights (k,) of parts with held-out log densities (k, f, j) and counts (f, j) of n points in effect."""
+    """Weights (k,) of parts from held-out log densities (k, f, j) and counts (f, j); n is effective."""
     free = mixture_weights(held_out, counts)
     mixture = torch.logsumexp(held_out + torch.log(free)[:, None, None], 0)
     bounded = torch.maximum(held_out, mixture - _SAY)
@@ -254,9 +253,9 @@ def mixture_weights(log_densities: Tensor, counts: Tensor) -> Tensor:
 
     .. math:: \min_{w \ge 0}\; \sum_k w_k - \sum_i c_i \log \sum_k w_k f_k(r_i), \qquad \sum_i c_i = 1,
 
-    whose solution sums to 1. By Newton steps on the conditions of the optimum, with slopes :math:`s_k \ge 0`
-    of the objective whose products :math:`w_k s_k` are led to 0 together (a primal-dual interior point
-    method): no weight leaves the positive numbers, so a part that one point alone needs can come back.
+    The solution sums to 1. It is computed by a primal-dual interior point method: Newton steps on the
+    optimality conditions, with slopes :math:`s_k \ge 0` of the objective whose products :math:`w_k s_k` are
+    reduced to 0 together. Weights stay positive, so a part that only one point needs can recover.
     """
     kept = counts.reshape(-1) > 0
     logs = log_densities.reshape(log_densities.shape[0], -1)[:, kept]

@@ -1,4 +1,4 @@
-"""A law of the latent norm for streams, updated with each norm, that forgets old ones."""
+"""A law of the latent norm for streams, which is updated with each norm and forgets old norms."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .mixture import MixtureRadius
 from .scaled import LARGEST_LOG_POWER, ScaledRadius
 
 _HALF_LIVES = (10.0, 30.0, 100.0, 300.0)
-_CHECK = 32  # observations between two looks at whether the cells still lie where the data are
-_BLOCK = 16  # observations that half-lives are judged by at a time; divides the above
-_SWITCHING = 0.005  # probability a norm that another half-life becomes the best
-_SAY = 3.0  # nats that one norm may speak against a half-life
-_PRIOR = 5.0  # observations that the reference is worth
-# Between these levels of the scaled reference the data are counted; the outer ones see heavier tails.
+_CHECK = 32  # observations between two checks of the position of the cells
+_BLOCK = 16  # observations in a block to score half-lives on; divides the above
+_SWITCHING = 0.005  # probability per norm that another half-life becomes the best
+_SAY = 3.0  # most nats that one norm counts against a half-life
+_PRIOR = 5.0  # weight of the reference, in observations
+# Levels of the scaled reference between which the data are counted; the outer ones detect heavier tails.
 _KNOTS = (1e-4, 1e-3, 0.01, *(k / 16 for k in range(1, 16)), 0.99, 0.999, 1 - 1e-4)
 _TENTHS = np.linspace(0.1, 0.9, 9)
 
@@ -31,41 +31,42 @@ _TENTHS = np.linspace(0.1, 0.9, 9)
 class StreamingRadius(RadiusLaw):
     r"""Law of recent norms, for drifting data; the only law that changes, by :meth:`update`.
 
-    The i-th last norm has weight :math:`2^{-i / h}` with the half-life h, or 1 inside a sliding window and 0
-    before it. Their weighted law :math:`\hat F`, with effective number n, is represented as
+    The i-th last norm has weight :math:`2^{-i / h}` with half-life h, or weight 1 inside a sliding window and
+    0 before it. The weighted law :math:`\hat F` of the norms, with effective number n, is represented as
 
     .. math:: F = \big((1 - w)\, \mathrm{id} + w\, G\big) \circ F_\text{ref}\big((r / a)^{1/b}\big).
 
     a and b are fitted to the quantiles from 10 % to 90 %, with a few pseudo-norms from the reference; b stays
-    at 1 unless the spread of log r clearly differs (on a bounded support a = 1 and only b is fitted). The
-    increasing spline G moves the probabilities between 21 levels to those of the norms. The pull :math:`w =
-    (1 - k / D)_+`, with D the deviance of G from the identity and k its degrees of freedom, is 0 if noise
-    alone explains the deviance. Before the first norm the law is the reference.
+    1 unless the spread of log r clearly differs (on a bounded support a = 1 and only b is fitted). The
+    increasing spline G maps the probabilities between 21 levels to those of the norms. The pull is :math:`w =
+    (1 - k / D)_+`, where D is the deviance of G from the identity and k its degrees of freedom; it is 0 if
+    noise alone explains the deviance. Before the first norm the law is the reference.
 
-    *Several half-lives* make a mixture of their laws, with the shares of a fixed-share forecaster: each norm
-    multiplies the share of a half-life by the density that its law gave to the norm, and 0.005 of the whole
-    is then distributed equally, so that no half-life is lost forever,
+    *Several half-lives* give a mixture of their laws, with the weights of a fixed-share forecaster: each norm
+    multiplies the share of a half-life by the density of the norm under its law, and then 0.005 of the total
+    is distributed equally, so that no half-life is lost forever,
 
     .. math:: s_k \leftarrow 0.995\, \frac{s_k f_k(r)}{\sum_j s_j f_j(r)} + \frac{0.005}{K}.
 
-    The likelihood is then close to that of the best half-life in hindsight, and better where the best one
-    changes. (A norm counts against a half-life by at most 3 nats, and is evaluated by the laws before its
-    block of 16.) A single half-life has a quarter of the cost.
+    The likelihood is then close to that of the best half-life in hindsight, or higher if the best one
+    changes. (A norm counts against a half-life by at most 3 nats, and is evaluated under the laws before its
+    block of 16.) A single half-life costs a quarter.
 
-    Memory is constant. With a half-life, the norms are counted in 512 cells of log r, fine around their
-    median and wide far off, so that every positive float has its cell; each keeps weight, mean and spread,
-    and the cells are re-centred if the data have moved away. A window stores its norms.
+    Memory is constant. With a half-life, the norms are counted in 512 cells of log r, which are fine around
+    the median and wide far out, so that every positive float has a cell. Each cell keeps weight, mean and
+    spread, and the cells are re-centred if the data have moved away. A window stores its norms.
 
-    The update is in place: it affects every flow that shares this law, and every prediction made from such a
-    flow before. ``copy.deepcopy`` and :meth:`snapshot` make independent laws. The arguments after ``window``
-    are the state; leave them out for a new law.
+    Updates are in place: they affect every flow that shares this law, and earlier predictions of such flows.
+    ``copy.deepcopy`` and :meth:`snapshot` make independent laws. The arguments after ``window`` are the
+    state; leave them out for a new law.
 
     Args:
         reference: law that the norms should follow.
         half_life: number of observations after which a weight has halved; ``math.inf`` never forgets. A
             sequence mixes the laws of several; (10, 30, 100, 300) by default.
         window: number of norms in the sliding window, instead of a half-life. An update costs the same for
-            any window, the first evaluation after it n log n: from 10,000 norms on prefer a half-life.
+            any window, but the first evaluation after it costs n log n: above 10,000 norms, prefer a
+            half-life.
         bins: (3, 512) sums of weight, weight times position in the cell and weight times its square; with k
             half-lives in a sequence (k, 3, 512).
         grid: (2,) or (k, 2) centre of the cells in log r, and the distance from it up to which they are about
@@ -158,8 +159,8 @@ class StreamingRadius(RadiusLaw):
             raise ValueError("totals, recent and bins must be at least 0; this is not a state of this law.")
         if self.credit is not None and not bool((self.credit > 0).all()):
             raise ValueError("credit must be positive; this is not a state of this law.")
-        self._law: tuple[RadiusLaw, ...] = ()  # in tuples, so that they are no submodules
-        self._settled: tuple[RadiusLaw, ...] = ()  # the laws before the block that is not full yet
+        self._law: tuple[RadiusLaw, ...] = ()  # in tuples, so that they are not registered as submodules
+        self._settled: tuple[RadiusLaw, ...] = ()  # the laws before the current, incomplete block
 
     @classmethod
     @fit_to_sample
@@ -173,10 +174,10 @@ class StreamingRadius(RadiusLaw):
         """The law after norms (n,) in time order, the latest one last.
 
         Args:
-            sample: the calibration norms, as reference the law that they should follow, and weights, besides
-                what forgetting does; these not with a window.
-            half_life: observations after which a weight has halved, one number or several.
-            window: number of norms in a sliding window, instead.
+            sample: the calibration norms; their reference is the law that they should follow. Weights are
+                multiplied with those of forgetting, and are not allowed with a window.
+            half_life: number of observations after which a weight has halved, one or several.
+            window: number of norms in a sliding window, instead of a half-life.
         """
         reference = sample.require_reference("StreamingRadius.fit needs the law to start from")
         if sample.weighted and window is not None:
@@ -192,24 +193,24 @@ class StreamingRadius(RadiusLaw):
         """Update the law in place with norms, () or (m,), in time order.
 
         Raises:
-            ValueError: if one is NaN, infinite, negative or beyond the support; nothing is updated then.
+            ValueError: if one is NaN, infinite, negative or beyond the support; then nothing is updated.
         """
         radii = as_tensor(radii, "radii").to(self.totals).reshape(-1)
         if not bool(((radii >= 0) & (radii <= self.upper) & (radii < math.inf)).all()):
-            radii = CalibrationSample(radii, self).radii  # says what is wrong, or forgives rounding
+            radii = CalibrationSample(radii, self).radii  # raises a clear error, or corrects rounding
         self._learn(radii, torch.ones_like(radii))
 
     def snapshot(self) -> RadiusLaw:
-        """A fixed copy of the present law."""
+        """A fixed copy of the current law."""
         if not self._law:
-            # Made inside of somebody's inference mode, its tensors could never take part in a gradient.
+            # Tensors made inside a caller's inference mode could never be used in gradients.
             with torch.inference_mode(False), torch.no_grad():
                 self._law = (self._read_all(),)
         return self._law[0]
 
     @property
     def effective_size(self) -> float:
-        """Number of equally weighted norms that carry as much information as those remembered."""
+        """Number of equally weighted norms with as much information as the weighted ones."""
         if self.window is not None:
             return min(float(self.totals[0]), float(self.window))
         sizes = [_size_of(*stream) for stream in self._streams()]
@@ -247,7 +248,7 @@ class StreamingRadius(RadiusLaw):
     def _quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
         return self.snapshot()._quantile(log_cdf, log_sf)
 
-    # What is remembered.
+    # The state.
 
     def _learn(self, radii: Tensor, weights: Tensor) -> None:
         settled = self._settled
@@ -283,7 +284,7 @@ class StreamingRadius(RadiusLaw):
         self.totals[0] += radii.numel()
 
     def _settle(self, radii: Tensor, weights: Tensor) -> None:
-        """Judge the half-lives by a block of norms, then count it."""
+        """Score the half-lives on a block of norms, then count the block."""
         assert self.credit is not None
         self.credit.copy_(self._judge(radii, weights))
         self._count(radii, weights)
@@ -301,12 +302,12 @@ class StreamingRadius(RadiusLaw):
         return [Cells(bins, grid, self._reference_spread) for bins, grid in pairs]
 
     def _waiting(self) -> Tensor:
-        """Norms and weights (2, m) of the block that is not full yet."""
+        """Norms and weights (2, m) of the incomplete block."""
         assert self.recent is not None
         return self.recent[:, : int(self.totals[0]) % _BLOCK]
 
     def _judge(self, radii: Tensor, weights: Tensor) -> Tensor:
-        """Shares (k,) of the half-lives after norms (m,), by the laws as they were before these."""
+        """Shares (k,) of the half-lives after norms (m,), under the laws before these norms."""
         assert self.credit is not None
         if not self._settled:
             squares = self.totals[1:].tolist()
@@ -321,7 +322,7 @@ class StreamingRadius(RadiusLaw):
             share = (1 - _SWITCHING) * share / share.sum() + _SWITCHING / len(share)
         return torch.from_numpy(share).to(self.credit)
 
-    # What it says: a few hundred numbers, for which numpy is the quicker of the two.
+    # The law: a few hundred numbers, for which numpy is faster than torch.
 
     def _read_all(self) -> RadiusLaw:
         if int(self.totals[0]) == 0:
@@ -346,16 +347,16 @@ class StreamingRadius(RadiusLaw):
         return self.reference if squares == 0 else self._describe(_size_of(cells, squares), *cells.curve())
 
     def _window_curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """As that of the cells."""
+        """Points of log r and shares of the weight below, as ``Cells.curve``."""
         assert self.recent is not None
         norms = np.sort(self.recent[: int(self.effective_size)].cpu().numpy())
         order = np.arange(norms.size)
-        # Tied norms are told apart by a hair: a share of the weight belongs to one point only.
+        # Tied norms are separated slightly, so that each share of the weight belongs to one point.
         points = np.log(np.maximum(norms, SMALLEST)) + TINY * self._reference_spread * order
         return points, (order + 0.5) / norms.size
 
     def _describe(self, n: float, points: np.ndarray, levels: np.ndarray) -> RadiusLaw:
-        """The law of n norms with such a distribution function of log r."""
+        """The law of n norms with the given distribution function of log r."""
         log_knots, widths = self._log_knots.cpu().numpy(), self._widths.cpu().numpy()
         scale, power = self._scale_and_power(points, levels, n, log_knots)
         below = np.interp(math.log(scale) + power * log_knots, points, levels, left=0.0, right=1.0)
@@ -372,13 +373,13 @@ class StreamingRadius(RadiusLaw):
     def _scale_and_power(
         self, points: np.ndarray, levels: np.ndarray, n: float, log_knots: np.ndarray
     ) -> tuple[float, float]:
-        """a and b, from the quantiles of the data and a few norms of the reference."""
+        """a and b from the quantiles of the data and a few pseudo-norms of the reference."""
         both = np.sort(np.concatenate([points, log_knots]))
         mixed = n * np.interp(both, points, levels, left=0.0, right=1.0)
         mixed += _PRIOR * np.interp(both, log_knots, _KNOTS)
         ours = np.interp(_TENTHS, mixed / (n + _PRIOR), both)
         theirs = np.interp(_TENTHS, _KNOTS, log_knots)
-        # log b has a standard error of about 1 / sqrt(n); two of them are taken for noise.
+        # log b has a standard error of about 1 / sqrt(n); two standard errors count as noise.
         noise = 4 / (n + _PRIOR)
         if math.isfinite(self.upper):
             return 1.0, _garrote(float(ours.mean() / theirs.mean()), noise)
@@ -397,7 +398,7 @@ class StreamingRadius(RadiusLaw):
 
 
 def _garrote(power: float, noise: float) -> float:
-    """b with its logarithm cut to 0 where its square is below ``noise``, and kept where it is far above."""
+    """b with its log set to 0 if its square is below ``noise``, and unchanged if it is far above."""
     log_power = math.log(max(power, 1e-9))
     kept = max(0.0, 1 - noise / log_power**2) if log_power else 0.0
     return math.exp(min(max(kept * log_power, -LARGEST_LOG_POWER), LARGEST_LOG_POWER))

@@ -17,10 +17,10 @@ from .law import LawByTails, as_float64
 DEGREE = 8
 TOLERANCE = 1e-10  # of the log density, by cell, against the exact law
 _LARGEST_CHANGE = 4.0  # of the log density inside a cell, so that exp of the polynomial integrates exactly
-_NEGLIGIBLE = -100.0  # log mass of a cell that matters to neither tail: the table ends near -60
+_NEGLIGIBLE = -100.0  # log mass below which a cell affects neither tail: the table ends near -60
 _MAX_CELLS = 50_000
 _TINY = 1e-100
-EXACT_POINTS = 1024  # at a time, of which an exact law is asked
+EXACT_POINTS = 1024  # points at which an exact law is evaluated at a time
 
 _NODES = -np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)
 _CHECKS = -np.cos(np.pi * (np.array([0, 2, 5, 7]) + 0.5) / DEGREE)
@@ -43,7 +43,7 @@ class TabulatedLaw(LawByTails):
     A subclass implements, for t of shape (m,), ``_log_density`` (of t, not of r), and the exact logs of the
     mass below and above a point, ``_log_mass_below`` and ``_log_mass_above``, which are used only near the
     ends. ``_span`` and ``_breaks`` give the range of the table and the kinks of the density. A law with a
-    finite ``upper`` is cut off there and renormalised.
+    finite ``upper`` is truncated there and renormalised.
     """
 
     def _log_density(self, t: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class TabulatedLaw(LawByTails):
         return torch.cat([super()._landmarks(), self._breaks() ** 3])
 
     def _rounding(self) -> float:
-        """Size of the rounding error of ``_log_density``: the table cannot be asked for more."""
+        """Size of the rounding error of ``_log_density``, which limits the accuracy of the table."""
         return 0.0
 
     @property
@@ -77,7 +77,7 @@ class TabulatedLaw(LawByTails):
             with torch.no_grad():
                 low, high = self._span()
                 end = self.upper ** (1 / 3)
-                # Far behind the law's own span the mass above would underflow: the exact tail serves there.
+                # Far beyond the law's own span the mass above would underflow: use the exact tail there.
                 high = end if low >= high else min(high, end)
                 if not 0 <= low < high < math.inf:
                     raise ValueError(f"{type(self).__name__} cannot be evaluated: {_BEYOND}")
@@ -142,14 +142,14 @@ class TabulatedLaw(LawByTails):
         return r
 
     def _quantile_outside(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        """Radii (n,) beyond the table, by a search in the exact law."""
+        """Radii (n,) beyond the table, by a search with the exact law."""
         return super()._quantile(log_cdf, log_sf)
 
     def _log_start(self, target: Tensor, lower_half: bool) -> Tensor:
         return torch.full_like(target, 3 * math.log(self.table.low if lower_half else self.table.high))
 
     def _log_mass_to_end(self, t: Tensor) -> Tensor:
-        """Log of the mass between t and the end of the support, before it is normalised."""
+        """Log of the unnormalised mass between t and the end of the support."""
         log_above = self._log_mass_above(t)
         if math.isinf(self.upper):
             return log_above
@@ -172,7 +172,7 @@ class DensityTable(nn.Module):
         edges: (c + 1,) ends of the c cells, ascending.
         coefficients: (9, c) of the log density, constant first, in the local coordinate from -1 to 1.
         log_below: log of the unnormalised mass left of the first edge; -inf for none.
-        log_above: the same right of the last edge.
+        log_above: log of the unnormalised mass right of the last edge; -inf for none.
     """
 
     edges: Tensor
@@ -217,7 +217,7 @@ class DensityTable(nn.Module):
         self.register_buffer("edges", edges, persistent=False)
         self.register_buffer("coefficients", coefficients, persistent=False)
         self.register_buffer("tail_coefficients", _TO_COEFFICIENTS.to(edges) @ log_tail, persistent=False)
-        # Ascending keys by which a quantile finds its cell: log F up to the split, -log(1 - F) beyond it.
+        # Ascending keys to find the cell of a quantile: log F up to the split, -log(1 - F) beyond it.
         keys = [from_left[: split_node + 1 : DEGREE].log(), -from_right[split_node::DEGREE].log()]
         self.register_buffer("edge_log_tail", torch.cat(keys), persistent=False)
         self.log_cdf_at_low, self.log_sf_at_high = log_below - self.log_total, log_above - self.log_total
@@ -244,14 +244,14 @@ class DensityTable(nn.Module):
         while left.numel() > 0:
             middle, half = (left + right) / 2, (right - left) / 2
             t = middle + half * local[:, None]
-            # The end nodes are the edges themselves, not up to rounding: neighbours must share their values.
+            # The end nodes must equal the edges exactly, because neighbours share their values.
             t[0], t[DEGREE] = left, right
             exact = apply_in_chunks(log_density, t.reshape(-1).clamp(min=_TINY), size=ROWS).reshape(t.shape)
             coefficients = to_coefficients @ exact[: DEGREE + 1]
             error = (at_checks @ coefficients - exact[DEGREE + 1 :]).abs().amax(0)
             negligible = exact.amax(0) + torch.log(2 * half) < _NEGLIGIBLE
             tame = (exact.amax(0) - exact.amin(0) <= _LARGEST_CHANGE) | negligible
-            # Where the log density is -1e5 its own rounding is above 1e-10.
+            # At a log density of -1e5 its own rounding error exceeds 1e-10.
             allowed = tolerance + 1e-12 * exact.abs().amax(0)
             done = (error <= allowed) & tame | (half <= 1e-13 * right.abs())
             if left.numel() > _MAX_CELLS:  # only a law of thousands of isolated spikes gets here
@@ -279,7 +279,7 @@ class DensityTable(nn.Module):
         return torch.where(left, tail, other), torch.where(left, other, tail)
 
     def quantile(self, log_cdf: Tensor, log_sf: Tensor) -> Tensor:
-        """Point t of given log F and log(1 - F), (m,), (m,) -> (m,), by Newton steps inside its cell."""
+        """Point t with given log F and log(1 - F), (m,), (m,) -> (m,), by Newton steps inside its cell."""
         keys, split = self.edge_log_tail, self.split
         left = log_cdf <= keys[split]
         key = torch.where(left, log_cdf, -log_sf)
@@ -302,13 +302,13 @@ class DensityTable(nn.Module):
             inside = (following >= low) & (following <= high)
             following = torch.where(inside, following, low + (high - low) / 2)
             step, local = (following - local).abs(), following
-            # Newton squares the error: after a step of 1e-8 there is nothing left to gain.
+            # Newton's method squares the error: after a step of 1e-8 no improvement is possible.
             if bool(((step <= 1e-8) & inside | (gap.abs() <= 2e-15 * (1 + key.abs()))).all()):
                 break
         t = middle + half * local
         if self.touches_low:
-            # Close to the end t - low carries the digits that the local coordinate has lost. What is divided
-            # by t - low is nearly constant there, so each round brings three digits or more.
+            # Close to the end, t - low keeps digits that the local coordinate loses. The mass divided by
+            # t - low is nearly constant there, so each round adds at least three digits.
             close = left & (t - self.low < 1e-3 * half)
             for _ in range(3):
                 smooth = _horner(tail_coefficients, (t - middle) / half)
@@ -351,7 +351,7 @@ def _horner(coefficients: Tensor, local: Tensor) -> Tensor:
 
 
 def apply_in_chunks(function: Callable[..., Any], *points: Tensor, size: int = CACHE) -> Any:
-    """``function`` of (m,) points, some at a time: memory stays bounded, data stay in the cache."""
+    """Results of ``function`` for (m,) points, evaluated in chunks that fit into the cache."""
     if points[0].numel() <= size:
         return function(*points)
     pieces = [function(*block) for block in zip(*(tensor.split(size) for tensor in points), strict=True)]

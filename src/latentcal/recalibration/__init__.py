@@ -1,4 +1,4 @@
-"""Recalibration: keep a flow's maps, replace its base law."""
+"""Recalibration: keeps a flow's maps and replaces its base law."""
 
 from typing import TYPE_CHECKING
 

@@ -39,11 +39,11 @@ from .record import Recalibration, record_recalibration
 from .rows import LatentRows, check_order, gather
 
 MapName = Literal["affine", "copula", "features", "correlation", "rotation", "marginals", "layers"]
-FEWEST = 20  # rows
+FEWEST = 20  # fewest rows for a map
 
 
 class Aligned(ConditionalFlow):
-    r"""A flow with a further map of its latent, :math:`z' = T(\mathrm{encode}(y; x); x)`.
+    r"""A flow with an additional map of its latent, :math:`z' = T(\mathrm{encode}(y; x); x)`.
 
     .. math:: \log f'(y|x) = \log f_Z(z') + \log|\det \partial z' / \partial z|
               + \log|\det \partial z / \partial y|
@@ -56,7 +56,7 @@ class Aligned(ConditionalFlow):
     def __init__(self, flow: ConditionalFlow, map: LatentMap) -> None:
         super().__init__(flow.base)
         if map.dim not in (None, flow.base.dim):
-            raise ValueError(f"The map has {map.dim} coordinates, the flow's latent has {flow.base.dim}.")
+            raise ValueError(f"The map has {map.dim} coordinates, but the flow's latent has {flow.base.dim}.")
         self.flow, self.map = flow, map
 
     @classmethod
@@ -71,8 +71,8 @@ class Aligned(ConditionalFlow):
     ) -> ConditionalFlow:
         """The flow with maps of its latent and a stacked law of the radius, both fitted to the same rows.
 
-        The law is fitted to out-of-fold latents: each row is mapped by a map fitted to other rows. It is the
-        rung "aligned, radial" of ``autocalibrate``, without the comparison of rungs.
+        The law is fitted to out-of-fold latents: each row is mapped by a map fitted to other rows. This is
+        the rung "aligned, radial" of ``autocalibrate`` without the comparison of rungs.
 
         Args:
             flow: the flow, with an unbounded base.
@@ -115,7 +115,7 @@ class Aligned(ConditionalFlow):
         return self._map(self.flow.latent(y, x), self.flow.summarize(x))[0]
 
     def _map(self, z: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The map; infinite latents, of points outside of the flow's support, stay infinite."""
+        """Mapped latents and log|det|; infinite latents (y outside the flow's support) stay infinite."""
         outside = torch.isinf(z).any(-1)
         if not bool(outside.any()):
             return self.map(z, x)
@@ -147,7 +147,7 @@ class Aligned(ConditionalFlow):
 
 @dataclass(frozen=True)
 class Alignment(Recalibration):
-    """How a flow was aligned; print it for a description.
+    """Record of how a flow was aligned; print it for a description.
 
     Args:
         maps: names of the maps, in their order.
@@ -172,15 +172,15 @@ def align(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Aligned:
-    r"""A flow with a further map of its latent, after which a radial law fits better.
+    r"""A flow with an additional map of its latent, after which a radial law fits better.
 
     ``"affine"`` is :math:`z' = A (z - m)` with shrunken mean and covariance; ``"copula"`` a matrix that
-    changes correlations only; ``"features"`` a shift and scale of each coordinate that depend on x;
+    changes only correlations; ``"features"`` a shift and scale of each coordinate that depend on x;
     ``"correlation"`` a covariance that depends on x; ``"rotation"`` rotates the latent to its least normal
     directions, for ``"marginals"``, which maps each coordinate to normal scores; ``"layers"`` repeats both
-    several times. Each is shrunk towards the identity by an amount that maximises held-out likelihood. The
-    law of the radius is kept: ``recalibrate`` the result on *other* rows, or let ``autocalibrate`` choose and
-    fit both by cross-fitting.
+    several times. Each map is shrunk towards the identity by the amount that maximises held-out likelihood.
+    The law of the radius is kept: ``recalibrate`` the result on *other* rows, or use ``autocalibrate``, which
+    chooses and fits both by cross-fitting.
 
     Args:
         flow: the flow, with an unbounded base.
@@ -224,7 +224,7 @@ def _gather_latents(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> LatentRows:
-    """The latents of rows, to which the named maps can be fitted."""
+    """Latents of the rows; raises if a named map cannot be fitted to them."""
     if unknown := [name for name in names if name not in MAPS]:
         raise ValueError(f"maps must be among {sorted(MAPS)}, got {unknown}.")
     latent = FlowDistribution.latent
@@ -241,8 +241,8 @@ class MapKind:
 
     Args:
         cross_fit: function that fits it.
-        obstacle: function of rows and base that says why it cannot be fitted, or returns an empty text. All
-            maps also need 20 rows and an unbounded base.
+        obstacle: function of rows and base that returns why it cannot be fitted, or an empty text. All maps
+            also need 20 rows and an unbounded base.
     """
 
     cross_fit: CrossFit
@@ -290,7 +290,7 @@ def find_cross_fits(names: Sequence[str]) -> tuple[CrossFit, ...]:
 def find_obstacle(name: str, rows: LatentRows, base: RadialBase) -> str:
     """Why a map cannot be fitted to these latents; empty if it can."""
     if math.isfinite(base.radius.upper):
-        return f"The base is bounded by {base.radius.upper:g}, and a map of the latent would leave it."
+        return f"The base is bounded by {base.radius.upper:g}, but mapped latents would leave its support."
     if len(rows) < FEWEST:
         return f"A map of directions needs at least {FEWEST} rows, got {len(rows)}."
     return MAPS[name].obstacle(rows, base)

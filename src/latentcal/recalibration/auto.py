@@ -35,15 +35,15 @@ from .row_order import TimeOrder, warn_if_ordered
 from .rows import LatentRows, check_order, gather
 from .rungs import FittedRung, Groups, RungFitter
 
-_FEWEST_GUARANTEED = 10  # rows of each half
+_FEWEST_GUARANTEED = 10  # fewest rows of each half
 
 
 @dataclass(frozen=True, repr=False)
 class AutoRecalibration(Recalibration):
-    """How a flow was recalibrated, and why; print it to read it.
+    """Record of how a flow was recalibrated, and why; print it for a description.
 
     Args:
-        ladder: what was tried, with the results.
+        ladder: the rungs that were tried, with their results.
         guaranteed: whether lambda was bounded in advance, which makes epsilon a bound.
         turned: number of fold flows whose latents :func:`cross_calibrate` rotated to match those of the
             others; None if one flow encoded all rows.
@@ -89,39 +89,40 @@ def autocalibrate(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> ConditionalFlow:
-    """The simplest recalibration whose held-out likelihood is not clearly below the best.
+    """The flow with the simplest recalibration whose held-out likelihood is not clearly below the best.
 
-    Rungs are compared by cross-validated log-likelihood. They range from "unchanged" and "radial" (what
-    :func:`recalibrate` does) to maps of directions and laws that depend on x and on products of features.
-    Differences are paired, point by point. The simplest rung that is behind the best by no more than 0.01
-    nats or one standard error (corrected for overlapping training sets; two for up to 40 rows) is fitted to
-    all rows. The model is left unchanged only if the plain law gains no more than 0.01 nats. Inside a rung,
-    each step is fitted to out-of-fold latents of the steps before it. A rung is refused if its draws at
-    held-out rows have a higher energy score than those of the unchanged model, or if more of them lie far
-    outside the range of the outputs. ``print(model.recalibration)`` shows the ladder, what was refused and
-    why. For a model with a ``hint``, which merely assumes the dependence between outputs, the ladder starts
-    at an affine map that changes correlations only.
+    Candidate recalibrations (rungs) are compared by cross-validated log-likelihood. They range from
+    "unchanged" and "radial" (see :func:`recalibrate`) to maps of directions and laws that depend on x and on
+    products of features. Differences are paired by point. The simplest rung that is behind the best by no
+    more than 0.01 nats or one standard error (corrected for overlapping training sets; two for up to 40 rows)
+    is fitted to all rows. The model is left unchanged only if the plain law gains no more than 0.01 nats.
+    Within a rung, each step is fitted to out-of-fold latents of the steps before it. A rung is refused if its
+    draws at held-out rows have a higher energy score than those of the unchanged model, or if more of them
+    lie far outside the range of the outputs. ``print(model.recalibration)`` shows the ladder, and the refused
+    rungs with the reasons. For a model with a ``hint``, which merely assumes the dependence between outputs,
+    the ladder starts at an affine map that changes only correlations.
 
-    In *time order* every block of rows is predicted from earlier ones, with a gap as long as the latent PIT
-    is autocorrelated. A rung beyond the plain law must be ahead by one more standard error, and also in the
-    last block. The latent PIT of held-out rows is tested for dependence, which reduces the effective n, and
-    for drift. If the rows drift, or drift cannot be distinguished from dependence, no statement about
-    coverage is made. Rows without a declared order are tested by :func:`neighbour_test`.
+    In *time order* every block of rows is predicted from earlier ones, with a gap as long as the
+    autocorrelation of the latent PIT. A rung beyond the plain law must be ahead by one more standard error,
+    and must also be ahead in the last block. The latent PIT of held-out rows is tested for dependence, which
+    reduces the effective n, and for drift. If the rows drift, or drift cannot be distinguished from
+    dependence, no statement about coverage is made. Rows without a declared order are tested by
+    :func:`neighbour_test`.
 
     Args:
         flow: the flow.
         x: (n, p) features or None for an unconditional flow; or, without ``y``, an iterable of batches.
         y: (n, d) outputs.
-        groups: column of x with group labels, or a function of x that returns them; laws by group are then
-            tried too. With a guarantee, epsilon is that of the smallest group with a law of its own.
+        groups: column of x with group labels, or a function of x that returns them; then laws by group are
+            also tried. With a guarantee, epsilon is that of the smallest group with its own law.
         weights: (n,) weights of the rows, for covariate shift; equal if None.
         order: ``"time"`` for rows in time order.
         folds: number of folds; in time order, number of blocks that are held out.
         rungs: ``"default"``; ``"all"`` to also try rungs that reshape the latent by several layers of
             rotations and splines, for densities of the wrong shape, such as one mode instead of three; or
             names of rungs.
-        guarantee: choose and fit the maps on one half of the rows and the law of the radius on the other,
-            with lambda bounded: the finite-sample statement of ``Guarantee`` then holds.
+        guarantee: choose and fit the maps on one half of the rows, and the law of the radius on the other
+            with lambda bounded, so that the finite-sample statement of ``Guarantee`` holds.
         max_lambda: the bound on lambda, in units of one order statistic.
         discrete: what to do about atoms in y, as in :func:`recalibrate`.
         generator: generator of the noise on atoms; seeded with 0 if None.
@@ -179,9 +180,9 @@ def calibrate_rows(
     progress: bool = False,
     **about: Any,
 ) -> ConditionalFlow:
-    """``autocalibrate`` for encoded rows; with a guarantee if ``max_lambda`` is given.
+    """Result of ``autocalibrate`` for encoded rows, with a guarantee if ``max_lambda`` is given.
 
-    ``about`` are further fields of the record.
+    ``about`` are additional fields of the record.
     """
     base = flow.base
     check_base(flow, rows.x)
@@ -214,11 +215,11 @@ def calibrate_rows(
             fitted = replace(fitted, law=_tighten_law(fitted, judged, base, max_lambda))
     u, weights = fitted.pit(judged, base), judged.weights
     if not contiguous:
-        # As the recalibrated model sees them: what it has learned of x is no order.
+        # Latents of the recalibrated model: dependence on x that it has learned is not an order.
         seen = u if max_lambda is None else fitted.pit(rows, base)
         warn_if_ordered(seen, fitted.map(rows.z, rows.x)[0], stacklevel=4)
     if max_lambda is None and held_out_u is not None and rung.depends_on_more_than_norms:
-        # Maps and laws that depend on x fit the rows they learned from more closely than those to come.
+        # Maps and laws that depend on x fit their own rows better than future rows.
         u, weights = held_out_u, held_out_weights
     in_time = TimeOrder.of(u) if contiguous else None
     effective_n = effective_n_of(weights, len(judged), in_time)
@@ -246,13 +247,13 @@ def calibrate_rows(
 
 
 def _smallest_part(law: RadiusLaw, rows: LatentRows) -> int:
-    """Number of rows behind the law of the smallest group, of all rows where there are none."""
+    """Number of rows of the smallest group with its own law; of all rows if there are no groups."""
     return law.smallest(rows.x) if isinstance(law, GroupedRadius) else len(rows)
 
 
 @torch.no_grad()
 def _tighten_law(fitted: FittedRung, rows: LatentRows, base: RadialBase, max_lambda: float) -> RadiusLaw:
-    """A law of the radius of these rows, with the fitted tail, as close to their norms as asked for."""
+    """A law of the radius for these rows, with the fitted tail and with lambda at most ``max_lambda``."""
     radii = base.norm_of(fitted.map(rows.z, rows.x)[0])
 
     def law_of(radii: Tensor) -> RadiusLaw:

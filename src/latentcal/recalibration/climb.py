@@ -1,4 +1,4 @@
-"""How rungs are tried: which rows each is fitted to and evaluated on, when it is dropped or refused."""
+"""Trial of rungs: the rows to fit and evaluate each on, and when a rung is dropped or refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .rows import LatentRows
 from .rungs import FittedRung, Groups, Rung, RungFitter, find_rungs
 
 _LARGEST = 3
-_COARSE = 128  # nodes of laws that are dropped again
-_FIRST_BLOCKS = 2  # of time, from which only later ones are predicted
-_FEWEST_RACING = 400  # rows from which rungs are dropped on the way
+_COARSE = 128  # nodes of laws used only for the comparison
+_FIRST_BLOCKS = 2  # first blocks of time, which are not held out
+_FEWEST_RACING = 400  # fewest rows to drop rungs before all folds are evaluated
 
 
 def contradiction(radii: Tensor, law: RadiusLaw) -> float:
@@ -37,8 +37,9 @@ def contradiction(radii: Tensor, law: RadiusLaw) -> float:
               P(N_{r_{(n)}} \ge 1), P(N_{r_{(n-1)}} \ge 2), P(N_{r_{(n-2)}} \ge 3)\bigr)\Bigr), \qquad
               N_r \sim \operatorname{Binomial}(n, 1 - F(r))
 
-    The Kolmogorov-Smirnov test looks at the bulk of the radii. The three largest are where an overconfident
-    model loses its likelihood, which that test does not detect. The factor 4 corrects for the four tests.
+    The Kolmogorov-Smirnov test checks the bulk of the radii. It does not detect that an overconfident model
+    loses likelihood at the three largest radii, which are tested separately. The factor 4 corrects for the
+    four tests.
     """
     from scipy.stats import binom
 
@@ -72,10 +73,10 @@ class Validation(NamedTuple):
 
 
 def plan_validation(rows: LatentRows, base: RadialBase, folds: int, *, in_time: bool) -> Validation:
-    """Folds of the rows; in time order, blocks that are predicted from earlier ones.
+    """Folds of the rows; in time order, blocks that are predicted from earlier rows.
 
-    Between the two is a gap as long as the latent PIT is autocorrelated, because the rows just before a block
-    carry information about it that later rows do not have.
+    Each block is preceded by a gap as long as the autocorrelation of the latent PIT, because rows just before
+    a block carry more information about it than would be available later.
     """
     folds = min(folds, len(rows))
     if not in_time or len(rows) < 2 * (folds + _FIRST_BLOCKS):
@@ -101,7 +102,7 @@ def measure_autocorrelation_time(rows: LatentRows, base: RadialBase) -> int:
 
 
 class Climb(NamedTuple):
-    """The chosen rung, the record of the choice, and its PIT values of held-out rows."""
+    """The chosen rung, the record of the choice, and PIT values of held-out rows under the rung."""
 
     rung: Rung
     ladder: Ladder
@@ -168,7 +169,7 @@ def climb(
             if not refusals[ladder.chosen]:
                 ladder = replace(ladder, unexamined=draws.obstacle)
                 break
-            # Who was dropped because of a rung that is now refused comes back.
+            # Rungs that were dropped because of a rung that is now refused are reinstated.
             again = comparison.drop_hopeless([i for i, why in enumerate(refusals) if not why])
             for part in range(folds):
                 judge([i for i in again if len(fitted[i]) == part], part)
@@ -180,7 +181,7 @@ def climb(
 
 @contextmanager
 def silent_about_ties() -> Iterator[None]:
-    """Suppress warnings of ties from every fit; one warning is raised when the rows are first read."""
+    """Suppress warnings about ties in every fit; one warning is raised when the rows are first read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiscreteOutputWarning)
         yield

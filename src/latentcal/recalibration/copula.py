@@ -1,4 +1,4 @@
-"""The map of correlations only: the observed dependence, with each output unchanged."""
+"""The map that changes only correlations, to those observed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .maps import AffineMap, CrossFitted, by_fold, winsorize
 
-_SHAPE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # weight of the target
-_ORDERS = (0, 1, 2, 4)  # earlier outputs on which one depends, in the target
-_LONGEST = 64  # outputs that are taken for a sequence
-_LEAST = 1e-6  # variance that earlier outputs leave
+_SHAPE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # weights of the target
+_ORDERS = (0, 1, 2, 4)  # number of earlier outputs that each depends on in the target
+_LONGEST = 64  # most outputs to treat as a sequence
+_LEAST = 1e-6  # smallest residual variance given earlier outputs
 
 
 def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
@@ -18,11 +18,11 @@ def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
 
     .. math:: \tilde R = (1 - a) R + a T_p
 
-    It gives the outputs the dependence of the rows, as a Gaussian copula does, and leaves location and spread
-    of each unchanged. R is that of winsorised latents. :math:`T_0 = I`. :math:`T_p` has the correlations of R
-    up to lag p, and beyond them those that follow if each output depends only on the p before it, as the
-    steps of a path do; these few numbers can be estimated from few rows. a and p have the highest held-out
-    Gaussian likelihood.
+    It gives the outputs the dependence of the rows, like a Gaussian copula, and leaves the location and
+    spread of each output unchanged. R is estimated from winsorised latents, and :math:`T_0 = I`. :math:`T_p`
+    has the correlations of R up to lag p; larger lags follow from the assumption that each output depends
+    only on the p outputs before it, as in a path. So few numbers can be estimated from few rows. a and p
+    maximise the held-out Gaussian likelihood.
 
     Args:
         z: (n, d) latents.
@@ -39,7 +39,7 @@ def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
             for p in orders
         ]
     )
-    # Of equal scores the shortest memory and the most shrinkage.
+    # Ties are resolved in favour of the lowest order and the most shrinkage.
     number = int(scores.max(1).values.argmax())
     shape = len(_SHAPE) - 1 - int(scores[number].flip(0).argmax())
     whole = _Correlations(calm, weights, torch.ones_like(fold, dtype=torch.bool))
@@ -48,7 +48,7 @@ def cross_fit_copula(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
 
 
 class _Correlations:
-    """Correlations of some rows, and all rows in the units of these."""
+    """Correlations of some rows, and all rows in units of their standard deviations."""
 
     def __init__(self, z: Tensor, weights: Tensor, seen: Tensor) -> None:
         weight = weights[seen] / weights[seen].sum()
@@ -61,7 +61,7 @@ class _Correlations:
     def score(self, weights: Tensor, rows: Tensor, order: int) -> Tensor:
         """Log-likelihood of rows at every weight of the target, up to a constant."""
         root = self._whiten(order)
-        variances, axes = torch.linalg.eigh(root @ self.matrix @ root.T)  # without the target's dependence
+        variances, axes = torch.linalg.eigh(root @ self.matrix @ root.T)  # without the target
         shape = variances.new_tensor(_SHAPE)[:, None]
         shrunk = ((1 - shape) * variances + shape).clamp(min=_LEAST)
         squares = weights[rows] @ (self.standard[rows] @ root.T @ axes) ** 2

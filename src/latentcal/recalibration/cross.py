@@ -28,9 +28,9 @@ from .rows import Gathered, LatentRows, Outputs, check_order
 from .rungs import Groups
 
 MakeFlow = Callable[[Tensor, Tensor], ConditionalFlow]
-_MOST_COMPARED = 5000  # rows by which latents are turned to each other
-_REACH = 4.0  # median norms, beyond which a latent point pulls no harder
-_REDUCED, _WORTH = 0.8, 0.01  # relative error that a rotation must leave at most, and take away at least
+_MOST_COMPARED = 5000  # most rows to match latents on
+_REACH = 4.0  # median norms to which distant latents are clipped
+_REDUCED, _WORTH = 0.8, 0.01  # largest ratio of errors, and smallest reduction, for a rotation to be used
 
 
 class FlowEnsemble(nn.Module):
@@ -110,32 +110,32 @@ def cross_calibrate(
     """A flow trained on all rows and recalibrated with out-of-fold latents.
 
     Each fold is encoded by a flow that was trained on the other folds. These latents are used to choose and
-    fit the recalibration (see :func:`autocalibrate`) of one more flow, trained on all rows. A small data set
-    thus loses no rows to calibration, at the cost of ``folds`` further trainings.
+    fit the recalibration (see :func:`autocalibrate`) of one more flow, trained on all rows. So a small data
+    set loses no rows to calibration, at the cost of ``folds`` additional trainings.
 
     Latents of two trainings may differ by a rotation. A base that is radial in the Euclidean norm is not
-    affected, but maps of directions are. Before the latents are pooled, those of each fold flow are therefore
-    rotated by the orthogonal matrix that brings them closest to the latents of the last flow (of the first
-    fold flow for an ensemble) on its training rows, if that clearly reduces the distance.
+    affected, but maps of directions are. Therefore, before the latents are pooled, those of each fold flow
+    are rotated by the orthogonal matrix that brings them closest to the latents of the final flow (for an
+    ensemble, of the first fold flow) on its training rows, if that clearly reduces the distance.
     ``model.recalibration.turned`` is the number of flows that were rotated. Other norms change under
-    rotations, so their latents are pooled as they are.
+    rotations, so latents are then pooled without rotation.
 
-    There is no finite-sample guarantee, unlike with rows set aside for calibration. The law is that of norms
-    under flows trained on a share of (folds - 1) / folds of the rows. It is correct for the last flow if
-    leaving out one fold changes little (stability). More rows make better flows, so coverage tends to be
-    slightly above its level, especially with few folds. The ensemble of the fold flows avoids this step, but
-    averaging densities spreads them out, which also increases coverage.
+    Unlike with rows set aside for calibration, there is no finite-sample guarantee. The law is that of norms
+    under flows trained on a share (folds - 1) / folds of the rows. It is correct for the final flow if
+    leaving out one fold changes little (stability). Flows trained on more rows are better, so coverage tends
+    to be slightly above nominal, especially with few folds. The ensemble of the fold flows avoids this step,
+    but averaging densities spreads them out, which also increases coverage.
 
     Args:
         make_flow: function ``make_flow(x, y)`` that returns a flow trained on (m, p), (m, d) rows; called
-            once for each fold and, unless ``ensemble``, once more. For early stopping it must split its rows
-            itself.
+            once for each fold and, unless ``ensemble``, once more for all rows. For early stopping it must
+            split its rows itself.
         x: (n, p) features, or None for unconditional flows.
         y: (n, d) outputs.
         folds: number of folds.
         fit: law of the radius to fit, such as ``StackedRadius.fit``; if None, the ladder of
             ``autocalibrate``.
-        groups: see :func:`autocalibrate`; only for the ladder.
+        groups: see :func:`autocalibrate`; used only by the ladder.
         ensemble: recalibrate the equal mixture of the fold flows instead of a flow trained on all rows.
         weights: (n,) weights of the rows for calibration; equal if None.
         order: ``"time"`` for rows in time order; folds are then blocks.
@@ -229,9 +229,9 @@ def _calibrate(
     order: Literal["time"] | None = None,
     progress: bool = False,
 ) -> tuple[ConditionalFlow, list[AffineMap | None]]:
-    """The target, recalibrated by out-of-fold latents, and what turned each flow's latent to the target's."""
+    """The target, recalibrated with out-of-fold latents, and the rotation of each flow's latent to it."""
     n, folds = len(outputs), len(flows)
-    # A law of the norm alone does not look at directions.
+    # A law of the norm does not depend on directions.
     rotations: list[AffineMap | None] = [None] * folds
     if fit is None:
         rotations = _match_rotations(flows, target, features, outputs, fold)
@@ -269,13 +269,13 @@ def _encode(flow: ConditionalFlow, x: Tensor | None, y: Tensor, rows: Tensor) ->
 def _match_rotations(
     flows: Sequence[ConditionalFlow], target: ConditionalFlow, x: Tensor | None, y: Tensor, fold: Tensor
 ) -> list[AffineMap | None]:
-    """What turns the latent of each fold flow to that of the target; none where the base would notice."""
+    """Rotations of the latent of each fold flow to that of the target; none if the base is not invariant."""
     base = target.base
     if not isinstance(base.norm, Euclidean) or math.isfinite(base.radius.upper) or base.dim > FULL_UP_TO:
         return [None] * len(flows)
     rotations: list[AffineMap | None] = []
     for number, flow in enumerate(flows):
-        # Rows that the flow was trained on: those that it is to encode have no say in the rotation.
+        # Use rows that the flow was trained on, so that the rows it encodes do not affect the rotation.
         rows = (fold != number).nonzero().reshape(-1)
         rows = rows[:: -(-len(rows) // _MOST_COMPARED)]
         matrix = None
@@ -286,7 +286,7 @@ def _match_rotations(
 
 
 def _map_latent(flow: ConditionalFlow, rotation: AffineMap | None, maps: LatentMap | None) -> ConditionalFlow:
-    """A fold flow whose latent is turned, then mapped like that of the flow it was turned to."""
+    """A fold flow whose latent is rotated, then mapped like that of the target flow."""
     if maps is None:
         return flow
     steps = maps.maps if isinstance(maps, Chain) else [maps]
@@ -299,7 +299,7 @@ def match_rotation(z: Tensor, target: Tensor) -> Tensor | None:
     .. math:: \min_{Q^\top Q = I} \sum_i \lVert Q z_i - t_i \rVert^2
               \qquad\text{(Procrustes), over } \sum_i \lVert t_i \rVert^2
 
-    Points beyond four median norms are moved in to that distance. The rotation fitted to one half of the rows
+    Points beyond four median norms are moved to that distance. The rotation fitted to one half of the rows
     is tested on the other half: it must reduce the relative error to at most 0.8 of its value, and by at
     least 0.01.
 
@@ -308,7 +308,7 @@ def match_rotation(z: Tensor, target: Tensor) -> Tensor | None:
         target: (n, d) latents to rotate to.
 
     Returns:
-        Q, or None where it does not clearly reduce the error.
+        Q, or None if it does not clearly reduce the error.
     """
     z, target = (_draw_in(part.to(torch.float64)) for part in (z, target))
     half = torch.arange(len(z), device=z.device) % 2 == 0
@@ -337,7 +337,7 @@ def _draw_in(z: Tensor) -> Tensor:
 
 
 def _train_flow(make_flow: MakeFlow, x: Tensor | None, y: Tensor, rows: Tensor) -> ConditionalFlow:
-    with torch.enable_grad():  # also where the caller has switched gradients off: this is training
+    with torch.enable_grad():  # training needs gradients even if the caller has disabled them
         flow = make_flow(None if x is None else x[rows], y[rows])  # type: ignore[arg-type]
     if not isinstance(flow, ConditionalFlow):
         raise TypeError(f"make_flow must return a ConditionalFlow, got {type(flow).__name__}.")
@@ -360,8 +360,8 @@ def rolling_pit(
     .. math:: u_t = \hat F_{s}(l_t), \qquad \hat F_s \text{ fitted to } l_{s - w}, \dots, l_{s - 1},
               \qquad s \le t < s + \text{step}
 
-    These are the values of a forecaster who recalibrates every ``step`` rows, so they are honest even if the
-    rows drift. The flow itself must be trained on rows before the first one. Test them with
+    These are the values for a forecaster who recalibrates every ``step`` rows, so they are unbiased even if
+    the rows drift. The flow itself must be trained on earlier rows. Test the values with
     :func:`uniformity_test` and :func:`autocorrelation_test`.
 
     Args:
@@ -370,12 +370,12 @@ def rolling_pit(
         y: (n, d) outputs.
         first: number of rows for calibration only; the values start at this row.
         step: number of rows between two fits of the law.
-        window: number of latest rows to calibrate with; all earlier ones if None.
+        window: number of most recent rows to calibrate with; all earlier ones if None.
         fit: function from a :class:`CalibrationSample` of the past norms to a law.
         batch_size: number of points to encode at a time; all at once if None.
 
     Returns:
-        (n - first,) float64.
+        (n - first,) float64 PIT values.
     """
     if y is None:
         raise ValueError("rolling_pit needs all rows in time order, (flow, x, y), not batches.")

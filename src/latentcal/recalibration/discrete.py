@@ -1,4 +1,4 @@
-"""Outputs with repeated values: finding atoms, dequantizing noise, warnings."""
+"""Outputs with repeated values: detection of atoms, dequantizing noise, warnings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .._internal.numerics import as_tensor
 from .._internal.validate import as_floating, as_number, as_rows, check_finite
 from ..radius.calibration_sample import DiscreteOutputWarning
 
-_ROUNDING = 0.05  # of a step, by which values of a lattice may be off it
+_ROUNDING = 0.05  # tolerance for values of a lattice, in steps
 Discrete = Literal["warn", "dequantize", "ignore"]
-_HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which on it is said
+_HEAVY_ATOM, _ATOM_ROWS = 0.2, 20  # share and number of rows at one value from which a warning is raised
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Atoms:
 def atoms(y: Any, share: float = 0.05) -> Atoms:
     """Values with more than a given share of the rows, and outputs that lie on a lattice.
 
-    An output is a lattice if its rows repeat (on average each value at least twice) and all gaps between its
-    values are whole multiples of the smallest one, up to rounding.
+    An output is a lattice if its values repeat (each at least twice on average) and all gaps between values
+    are integer multiples of the smallest gap, up to rounding.
 
     Args:
         y: (n, d) outputs.
@@ -99,7 +99,7 @@ def atoms(y: Any, share: float = 0.05) -> Atoms:
 
 
 def _column(column: Tensor, share: float) -> OutputAtoms:
-    # By numpy, which sorts ten times as fast.
+    # numpy sorts ten times as fast.
     values, counts = (torch.from_numpy(part) for part in np.unique(column.cpu().numpy(), return_counts=True))
     shares = counts / len(column)
     order = torch.argsort(counts, descending=True, stable=True)
@@ -119,7 +119,7 @@ def _lattice_step(values: Tensor) -> float | None:
         return None
     steps = gaps / gaps.min()
     whole = steps.round()
-    # Of a wide gap only so many digits are known.
+    # Wide gaps are known only to this precision.
     if bool(((steps - whole).abs() > _ROUNDING * whole.sqrt()).any()):
         return None
     return float((values[-1] - values[0]) / whole.sum())
@@ -131,13 +131,13 @@ class Dequantizer:
 
     .. math:: y_j \mapsto y_j + w_j(y_j) \, (v - \tfrac12), \qquad v \sim U(0, 1),
 
-    with :math:`w_j` the step of a lattice; at an atom of an otherwise continuous output the distance to the
-    nearer of its two neighbours among the values that it was fitted to; and 0 elsewhere. The noise of
-    different values does not overlap, so nothing is lost: y is the nearest value. The density then describes
-    probabilities of whole cells, and the latent and its PIT are randomised.
+    Here :math:`w_j` is the step of a lattice; at an atom of an otherwise continuous output, the distance to
+    the nearer of its two neighbours among the values it was fitted to; and 0 elsewhere. The noise of
+    different values does not overlap, so no information is lost: y is the nearest value. The density then
+    describes probabilities of whole cells, and the latent and its PIT are randomised.
 
-    Apply the same noise to calibration rows (``recalibrate`` does it) and to the rows that the model is
-    evaluated on. A flow that was trained on jittered rows has no spikes in the first place:
+    Apply the same noise to calibration rows (``recalibrate`` does this) and to the rows that the model is
+    evaluated on. A flow trained on jittered rows has no spikes in the first place:
 
     >>> y = torch.poisson(torch.full((500, 2), 2.0), generator=torch.Generator().manual_seed(0))
     >>> dequantizer = Dequantizer.fit(y)
@@ -146,7 +146,7 @@ class Dequantizer:
     (True, True)
 
     Then ``latent_pit(model(x), dequantizer.jitter(y_test, generator))`` is uniform for a calibrated model,
-    unlike the PIT of the counts themselves.
+    unlike the PIT of the raw counts.
 
     Args:
         steps: (d,) steps of the lattices, 0 for other outputs.
@@ -190,8 +190,8 @@ class Dequantizer:
         y = as_floating(as_tensor(y, "y"))
         if y.dim() == 0 or y.shape[-1] != len(self.steps):
             raise ValueError(
-                f"y has shape {tuple(y.shape)}, but this noise was fitted to {len(self.steps)} outputs, the "
-                "last dimension."
+                f"y has shape {tuple(y.shape)}, but its last dimension must be the {len(self.steps)} outputs "
+                "that this noise was fitted to."
             )
         check_finite(y, "y")
         width = self.steps.to(y.device).expand(y.shape).clone()
@@ -233,7 +233,7 @@ class AtomCare:
             )
         if mode == "dequantize" and given is None and y is None:
             raise ValueError(
-                "Batches are read once, so the noise cannot be fitted to all outputs. Pass it: "
+                "Batches are read only once, so the noise cannot be fitted to all outputs. Pass it: "
                 "discrete=Dequantizer.fit(y_train)."
             )
         values = None if y is None else as_tensor(y, "y")
@@ -251,7 +251,7 @@ class AtomCare:
 
     @contextmanager
     def one_warning(self) -> Iterator[None]:
-        """Warn of a heavy atom, and suppress warnings of its ties inside the block."""
+        """Warn about a heavy atom, and suppress warnings about its ties inside the block."""
         found = self.found
         heavy = found is not None and found.share > max(_HEAVY_ATOM, (_ATOM_ROWS - 0.5) / found.n)
         if heavy and found is not None and self.mode == "warn":
@@ -271,7 +271,7 @@ class AtomCare:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Fields of a recalibration's record about atoms."""
+        """Fields about atoms in the record of a recalibration."""
         return {
             "atom_share": None if self.found is None else self.found.share,
             "atom_output": None if self.found is None else self.found.output,

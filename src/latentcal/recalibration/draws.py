@@ -16,13 +16,13 @@ from ..radius.law import RadiusLaw
 from .maps import LatentMap
 from .rows import LatentRows
 
-_ROWS, _DRAWS = 256, 8192  # that are looked at, at most
-_NUMBERS, _FEWEST = 1 << 18, 32  # numbers in all draws of a model, at most, and draws, at least
+_ROWS, _DRAWS = 256, 8192  # most rows and draws that are compared
+_NUMBERS, _FEWEST = 1 << 18, 32  # most numbers in all draws of a model; fewest draws
 MOST_OUTPUTS = _NUMBERS // _FEWEST
-_FAR = 3.0  # ranges of the calibration outputs, from the nearest of them
-_SHARE = 1e-3  # of draws that may be that far away
-_PLAIN_SHARE = 1e-2  # the same for the plain law
-_PLAIN_ERRORS = 2.0  # standard errors that it may raise the energy score by, where others may by one
+_FAR = 3.0  # distance from the calibration outputs, in units of their range, beyond which a draw is far
+_SHARE = 1e-3  # largest share of far draws
+_PLAIN_SHARE = 1e-2  # largest share of far draws for the plain law
+_PLAIN_ERRORS = 2.0  # standard errors by which the plain law may raise the energy score; one for others
 
 
 class Fitted(Protocol):
@@ -38,7 +38,7 @@ class Fitted(Protocol):
 class DrawComparison:
     """Compares draws of rungs with those of the unchanged model, at held-out rows.
 
-    Likelihood depends on densities at observed outputs only. A map that is steep between them can send draws
+    Likelihood depends only on densities at observed outputs. A map that is steep between them can move draws
     far away at no cost in likelihood, so the draws themselves are compared. All models use the same
     directions and ranks of the radius, which makes the differences precise.
 
@@ -76,7 +76,7 @@ class DrawComparison:
     def refusal(self, fitted: Sequence[Fitted], *, plain: bool = False) -> str:
         """Why a rung, fitted without each of the folds, is refused; empty if it is not.
 
-        If the draws of the unchanged model fail, nothing is refused and ``obstacle`` says so.
+        If drawing from the unchanged model fails, nothing is refused and ``obstacle`` states this.
 
         Args:
             fitted: the rung, fitted without each of the folds.
@@ -87,11 +87,11 @@ class DrawComparison:
         if not self.obstacle and not hasattr(self, "unchanged"):
             try:
                 self.unchanged = self._judge(self._latents())
-            except Exception as problem:  # the flow is the user's, and recalibration itself needs no decode
+            except Exception as problem:  # the flow is user code, and recalibration itself needs no decode
                 self.obstacle = f"the flow cannot decode them ({_describe(problem)})"
         if self.obstacle:
             return ""
-        if len(fitted) != self.folds:  # else rows of the others would keep draws of the unchanged model
+        if len(fitted) != self.folds:  # rows of other folds would keep draws of the unchanged model
             raise ValueError(f"{self.folds} folds need {self.folds} fits of a rung, got {len(fitted)}.")
         try:
             score, far = self._judge(self._map_draws(fitted))
@@ -117,13 +117,13 @@ class DrawComparison:
         return mean_and_error(values, self.rows.weights, contiguous=self.contiguous, folds=self.folds)
 
     def _latents(self) -> Tensor:
-        """Draws from the base, (s, m, d), the same at every call."""
+        """Draws from the base, (s, m, d), the same in every call."""
         source = torch.Generator().manual_seed(0)
         return self.base.sample((self.samples, len(self.rows)), source, torch.float64)
 
     @torch.no_grad()
     def _map_draws(self, fitted: Sequence[Fitted]) -> Tensor:
-        """The same draws as latents of the flow under a rung, each row by the fit that did not see it."""
+        """The same draws as latents of the flow under a rung, with the out-of-fold fit for each row."""
         z = self._latents()
         source = torch.Generator().manual_seed(1)
         for number, rung in enumerate(fitted):
@@ -134,7 +134,7 @@ class DrawComparison:
         return z
 
     def _with_law(self, z: Tensor, law: RadiusLaw, source: torch.Generator) -> Tensor:
-        """Latents (s, m, d) with radii of another law: of each row, the largest one is the largest again."""
+        """Latents (s, m, d) with radii of another law, in the same order within each row."""
         before = self.base.norm_of(z)
         radii = law.sample_untabulated(tuple(before.shape), source).sort(0).values
         if math.isfinite(law.upper):  # a radius at the end of the support may decode to infinity
@@ -144,10 +144,10 @@ class DrawComparison:
 
     @torch.no_grad()
     def _judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Energy score of each row and share of its draws that are far out, (m,) each, of latents (s, m, d).
+        """Energy score of each row, and share of its draws that are far, (m,) each, from latents (s, m, d).
 
-        Outputs are in units of their range. For the score, a draw that is far out is put at the limit: how
-        often that happens is told by the share, and a single draw must not drown everything else.
+        Outputs are in units of their range. For the score, far draws are clipped to the limit, so that a
+        single draw does not dominate; the share measures how often that happens.
         """
         assert self.rows.outputs is not None
         draws, y = (

@@ -1,4 +1,4 @@
-"""The choice of a rung by held-out likelihood: the comparison, the rule, and the record of both."""
+"""The choice of a rung by held-out likelihood: the comparison, the rule, and their record."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from .._internal.paired import mean_and_error
 
-_CLIP = 3.0  # nats: beyond, one point's gain tells no more
-_WORTH = 0.01  # nats: a smaller gain is not worth a richer rung
-_REFUTED = 0.01  # p-value of the base's law of the norm
-_OUT_OF_REACH = 3.0  # standard errors by which a rung must be able to catch up, or is dropped
-_FEWEST_JUDGED = 80  # rows that must have judged before a rung is dropped
+_CLIP = 3.0  # nats to which the gain of one point is clipped
+_WORTH = 0.01  # nats; a smaller gain does not justify a richer rung
+_REFUTED = 0.01  # p-value below which the base's law of the norm is rejected
+_OUT_OF_REACH = 3.0  # a rung that is behind by this many standard errors is dropped
+_FEWEST_JUDGED = 80  # fewest evaluated rows before a rung is dropped
 _FEW = (
     40,
     80,
-)  # rows up to which a standard error, uncertain itself, counts double, and from which it does not
+)  # rows up to which standard errors, themselves uncertain, count double, and from which they do not
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class Ladder:
     Args:
         names: the rungs, from the simplest up.
         gains: mean gain of each in held-out log-likelihood over the unchanged model, in nats a point; the
-            gain or loss of each point is cut off at 3.
-        errors: standard errors of the gains, corrected for training sets that overlap.
-        behind: how far each is behind the best one, as the mean of paired differences. These are cut off at 3
-            nats too, so they need not equal the differences of the gains.
+            gain or loss of each point is clipped at 3.
+        errors: standard errors of the gains, corrected for overlapping training sets.
+        behind: how far each is behind the best one, as the mean of paired differences. These are also clipped
+            at 3 nats, so they need not equal the differences of the gains.
         behind_errors: standard errors of ``behind``.
-        chosen: number of the rung that was chosen.
+        chosen: index of the chosen rung.
         n: number of rows used for the choice.
         folds: number of folds.
         p_value: p-value of the base's law of the norm. Below 0.01 the norms contradict it, and the unchanged
             model is not chosen if the plain law has any gain on held-out rows. None for rows with weights or
             in time order, for which the test is not valid.
-        refusals: why each was refused; empty if it was not. Draws are examined only for rungs that would be
+        refusals: why each was refused; empty if it was not. Draws are compared only for rungs that would be
             chosen.
-        unexamined: why the draws of rungs could not be compared; empty if they could.
+        unexamined: why draws could not be compared; empty if they could.
         in_time: whether rows were held out in time order, each block being predicted from earlier ones.
         judged: number of held-out rows that each was evaluated on. A rung that can no longer win is dropped
-            after a fold, and its numbers are those of the folds so far.
+            after a fold; its numbers are those of the folds evaluated so far.
     """
 
     names: list[str]
@@ -65,7 +65,7 @@ class Ladder:
         columns = (self.names, self.gains, self.errors, self.behind, self.behind_errors)
         if len({len(column) for column in columns}) != 1 or not 0 <= self.chosen < len(self.names):
             raise ValueError(
-                "A ladder needs a name and four numbers for each rung, and the number of the chosen one."
+                "A ladder needs a name and four numbers for each rung, and the index of the chosen one."
             )
 
     def __str__(self) -> str:
@@ -102,12 +102,12 @@ class Ladder:
 
     @property
     def best(self) -> int:
-        """Number of the best rung among those that were neither refused nor dropped."""
+        """Index of the best rung among those that were neither refused nor dropped."""
         return min(self.possible, key=self.behind.__getitem__)
 
     @property
     def possible(self) -> list[int]:
-        """Numbers of the rungs that were neither refused nor dropped."""
+        """Indices of the rungs that were neither refused nor dropped."""
         return [i for i in range(len(self.names)) if not self._is_refused(i) and not self._is_dropped(i)]
 
     @property
@@ -120,8 +120,8 @@ class Ladder:
     def may_stay(self) -> bool:
         """Whether the unchanged model may be chosen.
 
-        It may if the plain law gains no more than 0.01 nats; in time order, where future rows may differ from
-        all held-out ones, only if the plain law is clearly worse.
+        It may if the plain law gains no more than 0.01 nats. In time order, where future rows may differ from
+        all held-out ones, it may only if the plain law is clearly worse.
         """
         if self._is_refused(1):
             return True
@@ -133,8 +133,8 @@ class Ladder:
     def standard_errors(self) -> float:
         """Number of standard errors that a rung may be behind the best one and still be chosen.
 
-        One; one more in time order, where the next block may differ from the last; and one more for up to 40
-        rows, from which a standard error is poorly estimated, less for up to 80.
+        This is one, plus one in time order, where the next block may differ from the last, plus one for up to
+        40 rows, where standard errors are poorly estimated (decreasing to 0 at 80 rows).
         """
         few, enough = _FEW
         return 1.0 + self.in_time + min(1.0, max(0.0, (enough - self.n) / (enough - few)))
@@ -152,7 +152,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out log-likelihoods of rungs, and the rule by which one of them is chosen.
+    """Held-out log-likelihoods of rungs, and the rule for choosing one.
 
     Args:
         names: names of the rungs, from the simplest up.
@@ -174,8 +174,8 @@ class Comparison:
         """The simplest rung that was not refused and is not clearly behind the best.
 
         A rung is not clearly behind if the gap is at most 0.01 nats, or one or two standard errors
-        (:attr:`Ladder.standard_errors`). The unchanged model has its own rule: the plain law contains the
-        model's law and loses next to nothing if that is correct, so the model is left unchanged only if the
+        (:attr:`Ladder.standard_errors`). The unchanged model has its own rule. The plain law contains the
+        model's law and loses almost nothing if that is correct, so the model is left unchanged only if the
         plain law gains no more than 0.01 nats, whatever its error (:attr:`Ladder.may_stay`).
         """
         gains, errors = zip(*(self._lead(i, 0) for i in range(len(self.names))), strict=True)
@@ -201,7 +201,7 @@ class Comparison:
         return replace(ladder, chosen=next(i for i in possible if behind[i] <= ladder.margin(i)))
 
     def drop_hopeless(self, racing: Sequence[int]) -> list[int]:
-        """The rungs that can still win after the folds so far.
+        """The rungs that can still win after the folds evaluated so far.
 
         A rung is dropped if it is behind another by more than 0.01 nats and three standard errors, or if it
         is not ahead of every simpler one by 0.01 nats even with three standard errors added. The unchanged
@@ -233,9 +233,9 @@ class Comparison:
         return refusals
 
     def _leader(self, among: Sequence[int]) -> int:
-        """The rung that is ahead of the others, pair by pair.
+        """The rung that is ahead of the others in pairwise comparisons.
 
-        Gains over the unchanged model do not tell: where that is off by more than 3 nats, all are cut off.
+        Gains over the unchanged model cannot decide: where it is worse by more than 3 nats, all are clipped.
         """
         best = among[0]
         for i in among[1:]:
@@ -243,7 +243,7 @@ class Comparison:
         return best
 
     def _lead(self, one: int, other: int) -> tuple[float, float]:
-        """Mean of what a rung is ahead of another, on rows that judged both, and its standard error."""
+        """Mean lead of one rung over another, on rows where both were evaluated, and its standard error."""
         difference = self.log_likelihood[one] - self.log_likelihood[other]
         both = ~torch.isnan(difference)
         return mean_and_error(

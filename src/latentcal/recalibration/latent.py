@@ -1,4 +1,4 @@
-"""Latent recalibration: replaces the law of a flow's latent norm by one fitted to data."""
+"""Latent recalibration, which replaces the law of a flow's latent norm by one fitted to data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .rows import check_order, gather, visit_norms
 
 
 class DependenceWarning(UserWarning):
-    """Only the law of the radius is recalibrated, but the dependence between outputs is merely assumed."""
+    """Raised when only the radius is recalibrated, but the dependence between outputs is merely assumed."""
 
 
 def check_base(flow: ConditionalFlow, x: Tensor | None) -> None:
-    """Raise if the law of the radius depends on x already, which a new law would discard."""
+    """Raise if the law of the radius already depends on x, because a new law would discard this."""
     if flow.base.radius.given(x) is not flow.base.radius:
         raise ValueError(
-            f"The law of the flow's radius, {type(flow.base.radius).__name__}, depends on x already, which "
-            "a new law would discard. Recalibrate the original flow, on all rows."
+            f"The law of the flow's radius, {type(flow.base.radius).__name__}, already depends on x, which a "
+            "new law would discard. Recalibrate the original flow, on all rows."
         )
 
 
@@ -53,11 +53,11 @@ def recalibrate_norms(
     rows: int | None = None,
     **about: Any,
 ) -> ConditionalFlow:
-    """The flow with the law that ``fit`` makes of radii (n,) at features (n, p).
+    """The flow with the law that ``fit`` returns for radii (n,) at features (n, p).
 
-    Latents z (m, k) of the first rows, where they are given, show whether rows in no declared order have one.
-    ``rows`` is their number where some have several radii, whose weights add up to 1: no more count.
-    ``about`` are further fields of the record.
+    Latents z (m, k) of the first rows, if given, are used to test rows without a declared order for one.
+    ``rows`` is the number of rows if some have several radii, whose weights sum to 1.
+    ``about`` are additional fields of the record.
     """
     check_base(flow, x)
     started = time.perf_counter()
@@ -66,7 +66,7 @@ def recalibrate_norms(
     if not isinstance(law, RadiusLaw):
         raise TypeError(f"fit must return a RadiusLaw, got {type(law).__name__}.")
     at_x = law.given(x)
-    # A law that depends on x is judged by its PIT values, which may be sorted; the radii belong to their x.
+    # A law that depends on x is evaluated by PIT values, which may be sorted, unlike radii at different x.
     with torch.no_grad():
         u = None if at_x is law and order is None else at_x.cdf(radii)
     in_time = TimeOrder.of(u) if order == "time" and u is not None else None
@@ -119,7 +119,7 @@ def latent_norms(
         progress: show a progress bar.
 
     Returns:
-        (n,) float64, on the CPU.
+        (n,) float64 norms, on the CPU.
     """
     parts: list[Tensor] = []
     visit_norms(flow, x, y, batch_size, progress, lambda _x, _y, norms: parts.append(norms))
@@ -145,30 +145,30 @@ def recalibrate(
     .. math:: \log f'(y|x) = \log f(y|x) + \log f_L(l) - \log f_\rho(l),
               \qquad l = \rho(\mathrm{encode}(y; x)),
 
-    with :math:`f_\rho` the law of the norm under the flow's base and :math:`f_L` the one fitted to the norms
-    of the calibration data. The calibration rows must not have been used for training. The flow itself is not
-    changed; ``recalibration`` of the new flow records how it was made. If the data come as an iterable, only
-    x, the norms and a few coordinates of the first 50,000 latents are kept.
+    Here :math:`f_\rho` is the law of the norm under the flow's base and :math:`f_L` the law fitted to the
+    norms of the calibration data. The calibration rows must not have been used for training. The flow itself
+    is not changed; ``recalibration`` of the new flow records how it was made. If the data come as an
+    iterable, only x, the norms and a few coordinates of the first 50,000 latents are kept.
 
-    *Weights* correct for covariate shift: with :math:`w(x)` the density ratio of future features and those of
+    *Weights* correct for covariate shift. If :math:`w(x)` is the density ratio of future features to those of
     the calibration rows (known, or from :func:`density_ratio`), the law is that of future norms. With known
-    weights, the calibration rows and a new one are weighted exchangeable, and the weighted distribution
-    function that the law follows is correct on average, up to the normalised weight of one point. There is no
-    guarantee if the weights are estimated, if y given x shifts too, or if future features are unlike those of
-    all calibration rows. The new row is given the average weight, where an exact statement would put it at
-    infinity. lambda and epsilon refer to the weighted distribution function and the effective n.
+    weights, the calibration rows and a new row are weighted exchangeable, and the weighted distribution
+    function to which the law is fitted is correct on average, up to the normalised weight of one point. There
+    is no guarantee if the weights are estimated, if y given x also shifts, or if future features are unlike
+    those of all calibration rows. The new row gets the average weight, whereas an exact statement would place
+    it at infinity. lambda and epsilon refer to the weighted distribution function and the effective n.
 
     *Time order*: ``order="time"`` affects the diagnostics only, not the law. ``fit`` does not know the order:
     cross-validated laws draw their folds at random, except ``GammaKDE.fit(rates="paper")``, whose folds are
     always blocks of rows. The latent PIT is tested for dependence, which reduces the effective n, and for
     drift. If the rows drift, or drift cannot be distinguished from dependence, no statement about coverage is
     made. :func:`rolling_pit` evaluates each row with a law fitted to earlier rows only. Rows without a
-    declared order are tested by :func:`neighbour_test`, and a warning is raised if they look ordered.
+    declared order are tested by :func:`neighbour_test`, and a warning is raised if they appear to be ordered.
 
     *Atoms* in y make the density of a flow arbitrary: it may rise without bound at a value that carries mass,
-    and the norms of rows there only show how sharp the flow's spike is. A law fitted to raw rows suits raw
-    rows, and a law fitted to dequantized rows suits dequantized rows. Do not mix them: for a flow that has
-    learned spikes, a law that is fitted with noise and evaluated without is worse than none. See
+    and the norms of rows there only show how sharp the flow's spike is. Use a law fitted to raw rows for raw
+    rows, and a law fitted to dequantized rows for dequantized rows. Do not mix them: for a flow that has
+    learned spikes, a law fitted with noise but evaluated without noise is worse than none. See
     :class:`Dequantizer`.
 
     Args:
@@ -181,8 +181,8 @@ def recalibrate(
         order: ``"time"`` if the rows are in time order: the latent PIT is then tested for drift, and for
             autocorrelation of level and spread; the effective n is divided by the autocorrelation time.
         discrete: what to do about atoms in y. ``"warn"`` warns if one has more than a fifth of the rows, and
-            at least 20 of them; ``"dequantize"`` adds noise to y, as does a :class:`Dequantizer` (required
-            for batches, which are read once); ``"ignore"`` does nothing.
+            at least 20 rows; ``"dequantize"`` adds noise to y, as does a :class:`Dequantizer` (required for
+            batches, which are read only once); ``"ignore"`` does nothing.
         generator: generator of that noise; seeded with 0 if None.
         batch_size: number of points to encode at a time; all at once (or batch by batch) if None.
         progress: show a progress bar.
@@ -196,8 +196,8 @@ def recalibrate(
         AutocorrelationWarning: if rows in time order depend on each other (p < 0.001), or at least 20 rows
             without a declared order depend on their neighbours (p < 0.0001).
         DiscreteOutputWarning: if norms are tied, or an output has a heavy atom.
-        DependenceWarning: if the flow merely assumes the dependence between outputs; no law of the radius can
-            repair it, but :func:`autocalibrate` can.
+        DependenceWarning: if the flow merely assumes the dependence between outputs, which no law of the
+            radius can repair; :func:`autocalibrate` can.
     """
     if isinstance(fit, type):
         raise TypeError(f"fit must be a function that fits a law: pass {fit.__name__}.fit.")
@@ -237,9 +237,9 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
               \underbrace{- \log |\det \nabla_y z'|}_{flow},
               \qquad z' = \mathrm{encode}(y; x),\; z = R^{-1}(z'),
 
-    with :math:`f_Z` the base that the flow was trained with and R the radial map from it to the recalibrated
-    one. The flow term is that of the model before recalibration, plus the log-det of the map for an aligned
-    model. Without recalibration the radial term is 0.
+    Here :math:`f_Z` is the base that the flow was trained with and R the radial map from it to the
+    recalibrated base. The flow term is that of the model before recalibration, plus the log-det of the map
+    for an aligned model. Without recalibration the radial term is 0.
 
     Args:
         model: a recalibrated (or any) flow.
@@ -258,9 +258,9 @@ def nll_decomposition(model: ConditionalFlow, x: Tensor | None, y: Tensor) -> NL
         reference = copy.deepcopy(model.recalibration.reference).to(norms.device)
         before = radial_transport(reference, pred.base).inverse_radius(norms)
         log_before = reference.log_prob_at_norm(before)
-        # Where z is beyond the floats, or has density 0, the two terms cannot be told apart.
+        # Where z overflows or has density 0, the two terms cannot be separated.
         lost = torch.isinf(log_before) | torch.isinf(log_latent)
         log_before = torch.where(lost, log_latent, log_before)
-        # log|det R(z)| as the ratio of the densities of z and z' itself, not of z and R(R^-1(z')).
+        # Compute log|det R(z)| from the densities of z and z' itself, not of z and R(R^-1(z')).
         radial = (log_before - log_latent).masked_fill(lost, 0.0)
         return NLLTerms(-log_before, radial, -log_abs_det)

@@ -14,9 +14,9 @@ from .._internal.smoothers import RidgeSmoother, Smoother, log_dispersion
 from .._internal.splines import LineSpline
 
 FOLDS = 5
-LARGEST = 3.0  # change of a log scale, and slope between coordinates
-WINSOR = 4.0  # standard deviations
-FULL_UP_TO = 512  # dimensions; beyond, the matrix is diagonal
+LARGEST = 3.0  # largest change of a log scale, and largest slope between coordinates
+WINSOR = 4.0  # standard deviations at which latents are clipped
+FULL_UP_TO = 512  # most dimensions with a full matrix; above, it is diagonal
 _SHAPE = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shrinkage of the covariance
 _SHIFT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # shrinkage of the mean
 
@@ -24,13 +24,14 @@ _SHIFT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # shrinkage of the mean
 class LatentMap(Float64Module):
     r"""A map :math:`z' = T(z; x)` of latent points, invertible in z.
 
-    Calling it gives :math:`z'` and :math:`\log|\det \partial z'/\partial z|`, (..., d), (..., p) -> (..., d),
-    (...), in float64. Constructor arguments are the whole state, kept as attributes of the same names.
+    Calling it returns :math:`z'` and :math:`\log|\det \partial z'/\partial z|`, (..., d), (..., p) ->
+    (..., d), (...), in float64. Constructor arguments are the whole state, kept as attributes of the same
+    names.
     """
 
     @property
     def dim(self) -> int | None:
-        """Number d of coordinates; None for a map that takes any."""
+        """Number d of coordinates; None for a map of any number of coordinates."""
         return None
 
     def inverse(self, z: Tensor, x: Tensor | None = None) -> Tensor:
@@ -43,7 +44,7 @@ class AffineMap(LatentMap):
 
     Args:
         shift: m, (d,).
-        matrix: A, (d, d), invertible; or (d,), the diagonal of one.
+        matrix: A, invertible (d, d), or its diagonal (d,).
     """
 
     shift: Tensor
@@ -167,10 +168,10 @@ class CoordinateMap(LatentMap):
 
 
 class Chain(LatentMap):
-    """Maps one after the other.
+    """The composition of several maps.
 
     Args:
-        maps: the maps in the order of application; none is the identity.
+        maps: the maps in the order of application; no maps give the identity.
     """
 
     maps: Sequence[LatentMap]
@@ -231,7 +232,7 @@ def winsorize(z: Tensor) -> Tensor:
 
 
 class _Cloud(NamedTuple):
-    """Mean (d,), principal variances (d,) and axes (d, d) of latents; no axes where only scales are kept."""
+    """Mean (d,), principal variances (d,) and axes (d, d) of latents; no axes if only scales are kept."""
 
     mean: Tensor
     variances: Tensor
@@ -244,11 +245,11 @@ def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
     .. math:: m = (1 - \beta)\, \bar z, \qquad A = s\, \Sigma^{-1/2}, \qquad
               \Sigma = (1 - \alpha)\, S + \alpha s^2 I, \quad s^2 = \operatorname{tr} S / d,
 
-    with mean and covariance of latents that are winsorised at four standard deviations, and :math:`\alpha,
-    \beta` chosen by held-out Gaussian likelihood. The overall scale is left to the law of the radius, so full
-    shrinkage is the identity. (Another root of :math:`\Sigma`, such as Cholesky's, differs by a rotation: the
-    distribution is the same under a law of the Euclidean norm, but not under other norms or if maps of single
-    coordinates follow.)
+    The mean and covariance are those of latents winsorised at four standard deviations, and :math:`\alpha,
+    \beta` are chosen by held-out Gaussian likelihood. The overall scale is left to the law of the radius, so
+    full shrinkage gives the identity. (Another root of :math:`\Sigma`, such as Cholesky's, differs by a
+    rotation: the distribution is the same under a law of the Euclidean norm, but not under other norms or if
+    maps of single coordinates follow.)
 
     Args:
         z: (n, d) latents.
@@ -261,7 +262,7 @@ def cross_fit_affine(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor)
     clouds = [_cloud(calm[fold != f], weights[fold != f]) for f in numbers]
     score = sum(_scores(c, calm[fold == f], weights[fold == f]) for c, f in zip(clouds, numbers, strict=True))
     assert isinstance(score, Tensor)
-    # The last of equal scores shrinks most.
+    # Of equal scores, take the last one, which shrinks most.
     best = len(score.reshape(-1)) - 1 - int(score.reshape(-1).flip(0).argmax())
     shape, shift = _SHAPE[best // len(_SHIFT)], _SHIFT[best % len(_SHIFT)]
     maps: list[LatentMap] = [_rounding_map(cloud, shape, shift) for cloud in clouds]
@@ -301,15 +302,15 @@ def _rounding_map(cloud: _Cloud, shape: float, shift: float) -> AffineMap:
     stretch = torch.sqrt(variances.mean() / variances)
     matrix = stretch if cloud.axes is None else (cloud.axes * stretch) @ cloud.axes.T
     if shape == 1:
-        matrix = torch.ones_like(stretch)  # the identity to the last bit: a rung that adds nothing must tie
+        matrix = torch.ones_like(stretch)  # the exact identity: a rung that adds nothing must tie
     return AffineMap((1 - shift) * cloud.mean, matrix)
 
 
 def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    r"""The map :math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`, with additive ridge models of both.
+    r"""The map :math:`z'_j = (z_j - m_j(x))\, e^{-s_j(x)}`, with additive ridge models of m and s.
 
     Shifts have mean 0 over the rows, and scales preserve the size of each coordinate, so infinite penalties
-    give the identity. They are chosen if x does not help to predict held-out rows.
+    give the identity. Infinite penalties are chosen if x does not help to predict held-out rows.
 
     Args:
         z: (n, d) latents.
@@ -327,7 +328,7 @@ def cross_fit_features(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tenso
 def fit_log_scale(
     x: Tensor, before: Tensor, after: Tensor, fold: Tensor, weights: Tensor
 ) -> tuple[Tensor, RidgeSmoother, Tensor]:
-    """Scales, as functions of x, of coordinates (n, d) that were shifted or sheared before.
+    """Scales, as functions of x, of coordinates (n, d) that have been shifted or sheared.
 
     Returns:
         The coordinates divided by their out-of-fold scales, (n, d); the smoother of log scales; its
@@ -339,5 +340,5 @@ def fit_log_scale(
     rest = after * torch.exp(-held_out)
     sizes = [(weights @ winsorize(part) ** 2).clamp(min=1e-300) for part in (rest, before)]
     level = 0.5 * torch.log(sizes[0] / sizes[1])
-    held_out = (held_out + level).clamp(-LARGEST, LARGEST)  # as the map itself does
+    held_out = (held_out + level).clamp(-LARGEST, LARGEST)  # as in the map itself
     return after * torch.exp(-held_out), log_scale.raise_by(level), held_out

@@ -1,4 +1,4 @@
-"""Maps of single latent coordinates to normal scores, by stacks of one-dimensional laws."""
+"""Maps of single latent coordinates to normal scores, from stacks of one-dimensional laws."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..radius.scaled import Derivatives, ascend
 from ..radius.stacked import mixture_weights
 from .maps import AffineMap, Chain, CoordinateMap, CrossFitted, LatentMap, by_fold
 
-_REACH = 8.0  # of the nodes, in robust standard deviations
+_REACH = 8.0  # range of the nodes, in robust standard deviations
 _NODES = 161
 _BANDWIDTHS = (0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 _KNOTS = 33
-_BLOCK = 32  # coordinates at a time
+_BLOCK = 32  # coordinates processed at a time
 _LARGEST_SCORE = 4.0
 _STEEPEST = 20.0
 _TINY = 1e-300
-_FAR = 1e3  # score from which on the likelihood of a bent law falls no further
+_FAR = 1e3  # score to which the likelihood of a bent law is bounded
 
 
 class _Laws(NamedTuple):
@@ -63,7 +63,7 @@ class _Laws(NamedTuple):
     def _mix_at_nodes(self, *steps: Callable[[Tensor], Tensor]) -> Tensor:
         """Sums over the kernels of a function of the distance in bandwidths, at the nodes, (b, m).
 
-        Coordinates of one bandwidth share a matrix, so the function is evaluated once for each bandwidth.
+        Coordinates with the same bandwidth share a matrix, so the function is evaluated once per bandwidth.
         """
         sums, widths = torch.empty_like(self.mass), self.bandwidth[:, 0, 0]
         for width in widths.unique():
@@ -88,22 +88,22 @@ def cross_fit_marginals(
     .. math:: F_j = w_0 \Phi + w_1 \Phi(\sinh(\delta \operatorname{asinh}(\tfrac{z - \xi}{\eta}) - \epsilon))
               + w_2 F_\text{kernels},
 
-    with weights chosen by held-out likelihood: if the coordinate is normal already, :math:`w_0` is near 1 and
-    the map is near the identity.
+    The weights are chosen by held-out likelihood: if the coordinate is already normal, :math:`w_0` is near 1
+    and the map is near the identity.
 
     Args:
         z: (n, d) latents.
         x: not used.
         fold: (n,) fold of each row.
         weights: (n,) weights of the rows.
-        turns: for each fold an orthogonal matrix (d, d) that is applied to latents before its map is fitted
+        turns: for each fold, an orthogonal matrix (d, d) that is applied to latents before its map is fitted
             and used; None for the identity.
-        nested: whether the weights and bandwidths of a fold's map are chosen without that fold, though with
-            laws that were fitted to it. If not, all folds choose them together. The stack contains the normal
-            law, so such a map hardly ever loses on these rows, which therefore cannot show whether it gains
-            on others.
+        nested: whether the weights and bandwidths of a fold's map are chosen without that fold, but with laws
+            that were fitted to it. If False, all folds choose them together. The stack contains the normal
+            law, so such a map almost never loses on these rows, and they cannot show whether it gains on
+            others.
     """
-    # Coordinates are fitted by themselves: some at a time, so that memory does not grow with their number.
+    # Coordinates are fitted independently, in blocks, so that memory does not grow with their number.
     blocks = []
     for some in torch.arange(z.shape[1], device=z.device).split(_BLOCK):
         views = None if turns is None else (z @ turn[some].T for turn in turns)
@@ -127,9 +127,9 @@ def _splines(
     *,
     nested: bool = False,
 ) -> list[tuple[Tensor, ...]]:
-    """Knots, values and slopes, (d, k) each, learned without each of the folds and, last, from all rows.
+    """Knots, values and slopes, (d, k) each, fitted without each of the folds and, last, to all rows.
 
-    ``views`` are z, (n, d), as the maps of the folds see them.
+    ``views`` are the inputs (n, d) of the maps of the folds.
     """
     n, dim = z.shape
     middle = z.median(0).values
@@ -137,7 +137,7 @@ def _splines(
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=z.dtype, device=z.device)
     counts = _bin_rows((z - middle) / spread, fold, weights)  # (f, d, m)
     total = counts.sum(0)
-    rest = (total - counts).clamp(min=0)  # a difference may round to less than 0, whose log is no number
+    rest = (total - counts).clamp(min=0)  # a difference may round below 0, whose log is NaN
     if views is not None:
         parts = [
             _bin_rows((view - middle) / spread, (fold == number).long(), weights)
@@ -167,19 +167,19 @@ def _splines(
 
 
 def _shares(log_density: Tensor, counts: Tensor) -> Tensor:
-    """Weights (3, d) of laws that give rows, counts (f, d, m), the log densities (3, f, d, m)."""
+    """Weights (3, d) of laws with log densities (3, f, d, m), fitted to counts (f, d, m)."""
     coordinates = range(counts.shape[1])
     return torch.stack([mixture_weights(log_density[:, :, j], counts[:, j]) for j in coordinates], 1)
 
 
 def _score_within(n: int) -> float:
-    """Normal score beyond which two of n points lie on one side."""
+    """Normal score beyond which two of n points are expected on one side."""
     level = torch.tensor(1 - min(2 / n, 0.4), dtype=torch.float64)
     return float(torch.special.ndtri(level))
 
 
 def _bin_rows(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
-    """Weights on the nodes by fold and coordinate, (n, d) -> (f, d, m); a point is shared by two."""
+    """Weights on the nodes by fold and coordinate, (n, d) -> (f, d, m); each point is split over two."""
     dim, folds = u.shape[1], int(fold.max()) + 1
     position = (u.clamp(-_REACH, _REACH) + _REACH) * ((_NODES - 1) / (2 * _REACH))
     left = position.long().clamp(max=_NODES - 2)
@@ -192,7 +192,7 @@ def _bin_rows(u: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
 
 
 def _bandwidths(nodes: Tensor, counts: Tensor, training: Tensor, nested: bool) -> Tensor:
-    """Bandwidth of the highest held-out likelihood for each set of rows and coordinate, (f + 1, d)."""
+    """Bandwidth with the highest held-out likelihood for each set of rows and coordinate, (f + 1, d)."""
     scores = []
     for width in _BANDWIDTHS:
         kernels = torch.exp(_log_normal((nodes[:, None] - nodes) / width)) / width
@@ -216,14 +216,14 @@ def _fit_bent(nodes: Tensor, mass: Tensor) -> Tensor:
         angle = reach - skew
         score, log_slope = _bend(nodes.expand(len(mass), -1), theta)
         value = (mass * (_log_normal(score.clamp(-_FAR, _FAR)) + log_slope)).sum(1)
-        # By the angle: of -sinh^2 / 2 + log cosh, where the first is not held at its bound.
+        # Derivative of -sinh^2 / 2 + log cosh by the angle, unless the first term is at its bound.
         inside, tanh = score.abs() <= _FAR, torch.tanh(angle)
         by_angle = tanh - torch.where(inside, score * torch.cosh(angle.clamp(-30, 30)), 0.0)
         bend = 1 - tanh**2 - torch.where(inside, 1 + 2 * score**2, 0.0)
         zero, one = torch.zeros_like(t), torch.ones_like(t)
         first = torch.stack([-slope * rate, -slope * t, -one, reach], 1)
         cubed = slope * fall**2
-        # Of the slope of asinh, -log(1 + t^2) / 2, by t, once and twice.
+        # First and second derivative by t of the log slope of asinh, -log(1 + t^2) / 2.
         once, twice = -t * fall**2, (t**2 - 1) * fall**4
         own = torch.stack([-once * rate, -once * t - 1, zero, one], 1)
         drawn, pull = mass[:, None], (mass * by_angle)[:, None]
@@ -278,7 +278,7 @@ def _interpolate(level: Tensor, cdf: Tensor, nodes: Tensor) -> Tensor:
     low, high = cdf.gather(1, right - 1), cdf.gather(1, right)
     share = ((level - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
     u = nodes[right - 1] + share * (nodes[right] - nodes[right - 1])
-    # Levels beyond the outermost nodes meet in one point: keep the knots apart.
+    # Levels beyond the outermost nodes coincide: keep the knots apart.
     apart = torch.arange(len(level), device=u.device) * 1e-6
     return torch.cummax(u, 1).values + apart
 

@@ -13,17 +13,17 @@ from .._internal.smoothers import RidgeFit, RidgeSmoother, Smoother, find_clear_
 from .maps import LARGEST, AffineMap, Chain, CrossFitted, LatentMap, fit_log_scale, winsorize
 from .marginals import cross_fit_marginals
 
-MOST_CORRELATED = 16  # coordinates: their pairs have a function of x each
-_STARTS, _STEPS = 3, 20  # of the search for a rotation; more steps found no better ones
-_LAYERS, _CLIP = 8, 3.0  # at most; nats that one row may gain or lose in one
+MOST_CORRELATED = 16  # most coordinates: each pair has its own function of x
+_STARTS, _STEPS = 3, 20  # starts and steps of the search for a rotation; more steps do not improve it
+_LAYERS, _CLIP = 8, 3.0  # most layers; nats to which the gain or loss of a row in one layer is clipped
 
 
 class CorrelationMap(LatentMap):
-    r""":math:`z' = e^{-s(x)} \odot L(x)^{-1} z`: the Cholesky factor of the covariance is a function of x.
+    r""":math:`z' = e^{-s(x)} \odot L(x)^{-1} z`, with a Cholesky factor of the covariance that depends on x.
 
     .. math:: z'_j = e^{-s_j(x)} \Big(z_j - \sum_{k < j} c_{jk}(x)\, z_k\Big)
 
-    The regression coefficients c may have any values: the implied covariance is always positive definite.
+    The implied covariance is positive definite for any values of the regression coefficients c.
 
     Args:
         slopes: c, a smoother with d (d - 1) / 2 outputs, row by row below the diagonal, clipped to [-limit,
@@ -36,7 +36,7 @@ class CorrelationMap(LatentMap):
         super().__init__()
         dim = log_scale.answers
         if slopes.answers != dim * (dim - 1) // 2:
-            raise ValueError(f"{dim} coordinates have {dim * (dim - 1) // 2} slopes, got {slopes.answers}.")
+            raise ValueError(f"{dim} coordinates need {dim * (dim - 1) // 2} slopes, got {slopes.answers}.")
         if not 0 <= limit < math.inf:
             raise ValueError(f"limit must be finite and at least 0, got {limit}.")
         self.slopes, self.log_scale, self.limit = slopes, log_scale, limit
@@ -74,10 +74,10 @@ def cross_fit_correlation(z: Tensor, x: Tensor | None, fold: Tensor, weights: Te
 
     .. math:: z_j \approx \sum_{k < j} c_{jk}(x)\, z_k, \qquad c_{jk}(x) = a_{jk} + b_{jk}^\top \phi(x)
 
-    is linear in a and b: a ridge regression for each coordinate, with the penalty chosen by held-out errors.
-    Products of two columns of x are included for coordinates whose held-out error they reduce by more than
-    its standard error; the products for a row are chosen by the other folds. The residuals have the scale
-    :math:`e^{s_j(x)}`.
+    The model is linear in a and b and is fitted by ridge regression for each coordinate, with the penalty
+    chosen by held-out errors. Products of two columns of x are included for coordinates whose held-out error
+    they reduce by more than its standard error; the products for a row are chosen on the other folds. The
+    residuals have the scale :math:`e^{s_j(x)}`.
 
     Args:
         z: (n, d) latents.
@@ -124,8 +124,8 @@ def _regress(
 ) -> RidgeFit:
     """Regression of coordinate j of z (n, d) on those before it, with slopes that depend on columns (n, m).
 
-    Columns are extended by products, if there are any: in the fit without each of the folds by its own, in
-    that of all rows by the last.
+    If there are products, they extend the columns: those of each fold in the fit without it, the last ones in
+    the fit to all rows.
     """
 
     def design(columns: Tensor) -> Tensor:
@@ -147,9 +147,9 @@ def _predict(coefficients: Tensor, columns: Tensor, earlier: Tensor) -> Tensor:
 def _choose_products(
     z: Tensor, search: ProductSearch, fits: Mapping[int, RidgeFit], fold: Tensor, weights: Tensor
 ) -> tuple[list[int], list[ProductFeatures]]:
-    """Coordinates of z (n, d) that products may help to predict, and these: by fold, and last of all rows.
+    """Coordinates of z (n, d) that products may help to predict, and the products, by fold and for all rows.
 
-    What tells is the gradient of the squared error by each slope: the error times an earlier coordinate.
+    They are chosen by the gradient of the squared error in each slope: the error times an earlier coordinate.
     """
 
     def gradients(predictions: Iterable[Tensor]) -> Tensor:
@@ -194,9 +194,9 @@ def cross_fit_rotated_marginals(
 ) -> CrossFitted:
     """A rotation followed by a map of each coordinate, both fitted without the fold they are applied to.
 
-    Rows look less normal than others in directions that were fitted to them. So each fold has a rotation
-    fitted to the other rows. Its axes are matched in order and sign to the nearest axes of the rotation of
-    all rows, because the weights of laws are chosen axis by axis.
+    Rows appear less normal in directions that were fitted to them. Therefore each fold has a rotation fitted
+    to the other rows. Its axes are matched in order and sign to the nearest axes of the rotation of all rows,
+    because the weights of laws are chosen separately for each axis.
 
     Args:
         z: (n, d) latents.
@@ -216,13 +216,13 @@ def cross_fit_rotated_marginals(
 
 
 def cross_fit_layers(z: Tensor, x: Tensor | None, fold: Tensor, weights: Tensor) -> CrossFitted:
-    """Alternating rotations and maps of marginals, as long as held-out likelihood rises: a small flow.
+    """A small flow of alternating rotations and maps of marginals, grown while held-out likelihood rises.
 
-    Each layer rotates the latent to the directions in which it is least normal, and maps these to normal
-    scores. Enough layers make any distribution normal, even one with several modes. A layer is added if rows
-    gain that were not used to fit its rotation, its laws and their weights. It is fitted to in-sample latents
-    of the layers before it: out of fold, each fold would have its own directions, and the next rotation would
-    find less. So the returned latents are out of fold for the last layer only.
+    Each layer rotates the latent to its least normal directions and maps these to normal scores. Enough
+    layers make any distribution normal, even one with several modes. A layer is added if it increases the
+    likelihood of rows that were not used to fit its rotation, its laws and their weights. It is fitted to
+    in-sample latents of the layers before it, because out of fold each fold would have its own directions and
+    the next rotation would find less. Therefore the returned latents are out of fold for the last layer only.
 
     Args:
         z: (n, d) latents.
@@ -274,14 +274,14 @@ def _rotate(white: Tensor, share: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _negentropy(y: Tensor, share: Tensor) -> Tensor:
-    """How far columns of variance 1 are from normal, (n, d) -> (d,): by one odd and one even moment."""
+    """Distance of columns of variance 1 from normality, (n, d) -> (d,), by one odd and one even moment."""
     odd = share @ (y * torch.exp(-(y**2) / 2))
     even = share @ y.abs() - math.sqrt(2 / math.pi)
     return 36 / (8 * math.sqrt(3) - 9) * odd**2 + even**2 / (2 - 6 / math.pi)
 
 
 def _match_axes(rotation: Tensor, target: Tensor) -> Tensor:
-    """The rows (d, d) in the order, and with the signs, in which they are nearest to those of a target."""
+    """The rows (d, d) with the order and signs that bring them nearest to those of a target."""
     from scipy.optimize import linear_sum_assignment
 
     _, rows = linear_sum_assignment(-(target @ rotation.T).abs().cpu().numpy())

@@ -25,7 +25,7 @@ from ..radius.stacked import StackedRadius
 from .latent import recalibrate_norms
 from .rows import Gathered, gather, visit_norms
 
-_ALONE = threading.Lock()  # filters of warnings belong to all threads of a worker
+_ALONE = threading.Lock()  # warning filters are shared by all threads of a worker
 
 
 class DelayedRows(NamedTuple):
@@ -83,7 +83,7 @@ class DelayedRows(NamedTuple):
         """
         dask = require("dask", "dask", "Partitions need")
         client = _active_client()
-        shared = dask.delayed(model)  # part of the graph and not scattered, so that it outlives a worker
+        shared = dask.delayed(model)  # part of the graph, not scattered, so that it survives a lost worker
         task = dask.delayed(_answer)
         extra = arguments or [()] * len(self.parts)
         names = (self.feature_names, self.output_names)
@@ -122,7 +122,7 @@ def _answer(
     names: tuple[list[str] | None, list[str] | None],
     *arguments: Any,
 ) -> tuple[Any, list[tuple[str, type[Warning]]]]:
-    """The answer and what a worker warned of, which nobody would read there."""
+    """The answer, and the warnings of a worker, which would otherwise be lost."""
     with _ALONE, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -137,7 +137,7 @@ def _pair_of(part: Any, features: list[str] | None, targets: list[str] | None) -
         return (_numbers(part[features]) if features else None), _numbers(part[targets])
     if not isinstance(part, tuple | list) or len(part) != 2:
         raise TypeError(
-            f"it must be a pair (x, y), got {type(part).__name__}; without features it is (None, y)."
+            f"it must be a pair (x, y), or (None, y) without features; got {type(part).__name__}."
         )
     x, y = part
     if x is not None and len(x) != len(y):
@@ -147,7 +147,7 @@ def _pair_of(part: Any, features: list[str] | None, targets: list[str] | None) -
 
 def _numbers(frame: Any) -> Tensor:
     values = frame.to_numpy()
-    if values.dtype.kind not in "biuf":  # columns of several kinds, or text
+    if values.dtype.kind not in "biuf":  # columns of mixed types, or text
         texts = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "biuf"]
         if texts:
             raise ValueError(
@@ -179,11 +179,11 @@ def recalibrate_partitions(
     retries: int = 3,
     progress: bool = False,
 ) -> ConditionalFlow:
-    """:func:`recalibrate` for rows on several machines, by dask.
+    """Result of :func:`recalibrate` on rows that dask distributes over several machines.
 
-    The flow is sent to the workers once, each encodes its partitions, and eight bytes a row are returned, in
+    The flow is sent to the workers once. Each worker encodes its partitions and returns eight bytes a row, in
     the order of the partitions, so the fit is the same as on one machine. Tasks run on the cluster of the
-    active ``distributed.Client`` if there is one, else one after the other. Partitions may be empty.
+    active ``distributed.Client`` if there is one, otherwise one after the other. Partitions may be empty.
 
     Args:
         flow: the flow; it is pickled by cloudpickle.

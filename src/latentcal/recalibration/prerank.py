@@ -1,4 +1,4 @@
-"""Pre-rank recalibration of any predictor: tilts its density by the law of its PIT."""
+"""Pre-rank recalibration of any predictor, which tilts its density by the law of its PIT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .prerank_draws import blocks_of, evaluate_model, predict, preranks_of, reac
 from .prerank_tilted import TiltedDistribution, refuse_lost, score_observations
 from .rows import join_rows
 
-_FIT_DRAWS = 400  # weighted draws for each calibration point, at most
+_FIT_DRAWS = 400  # most weighted draws for each calibration point
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,10 @@ class PrerankRecalibration:
     Args:
         counts: (K + 1,) numbers of calibration points for which k = 0, ..., K of K draws have at most their
             pre-rank.
-        law: the smooth law of their PIT values, for normal scores or, for resampling, for ranks.
+        law: smooth law of their PIT values, for normal scores or, with resampling, for ranks.
         fit_seconds: seconds for drawing, ranking and fitting.
-        fingerprint: sketch of the calibration rows.
-        spread: (2, k + 1) quantiles at k steps of equal probability of the log distances of the points, from
+        fingerprint: fingerprint of the calibration rows.
+        spread: (2, k + 1) quantiles, at k steps of equal probability, of the log distances of the points from
             the centres of their predictions and from their nearest draws; None for resampling.
     """
 
@@ -50,9 +50,9 @@ class PrerankRecalibration:
     def __post_init__(self) -> None:
         if isinstance(self.law, ProbitMixture) == (self.spread is None):
             raise ValueError(
-                "A law of normal scores (ProbitMixture) needs a spread, a law of ranks (BetaMixture) must "
-                f"have none; got {type(self.law).__name__} {'without' if self.spread is None else 'with'} "
-                "one."
+                "A law of normal scores (ProbitMixture) needs a spread, one of ranks (BetaMixture) must not "
+                f"have one; got {type(self.law).__name__} "
+                f"{'without' if self.spread is None else 'with'} a spread."
             )
         counts = self.counts
         whole = counts.dim() == 1 and not counts.is_floating_point() and counts.dtype != torch.bool
@@ -86,8 +86,8 @@ class PrerankRecalibration:
 class PrerankRecalibrated:
     r"""A predictor whose draws and density are corrected by the law of the PIT on calibration data.
 
-    With :math:`U(x, y) = P(g(x, Y') \le g(x, y))`, :math:`Y'` from the base model, and :math:`f_U` the
-    density of U on calibration data, calling it gives a distribution with the density
+    Let :math:`U(x, y) = P(g(x, Y') \le g(x, y))` with :math:`Y'` from the base model, and let :math:`f_U` be
+    the density of U on calibration data. Calling the predictor returns a distribution with the density
     :math:`f'(y|x) = f(y|x)\, f_U(U(x, y)) / Z(x)`:
 
     - a :class:`TiltedDistribution`, whose integral is 1 up to a stated error and whose draws follow it, or
@@ -97,11 +97,11 @@ class PrerankRecalibrated:
       Chung et al., 2024).
 
     The tilted density may rank points differently from the base density: where :math:`f_U` rises steeply, a
-    point of lower f has the higher f'. The published HDR-ECE of HDR recalibration ranks by the *base*
-    density; that is ``prerank_pit(pred, y, recalibrated.base_prerank)``, while ``hdr_pit(pred, y)`` ranks by
-    the tilted one.
+    point with lower f may have higher f'. The published HDR-ECE of HDR recalibration ranks by the *base*
+    density: ``prerank_pit(pred, y, recalibrated.base_prerank)``. In contrast, ``hdr_pit(pred, y)`` ranks by
+    the tilted density.
 
-    :func:`recalibrate_prerank` makes it; use ``dataclasses.replace`` to change settings.
+    :func:`recalibrate_prerank` makes such a predictor; use ``dataclasses.replace`` to change settings.
 
     Args:
         model: the base predictor.
@@ -140,7 +140,7 @@ class PrerankRecalibrated:
 
     @property
     def method(self) -> Literal["importance", "resampling"]:
-        """How draws are made; see :func:`recalibrate_prerank`."""
+        """The method of drawing; see :func:`recalibrate_prerank`."""
         return "importance" if isinstance(self.recalibration.law, ProbitMixture) else "resampling"
 
     @property
@@ -171,7 +171,7 @@ class PrerankRecalibrated:
     def log_ratio(self) -> Tensor:
         """Log of the factor of the density, for each rank of y among the s draws, (s + 1,).
 
-        For ``method="resampling"``.
+        It is used for ``method="resampling"``.
         """
         assert isinstance(self.recalibration.law, BetaMixture)
         return self.recalibration.law.log_rank_ratio(self.density_samples)
@@ -244,16 +244,16 @@ def recalibrate_prerank(
         y: (n, d) outputs.
         prerank: ``prerank(pred, y, x)``, y (s, n, d) or (n, d) -> (s, n) or (n,); or ``"mean"``,
             ``"variance"`` or ``"dependence"``.
-        samples: number K of draws to rank every calibration point among; for resampling also the number of
-            candidates of every prediction.
+        samples: number K of draws among which every calibration point is ranked; for resampling, also the
+            number of candidates of every prediction.
         method: "importance" for a normalised density and draws from it; "resampling" for the published
             algorithm, which resamples draws of the model by their ranks and cannot go beyond them.
         bins: number B of bins of the resampling.
         first_bin_from_zero: include U = 0 in the first bin of the resampling, so that all K samples are
             drawn; False follows the published formula, which loses the samples for points with U = 0.
         density_samples: number of weighted draws to estimate U, at every calibration point and in
-            ``log_prob``, and as many for the integral; both errors fall with its square root. For resampling,
-            number of draws for ``log_prob`` to estimate U.
+            ``log_prob``, and as many for the integral; both errors decrease with its square root. For
+            resampling, number of draws for ``log_prob`` to estimate U.
         generator: source of randomness. Draws are made in blocks of rows that depend only on the shapes.
         batch_size: number of points, draws included, whose pre-rank is computed at a time; it affects memory,
             not the result. As many as make 2^18 numbers if None.
@@ -264,7 +264,7 @@ def recalibrate_prerank(
 
     Raises:
         TypeError: if the model's predictions have no density.
-        ValueError: if calibration points have density 0 under the model, which no tilt can change.
+        ValueError: if calibration points have density 0 under the model, which tilting cannot change.
 
     Warns:
         CalibrationReuseWarning: if a model is recalibrated a second time on the same rows.
@@ -318,7 +318,7 @@ def recalibrate_prerank(
             draws = draw(pred, (samples,), source)
             values = preranks_of(prerank, pred, draws, own_x, batch_size)
             below, at_most[block] = (values < value).sum(0).cpu(), (values <= value).sum(0).cpu()
-            # Uniform on 0, ..., K where the model is true, also if pre-ranks are tied.
+            # Uniform on 0, ..., K if the model is correct, even if pre-ranks are tied.
             v = torch.rand(len(below), dtype=torch.float64, generator=source)
             ranks[block] = below + (v * (at_most[block] - below + 1)).long()
             if method == "importance":

@@ -1,4 +1,4 @@
-"""The distribution of the published pre-rank recalibration: resampled draws, a density by ranks."""
+"""The distribution of the published pre-rank recalibration: resampled draws and a density by ranks."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class PrerankDistribution(Distribution):
         log_base, below, at_most = self._evaluate(value, self._ranks)
         log_ratio = self.recalibrated.log_ratio.to(below.device)
         ratio_up_to = torch.cat([log_ratio.new_zeros(1), torch.exp(log_ratio).cumsum(0)])
-        # Tied ranks share the mean of their ratios. Without ties a difference of sums would only cost digits.
+        # Tied ranks get the mean of their ratios. Without ties, a difference of sums would only lose digits.
         ties = (at_most - below + 1).to(torch.float64)
         tied = torch.log((ratio_up_to[at_most + 1] - ratio_up_to[below]) / ties)
         tilt = torch.where(at_most == below, log_ratio[below], tied)
         return (log_base.to(torch.float64) + tilt).to(log_base.dtype)
 
     def log_prob_error(self, value: Tensor) -> Tensor:
-        r"""Monte-Carlo standard error of ``log_prob``, (..., d) -> (...), float64.
+        r"""Monte Carlo standard error of ``log_prob``, (..., d) -> (...), float64.
 
         U is estimated from s draws with an error :math:`\sigma = \sqrt{U (1 - U) / s}`; this is half the
         difference between the log tilts at U + σ and U - σ.
@@ -127,7 +127,7 @@ class PrerankDistribution(Distribution):
 
     @property
     def normalization_error(self) -> Tensor:
-        """Standard deviation of the integral of the density around 1, over random numbers, (...)."""
+        """Standard deviation of the density's integral, which should be 1, over random numbers, (...)."""
         model = self.recalibrated
         variance = (torch.exp(2 * model.log_ratio).mean() - 1).clamp(min=0) / (model.density_samples + 2)
         return variance.sqrt().expand(self.batch_shape)
@@ -169,11 +169,11 @@ class PrerankDistribution(Distribution):
         return torch.cat(columns, 1)
 
     def _evaluate(self, value: Tensor, answer: Callable[[slice, Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Base log density of y, (...), and what ``answer`` gives for a block's pre-ranks (rows, l)."""
+        """Base log density of y, (...), and results of ``answer`` for a block's pre-ranks (rows, l)."""
         model = self.recalibrated
         value = _accept(value, self.batch_shape, self.event_shape[0])
         leading, dim = value.shape[:-1], self.event_shape[0]
-        # All y of one x side by side, (rows, l, d), whichever dims of x and y broadcast.
+        # Group all y of one x, (rows, l, d), whichever dims of x and y broadcast.
         row = torch.arange(self._rows, device=value.device).reshape(self.batch_shape).expand(leading)
         order = torch.argsort(row.reshape(-1), stable=True)
         points = value.reshape(-1, dim)[order].reshape(self._rows, -1, dim) if value.numel() else value
@@ -193,13 +193,13 @@ class PrerankDistribution(Distribution):
         return [torch.empty_like(v).index_copy_(0, order.to(v.device), v).reshape(leading) for v in merged]
 
     def _ranks(self, block: slice, values: Tensor) -> tuple[Tensor, Tensor]:
-        """How many of the common draws are below pre-ranks (rows, l), and how many at most at them."""
+        """Number of common draws below pre-ranks (rows, l), and number at or below them."""
         common = self._common_preranks(block)
         below, at_most = (torch.searchsorted(common, values, right=right) for right in (False, True))
         return below, at_most
 
     def _common_preranks(self, block: slice) -> Tensor:
-        """Pre-ranks of the draws that estimate U, (rows, s), ascending; a row's depend on its x alone."""
+        """Ascending pre-ranks (rows, s) of the draws that estimate U; those of a row depend only on its x."""
         if block.start in self._kept:
             return self._kept[block.start]
         model, dim = self.recalibrated, self.event_shape[0]
@@ -213,7 +213,7 @@ class PrerankDistribution(Distribution):
 
 
 def _accept(value: Tensor, batch_shape: torch.Size, dim: int) -> Tensor:
-    """y expanded to the batch shape, or a clear error."""
+    """y expanded to the batch shape; raises if it is invalid."""
     value = to_tensor(value, "y")
     if value.dim() == 0 or value.shape[-1] != dim:
         raise ValueError(f"y has shape {tuple(value.shape)}; the last dimension must be the {dim} outputs.")

@@ -1,4 +1,4 @@
-"""Predictions and draws for pre-ranks; some draws reach as far as the observations."""
+"""Predictions and draws for pre-ranks, some of them as far out as the observations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ..pit import Prerank, draw, negative_log_density, prerank_values
 NUMBERS = 1 << 18
 """Numbers to draw or to pass to the model at a time."""
 _ROWS = 64
-_SHARES = (0.4, 0.4, 0.2)  # of candidates: the model, one wide ellipsoid, its neighbourhoods
+_SHARES = (0.4, 0.4, 0.2)  # shares of candidates from the model, one wide ellipsoid, and neighbourhoods
 _NEIGHBOURHOODS = 8
 _STEPS = 32
-_BEYOND = 1.2  # logs of reach by which the proposal goes beyond the farthest observation
+_BEYOND = 1.2  # margin of the proposal beyond the farthest observation, in log reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Candidates:
 
     Args:
         y: (s, n, d) points; those with density 0 are replaced by other draws of the model.
-        log_weights: (s, n) log ratio of the model's density and that of the draws.
+        log_weights: (s, n) log ratio of the model's density to that of the proposal.
         log_model: (s, n) log density of the model at y.
     """
 
@@ -44,10 +44,10 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Ellipsoids around draws of a model: one around all of them, then neighbourhoods of some.
+    """Ellipsoids around draws of a model: one around all draws, then neighbourhoods of some.
 
-    A single ellipsoid wastes its points between the modes of a distribution; neighbourhoods lie in one mode.
-    A *reach* is the distance from the centre in units of the ellipsoid, about 1 for the draws of the model.
+    A single ellipsoid wastes points between the modes of a distribution; neighbourhoods lie in one mode. The
+    *reach* of a point is its distance from the centre in units of the ellipsoid, about 1 for model draws.
 
     Args:
         mean: (n, k, d) centres.
@@ -66,7 +66,7 @@ class Frame:
         size = max(1, points.shape[1] // _NEIGHBOURHOODS)
         near = torch.cdist(centers, points / unit).topk(size, largest=False).indices
         rows = torch.arange(len(points), device=points.device)[:, None, None]
-        # A few points do not tell the shape of a neighbourhood: half of it is that of the whole.
+        # A few points do not determine the shape of a neighbourhood: average it with that of all draws.
         whole, part = _moments(points[:, None]), _moments(points[rows, near])
         scale = _log_volume(part[1]) - _log_volume(whole[1])
         shape = torch.exp(scale / points.shape[-1])[..., None, None] * whole[1]
@@ -97,7 +97,7 @@ def spread_of(reach: Tensor) -> Tensor:
     first, last = borders[:, :1], borders[:, -1:]
     low = torch.minimum(first - 0.3, torch.full_like(first, -1.0))
     borders = torch.cat([low, borders, last + _BEYOND / 2, last + _BEYOND], 1)
-    # Tied quantiles would make steps of no width and infinite density.
+    # Tied quantiles would give steps of zero width and infinite density.
     return borders + 1e-4 * torch.arange(borders.shape[1]).to(borders)
 
 
@@ -145,7 +145,7 @@ def propose(
     valid = torch.isfinite(y).all(-1) & _in_support(pred, y)
     y = torch.where(valid[..., None], y, inner[:1])
     log_model = log_density(pred, y, batch_size).to(torch.float64)
-    # Density of a point from that of its reach: surface of the sphere, volume of the ellipsoid.
+    # Density of a point from that of its reach, via the surface of the sphere and the ellipsoid's volume.
     log_reach = torch.log(frame.reaches(y).clamp(min=1e-30))
     surface = Euclidean().log_surface(dim) + dim / 2 * math.log(dim)
     log_outer = torch.cat(
@@ -170,7 +170,7 @@ def inner_draws(size: int) -> int:
 
 @contextmanager
 def explain_missing_density(pred: Distribution) -> Iterator[None]:
-    """Replace the empty error of a distribution without a density by one that says what to do."""
+    """Replace the empty error of a distribution without a density by one that states what to do."""
     try:
         yield
     except NotImplementedError as error:
@@ -184,7 +184,7 @@ def explain_missing_density(pred: Distribution) -> Iterator[None]:
 
 
 def log_density(pred: Distribution, y: Tensor, batch_size: int | None = None) -> Tensor:
-    """Log density of points (s, n, d) -> (s, n), or an error that says what to do if there is none."""
+    """Log density of points (s, n, d) -> (s, n); raises an error with advice if there is none."""
     with explain_missing_density(pred):
         return torch.cat([pred.log_prob(part) for part in pieces_of(y, batch_size)])
 
@@ -196,7 +196,7 @@ def pieces_of(y: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
 
 
 def _moments(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of points (n, k, m, d), drawn a little towards the diagonal."""
+    """Mean and covariance of points (n, k, m, d), shrunk slightly towards the diagonal."""
     count, dim = points.shape[-2:]
     mean = points.mean(-2)
     centred = points - mean[..., None, :]
@@ -212,7 +212,7 @@ def _log_volume(covariance: Tensor) -> Tensor:
 
 
 def _reaches(step: Tensor, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
-    """Reaches of the given shape, their first dim spread evenly over the probabilities, in a random order."""
+    """Reaches of the given shape, stratified by probability along the first dim, in random order."""
     u = torch.rand(shape, dtype=torch.float64, generator=source) + torch.arange(shape[0])[:, None]
     u = u[torch.randperm(shape[0], generator=source)].to(step.device) / max(1, shape[0])
     position = u * (len(step) - 1)
@@ -229,7 +229,7 @@ def _log_density(step: Tensor, log_reach: Tensor) -> Tensor:
 
 
 def _in_support(pred: Distribution, y: Tensor) -> Tensor:
-    """Whether points (s, n, d) may be asked for their density, (s, n); torch raises for others."""
+    """Whether points (s, n, d) lie in the support, (s, n); torch's log_prob raises for others."""
     try:
         inside = pred.support.check(y)  # type: ignore[union-attr]
     except (NotImplementedError, AttributeError):
@@ -255,7 +255,7 @@ def draws_common_to_rows(
         dtype = tensor_options(pred.flow)[0] or (own_x.dtype if floating else torch.get_default_dtype())
         z = pred.base.sample((count, 1), torch.Generator().manual_seed(seed), dtype)
         return pred.decode(z.expand(-1, *pred.batch_shape, -1))
-    # Other models are asked for one x at a time.
+    # Other models are called with one x at a time.
     rows = (slice(i, i + 1) for i in range(block.start, block.stop))
     preds = [predict(model, x, row, dim)[0] for row in rows]
     return torch.cat([draw(pred, (count,), torch.Generator().manual_seed(seed)) for pred in preds], 1)
@@ -280,7 +280,7 @@ def blocks_of(n: int, numbers: int) -> list[slice]:
 
 
 def seeds_of(count: int, generator: torch.Generator | None) -> list[int]:
-    """Seeds from the generator, or from torch's global one; one for every block of rows."""
+    """Seeds for the blocks of rows, from the generator or from torch's global one."""
     device = "cpu" if generator is None else generator.device
     return torch.randint(2**62, (count,), generator=generator, device=device).tolist()
 
@@ -330,8 +330,8 @@ def rank_candidates(
 def choose_by_weight(log_weights: Tensor, wanted: int, source: torch.Generator) -> Tensor:
     """Indices (n, wanted) drawn with weights (n, s), as evenly as possible, in random order.
 
-    Systematic resampling of candidates in random order: a candidate occurs twice only if its share is more
-    than one of the wanted draws.
+    This is systematic resampling of candidates in random order: a candidate occurs twice only if its expected
+    number of draws exceeds one.
     """
     rows, size = log_weights.shape
     order = torch.rand(rows, size, generator=source).argsort(1).to(log_weights.device)

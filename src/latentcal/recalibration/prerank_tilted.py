@@ -1,4 +1,4 @@
-"""The distribution of pre-rank recalibration: a normalised density, and draws from it."""
+"""The distribution of pre-rank recalibration: a normalised density and draws from it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ FEWEST_EFFECTIVE = 10
 _WANTED_ERROR = 0.03
 _ROUNDS = 4
 _FEWEST_CANDIDATES = 400
-_MOST_CANDIDATES = 64  # for each draw
+_MOST_CANDIDATES = 64  # most candidates for each draw
 _LARGEST_LOG_ODDS = 1e7
-_SHARES = (torch.arange(8, dtype=torch.float64) + 0.5) / 8  # of a tie
+_SHARES = (torch.arange(8, dtype=torch.float64) + 0.5) / 8  # positions within a tie
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
     r"""Normal scores :math:`t = \Phi^{-1}(P(g(Y') \le g))` of pre-ranks, from weighted draws Y'.
 
-    Weights resolve probabilities far below one over the number of draws. Between two draws the log odds of
+    Weights resolve probabilities far below the inverse number of draws. Between two draws, the log odds of
     the probability are linear in g. Beyond the last draw they continue with the mean slope over the last
     sqrt(s) draws: an exponential tail, as most densities have for g = -log f.
 
     Args:
         preranks: (n, s) pre-ranks of the draws, ascending.
         log_weights: (n, s) log weights of the draws.
-        below, above: (n, s + 1) log weights of the first k draws together, and of the others.
+        below, above: (n, s + 1) log total weights of the first k draws, and of the others.
         log_odds: (n, s) log odds of the probability at each draw, including half of its own weight.
     """
 
@@ -121,7 +121,7 @@ class ScoreTable:
         return first, last
 
     def _interpolate(self, values: Tensor, position: Tensor) -> Tensor:
-        """Log odds of pre-ranks (n, l), of which ``position`` draws are at most as large."""
+        """Log odds of pre-ranks (n, l), given the numbers ``position`` of draws at or below them."""
         size = self.preranks.shape[1]
         if size == 1:
             return torch.zeros_like(values)
@@ -146,15 +146,15 @@ class _Tilt:
 
 
 class TiltedDistribution(PrerankDistribution):
-    r"""What a pre-rank recalibrated predictor gives at x: batch shape x.shape[:-1], event shape (d,).
+    r"""Prediction of a pre-rank recalibrated predictor at x: batch shape x.shape[:-1], event shape (d,).
 
     .. math:: f'(y|x) = f(y|x)\, f_U(U(x, y)) / Z(x), \qquad
               Z(x) = \int f(y|x)\, f_U(U(x, y))\, \mathrm{d}y.
 
-    U and Z are estimated from ``density_samples`` draws each, from a proposal that reaches as far as the
+    U and Z are estimated from ``density_samples`` draws each, from a proposal that extends as far as the
     calibration points, weighted by their density under the model. If the standard error of the integral is
     above 0.03, up to four times as many draws are used for Z. ``sample`` draws from the same density by
-    importance resampling. The seed makes the density the same in every call.
+    importance resampling. Because of the fixed seed, the density is the same in every call.
 
     Args:
         recalibrated: the predictor.
@@ -177,7 +177,7 @@ class TiltedDistribution(PrerankDistribution):
         occur twice.
 
         Raises:
-            ValueError: as ``log_prob`` does.
+            ValueError: in the same cases as ``log_prob``.
         """
         shape, columns = torch.Size(sample_shape), []
         blocks = self._blocks() if shape.numel() else []
@@ -201,7 +201,7 @@ class TiltedDistribution(PrerankDistribution):
         return torch.where(torch.isneginf(log_base), -math.inf, total).to(log_base.dtype)
 
     def log_prob_error(self, value: Tensor) -> Tensor:
-        """Monte-Carlo standard error of ``log_prob``, (..., d) -> (...), float64."""
+        """Monte Carlo standard error of ``log_prob``, (..., d) -> (...), float64."""
         return self._evaluate(value, self._error_at)[1].to(torch.float64)
 
     @property
@@ -232,26 +232,26 @@ class TiltedDistribution(PrerankDistribution):
         return (torch.hypot(tilt.table.log_tilt_error(self._law, values), tilt.error[:, None]),)
 
     def _tilt(self, block: slice) -> _Tilt:
-        """Scores and integral of a block of rows; a row's depend on its x alone."""
+        """Scores and integral of a block of rows; those of a row depend only on its x."""
         if block.start in self._tilted:
             return self._tilted[block.start]
         model = self.recalibrated
         with torch.no_grad(), evaluate_model(model.model):
             table = ScoreTable.of(*self._common_candidates(block, model.seed))
             tilt = self._integrate(block, table)
-        if self._rows * model.density_samples <= MEMORY // 2:  # a table has more numbers than draws
+        if self._rows * model.density_samples <= MEMORY // 2:  # a table is larger than its draws
             self._tilted[block.start] = tilt
         return tilt
 
     def _integrate(self, block: slice, table: ScoreTable) -> _Tilt:
-        """Integrals with a standard error of at most 0.03, or after four rounds of draws."""
+        """Integrals from rounds of draws until the standard error is at most 0.03, at most four rounds."""
         mean, variance, rounds, efficiency = torch.zeros(4, block.stop - block.start, dtype=torch.float64)
         error = torch.full_like(mean, math.inf)
         for k in range(1, _ROUNDS + 1):
             rough = error > _WANTED_ERROR
             if not bool(rough.any()):
                 break
-            # Other draws than those of the table, on which the integral is 1 by construction.
+            # Use other draws than those of the table, for which the integral is 1 by construction.
             preranks, log_weights = self._common_candidates(block, self.recalibrated.seed ^ k)
             log_terms = log_weights + table.log_tilt(self._law, preranks)
             new_mean, new_variance = _integral(torch.exp(log_terms), torch.exp(log_weights))
@@ -314,7 +314,7 @@ class TiltedDistribution(PrerankDistribution):
                 f"{LARGEST_ERROR} is accepted), and {float(effective.min()):.1f} of {draws} weighted draws "
                 f"are effective (at least {FEWEST_EFFECTIVE} are needed). Increase density_samples, e.g. "
                 f"dataclasses.replace(model, density_samples={10 * draws}). If that does not help, the "
-                "model is too far from the data: train it longer, or make it wider. For a flow, use "
+                "model is too far from the data: train it longer, or widen its predictions. For a flow, use "
                 "recalibrate, which needs no draws."
             )
 
@@ -322,8 +322,8 @@ class TiltedDistribution(PrerankDistribution):
 def _integral(terms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of terms (n, s) and the square of its standard error, (n,) each.
 
-    The mean of the weights is known to be 1. What their mean misses of it is noise, and the part of the terms
-    that goes along with it is taken out (a control variate).
+    The weights are known to have mean 1, so they serve as a control variate: the deviation of their average
+    from 1 is noise, and the correlated part of the terms is removed.
     """
     size = terms.shape[1]
     centred = weights - weights.mean(1, keepdim=True)
@@ -343,7 +343,7 @@ def normal_score(log_odds: Tensor) -> Tensor:
 
 
 def _cumulative(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Logs of the sums of the first k of weights (n, s) and of the others, (n, s + 1) each."""
+    """Logs of the sums of the first k weights (n, s), and of the others, (n, s + 1) each."""
     none = log_weights.new_full((len(log_weights), 1), -math.inf)
     below = torch.cat([none, torch.logcumsumexp(log_weights, 1)], 1)
     above = torch.cat([none, torch.logcumsumexp(log_weights.flip(1), 1)], 1).flip(1)
@@ -360,7 +360,7 @@ def score_observations(
     generator: torch.Generator | None,
     batch_size: int | None,
 ) -> Tensor:
-    """Normal scores (n,) of the PIT values of calibration points; N(0, 1) if the model is true.
+    """Normal scores (n,) of the PIT values of calibration points; N(0, 1) if the model is correct.
 
     ``counts`` are the numbers of draws for the ellipsoids and of weighted draws.
     """

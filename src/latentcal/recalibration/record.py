@@ -26,16 +26,16 @@ _Model = TypeVar("_Model", bound=ConditionalFlow)
 
 
 class EffectiveSizeWarning(UserWarning):
-    """A few calibration points carry most of the weight."""
+    """Raised when a few calibration points carry most of the weight."""
 
 
 @dataclass(frozen=True, repr=False)
 class Recalibration:
-    r"""How a flow was recalibrated; print it for a description.
+    r"""Record of how a flow was recalibrated; print it for a description.
 
     Args:
         law: the fitted law of the latent norm.
-        reference: base law of the flow as it was trained.
+        reference: base law of the flow as trained.
         n: number of calibration points.
         lambda_: (n + 1) times the largest distance of the fitted distribution function from i/(n + 1) at the
             i-th norm (with weights, from their distribution function and with the effective n). It is
@@ -44,19 +44,20 @@ class Recalibration:
             before the data were seen.
         fit_seconds: seconds to fit the law.
         tied: share of the norms that equal another one.
-        fingerprint: sketch of the calibration rows.
+        fingerprint: fingerprint of the calibration rows.
         effective_n: equivalent number of independent points with equal weights: with weights :math:`(\sum
-            w)^2 / \sum w^2`; in time order, divided by the autocorrelation time. None (in records made before
-            it was kept) means n.
+            w)^2 / \sum w^2`; in time order, divided by the autocorrelation time. None (in older records)
+            means n.
         autocorrelation: p-value of :func:`autocorrelation_test` for rows in time order; None for others.
         atom_share: share of the rows at the heaviest atom of any output, 0 if none has 5 %; None if the rows
             came in batches and were not checked.
         atom_output: index of that output.
         dequantized: whether noise was added to atoms of the outputs.
-        drift: p-value of :func:`drift_test` for rows in time order; None for others. Below 0.01 future rows
-            will differ from the calibration rows, and no statement about coverage is made.
+        drift: p-value of :func:`drift_test` for rows in time order; None for others. If it is below 0.01,
+            future rows are expected to differ from the calibration rows, and no statement about coverage is
+            made.
         drift_undecided: whether drift cannot be distinguished from dependence, or cannot be tested because
-            there are fewer than 10 rows or equal PIT values; no statement about coverage is made then.
+            there are fewer than 10 rows or equal PIT values; then no statement about coverage is made.
 
     Attributes:
         norms: (n,) latent norms of the rows before recalibration, in their order; None in a loaded record.
@@ -102,11 +103,11 @@ class Recalibration:
     def guarantee(self) -> Guarantee | None:
         """Statement about coverage from the calibration points.
 
-        None if no law was fitted, or if rows in time order drift or may drift (``withheld`` says why).
+        It is None if no law was fitted, or if rows in time order drift or may drift (see ``withheld``).
         """
         if math.isnan(self.lambda_) or self.withheld:
             return None
-        # n as it is in epsilon: the effective one, or with a guarantee for groups that of the smallest.
+        # The n of epsilon: the effective one, or that of the smallest group if the guarantee is for groups.
         n = round((1 + self.lambda_) / self.epsilon - 1, 6)
         return Guarantee(n, self.lambda_, steps=isinstance(self.law, EmpiricalRadius))
 
@@ -152,7 +153,7 @@ class Recalibration:
 def effective_n_of(weights: Tensor | None, n: int, in_time: TimeOrder | None) -> float:
     """Effective number of n points, with a warning if it is far below n.
 
-    Weights, and PIT values in time order, may be those of a part of the points.
+    Weights, and PIT values in time order, may be given for a part of the points.
     """
     effective = float(n)
     if weights is not None:
@@ -160,8 +161,8 @@ def effective_n_of(weights: Tensor | None, n: int, in_time: TimeOrder | None) ->
     if effective < max(_FEW_POINTS, _SMALL_SHARE * n) and effective < 0.9 * n:
         warnings.warn(
             f"The weights leave an effective number of {effective:.1f} of {n} calibration points: a few "
-            "rows determine the law, which makes it uncertain. Clip the weights, or collect rows like the "
-            "future ones.",
+            "rows determine the law, which makes it uncertain. Clip the weights, or collect rows that are "
+            "more similar to future ones.",
             EffectiveSizeWarning,
             stacklevel=5,
         )
@@ -184,10 +185,10 @@ def record_recalibration(
     n: int | None = None,
     **about: Any,
 ) -> _Model:
-    """The model with a record of how it was made from a flow, recalibrated before or not.
+    """The model with a record of how it was made from a flow, which may have been recalibrated before.
 
     ``norms`` (n,) are those of all calibration rows under the flow; n is the number of rows the law was
-    fitted to, if fewer; ``bound`` is None if no law was fitted; ``about`` are further fields.
+    fitted to, if fewer; ``bound`` is None if no law was fitted; ``about`` are additional fields.
     """
     previous: Recalibration | None = flow.recalibration
     model.recalibration = kind(

@@ -1,4 +1,4 @@
-"""Order of calibration rows: are they dependent, do they drift, and was an order declared?"""
+"""Tests of calibration rows for dependence, drift and an undeclared order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..metrics.autocorrelation import (
 )
 
 _FEWEST_IN_TIME = 10  # rows for a test of autocorrelation
-_DEPENDENT = 0.001  # p-value below which rows in time order are said to depend on each other
-_ORDERED = 0.0001  # p-value below which rows in no declared order are said to have one
+_DEPENDENT = 0.001  # p-value below which rows in time order are reported as dependent
+_ORDERED = 0.0001  # p-value below which rows without a declared order are reported as ordered
 
 
 class AutocorrelationWarning(UserWarning):
-    """Calibration rows in time order depend on each other."""
+    """Raised when calibration rows depend on their neighbours in time."""
 
 
 class TimeOrder(NamedTuple):
@@ -37,12 +37,12 @@ class TimeOrder(NamedTuple):
     drift_undecided: bool = False
     """Whether drift cannot be distinguished from dependence, or cannot be tested."""
     share: float = 1.0
-    """Effective number of independent rows, as a share of all."""
+    """Effective number of independent rows, as a share of all rows."""
 
     @classmethod
     def of(cls, u: Tensor) -> TimeOrder:
         """Tests of PIT values (n,) in time order; undecided for few or equal values."""
-        u = u.to(torch.float32)  # vectorised functions give equal norms values that differ in the last digits
+        u = u.to(torch.float32)  # values at equal norms may differ by rounding
         if len(u) < _FEWEST_IN_TIME or bool((u == u[0]).all()):
             return cls(drift_undecided=True)
         serial, drift = autocorrelation_test(u), drift_test(u)
@@ -50,11 +50,11 @@ class TimeOrder(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Fields of a recalibration's record about time order."""
+        """Fields about time order in the record of a recalibration."""
         return {name: value for name, value in self._asdict().items() if name != "share"}
 
     def warn_if_dependent(self, n: int, effective_n: float, *, stacklevel: int) -> None:
-        """Warn if n rows in time order are worth only ``effective_n`` independent ones."""
+        """Warn if n rows in time order are dependent, equivalent to only ``effective_n`` independent ones."""
         if self.autocorrelation is not None and self.autocorrelation < _DEPENDENT:
             warnings.warn(
                 f"The latent PIT of rows in time order is autocorrelated (p = {self.autocorrelation:.1g} < "
@@ -88,9 +88,9 @@ class FirstLatents:
 
 
 def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
-    """Warn if rows without a declared order look as if they were in time order.
+    """Warn if rows without a declared order appear to be in time order.
 
-    Neighbouring rows are tested by :func:`neighbour_test`, with at least 20 rows. At most two in 10,000 sets
+    If there are at least 20 rows, :func:`neighbour_test` tests neighbouring rows. At most two in 10,000 sets
     of independent rows cause a warning.
 
     Args:
@@ -106,10 +106,10 @@ def warn_if_ordered(u: Tensor, z: Tensor, *, stacklevel: int) -> None:
         what = "the latent PIT" if test.coordinate is None else "a coordinate of the latent"
         warnings.warn(
             f"Rows look ordered in time: {what} of a row depends on that of the rows before it (p = "
-            f"{test.p_value:.1g} < {_ORDERED:g}), so that {n} rows carry less information than as many "
+            f"{test.p_value:.1g} < {_ORDERED:g}), so {n} rows carry less information than as many "
             'independent ones. If they are, pass order="time" to recalibrate or autocalibrate. Rows that are '
-            "sorted or grouped by something else look the same if the error of the model depends on it; "
-            "shuffle them if they are otherwise independent.",
+            "sorted or grouped by a variable on which the model's error depends look the same; shuffle such "
+            "rows if they are otherwise independent.",
             AutocorrelationWarning,
             stacklevel=stacklevel + 1,
         )

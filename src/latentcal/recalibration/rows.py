@@ -1,4 +1,4 @@
-"""Calibration rows: reading them, whole or in batches, and the form that maps and laws use."""
+"""Calibration rows: reading them, at once or in batches, and the form that maps and laws use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..fingerprint import Fingerprint, warn_of_reuse
 from ..flow import ConditionalFlow, FlowDistribution, as_context, evaluation_mode
 from ..radius.folds import fold_numbers, sorted_order
 
-_KEYS = 8  # columns of latents, and of features, that tell rows apart
+_KEYS = 8  # columns of latents, and of features, used to distinguish rows
 
 
 def visit_norms(
@@ -63,7 +63,7 @@ def visit_norms(
 
 
 class Gathered(NamedTuple):
-    """A statistic of all calibration rows, with their features, outputs and a sketch of the rows."""
+    """A statistic of all calibration rows, with their features, outputs and fingerprint."""
 
     values: Tensor
     """(n,) or (n, k), on the CPU."""
@@ -85,7 +85,7 @@ def gather(
     progress: bool,
     keep_y: bool = False,
 ) -> Gathered:
-    """The statistic of all rows; warns the caller's caller if the flow was recalibrated on them before."""
+    """The statistic of all rows; warns the caller's caller if the flow was already recalibrated on them."""
     values: list[Tensor] = []
     outputs: list[Tensor] = []
     features: list[Tensor] = []
@@ -101,7 +101,7 @@ def gather(
             outputs.append(batch_y.cpu())
         if batch_x is not None:
             context = as_context(flow, batch_x)
-            summaries.append(flow.summarize(context).cpu())  # as the law will see it when it predicts
+            summaries.append(flow.summarize(context).cpu())  # the form the law gets in prediction
             if keep_y:
                 features.append(context.cpu())
         fingerprint = fingerprint.merge(Fingerprint.of(batch_x, batch_y))
@@ -131,7 +131,7 @@ class Outputs:
         y: (n, d) outputs.
         x: (n, p) features of the flows, or None.
         flows: flows that encoded the rows.
-        encoder: (n,) number of the flow that encoded each row.
+        encoder: (n,) index of the flow that encoded each row.
     """
 
     y: Tensor
@@ -177,7 +177,7 @@ class LatentRows:
 
     @classmethod
     def of(cls, gathered: Gathered, weights: Tensor | None, outputs: Outputs | None = None) -> LatentRows:
-        """Rows with their weights; rows whose weight is 0, or rounds to 0, are left out."""
+        """Rows with their weights; rows whose weight is, or rounds to, 0 are left out."""
         z, x, fingerprint, _ = gathered
         weight = as_weights(weights, len(z))
         if weight is None:
@@ -197,14 +197,14 @@ class LatentRows:
         return fold_numbers(self._keys(), count, contiguous=contiguous, seed=seed)
 
     def spread_out(self, most: int, *, contiguous: bool) -> Tensor:
-        """Numbers of at most so many rows, equally spaced when sorted (or in their order if contiguous)."""
+        """Indices of at most ``most`` rows, equally spaced when sorted (or in their order if contiguous)."""
         n = len(self)
         count = min(n, most)
         places = torch.arange(count) * n // count
         return places if contiguous else sorted_order(self._keys())[places]
 
     def _keys(self) -> Tensor:
-        """(n, k) what tells rows apart."""
+        """(n, k) values that distinguish rows."""
         columns = [self.z[:, :_KEYS]] if self.x is None else [self.z[:, :_KEYS], self.x[:, :_KEYS].double()]
         return torch.cat(columns, 1)
 

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: ways to recalibrate, when each can be tried, and how it is fitted."""
+"""The rungs of the ladder: ways to recalibrate, their conditions, and how each is fitted."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .maps import FOLDS, Chain, CrossFit, LatentMap
 from .rows import LatentRows
 
 Groups = int | Callable[[Tensor], Tensor] | None
-_MOST_COORDINATES = 64  # that marginals are tried for
-_DRAWS, _FAR = 1000, 0.99  # draws of the base by which a map's stretch is measured, and at which level
-_STRETCH = 1.5  # beyond which a tail is added
-_INFLATION = 0.01  # of the variance by draws of the tail
+_MOST_COORDINATES = 64  # most coordinates for maps of marginals
+_DRAWS, _FAR = 1000, 0.99  # draws of the base to measure a map's stretch, and the level of the quantile
+_STRETCH = 1.5  # stretch beyond which a tail is added
+_INFLATION = 0.01  # most increase of the variance by draws of the tail
 
 Condition = Callable[[LatentRows, RadialBase, Groups], bool]
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to recalibrate, and when it is tried.
+    """One way to recalibrate, and the conditions for trying it.
 
     Args:
-        name: name in print.
+        name: name in tables.
         maps: maps of the latent, by their names in ``MAPS``, one after the other.
         law: name of the law of the radius in ``LAWS``; None to keep the base law.
         fewest: smallest number of rows to try it with.
@@ -105,7 +105,7 @@ LADDER = (
         ("affine", "rotation", "marginals"),
         "stacked",
         100,
-        _of_2_to_few_coordinates,  # of one there is nothing to turn, and this would be the rung before
+        _of_2_to_few_coordinates,  # one coordinate cannot be rotated: this would be the rung before
     ),
     Rung("aligned by x, radial by x", ("affine", "features"), "smooth", 60, _by_x),
     Rung("correlated by x, radial by x", ("affine", "features", "correlation"), "smooth", 100, _by_x),
@@ -133,7 +133,7 @@ LADDER = (
         extra=True,
     ),
 )
-"""All rungs, from the simplest up; a new one is a line here."""
+"""All rungs, from the simplest up; add a new rung here."""
 
 
 def find_rungs(
@@ -164,7 +164,7 @@ def find_rungs(
         chosen = [rung for rung in chosen if from_affine or not rung.assumed]
     else:
         if unknown := [name for name in wanted if name not in known]:
-            raise ValueError(f"There is no rung {unknown[0]!r}; {suggest(str(unknown[0]), known)}")
+            raise ValueError(f"No rung is named {unknown[0]!r}; {suggest(str(unknown[0]), known)}")
         chosen = [rung for rung in LADDER if rung.name in ("unchanged", "radial", *wanted)]
     possible = [rung for rung in chosen if rung.is_possible(rows, base, groups)]
     aligned = [rung for rung in possible if rung.maps]
@@ -233,13 +233,13 @@ class RungFitter:
         return FittedRung(Chain(maps), law, tail)
 
     def _find_tail(self, map: Chain) -> WideTail | None:
-        """A part of the law for points that the map stretches far away; None where it stretches none.
+        """A component of the law for points that the map stretches far out; None if it stretches none.
 
-        A direction in which a few dozen calibration rows hardly vary is stretched until they do, and a point
-        that is a few standard deviations off in it, which the flow expects now and then, would be hundreds
-        off. The part is the base law, as wide as the map makes the flow's own draws, with the least weight
-        that a part of the stack has: what such a point can lose is bounded. The weight is smaller still where
-        draws of so wide a part would add more than 1 % to the variance in directions that were not stretched.
+        The map stretches directions in which a few dozen calibration rows hardly vary. A point a few standard
+        deviations out in such a direction, which the flow occasionally expects, would be mapped hundreds out.
+        The component is the base law, widened to match the mapped draws of the flow, with the least weight of
+        a component of the stack, so that the loss at such a point is bounded. The weight is reduced further
+        if its draws would add more than 1 % to the variance in directions that were not stretched.
         """
         rows = torch.arange(_DRAWS) * len(self.rows) // _DRAWS
         draws = self.base.sample((_DRAWS,), torch.Generator().manual_seed(0), torch.float64)

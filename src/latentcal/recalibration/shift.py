@@ -1,4 +1,4 @@
-"""Covariate shift: density ratios of future features and those of calibration rows."""
+"""Covariate shift: density ratios of future features to those of calibration rows."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def density_ratio(
     .. math:: w(x) = \frac{n}{m} \cdot \frac{P(\text{target} \mid x)}{P(\text{calibration} \mid x)}
               \approx \frac{f_\text{target}(x)}{f_\text{calibration}(x)}
 
-    with P from logistic regression on additive features, the penalty chosen by held-out likelihood. The
+    P comes from logistic regression on additive features, with a penalty chosen by held-out likelihood. The
     largest penalty, at which all weights are nearly 1, is kept unless another is better by one standard
-    error, so that no weights appear without a shift. A second regression includes products of features, for
-    shifts in their dependence; it is used if it is better by one more standard error. The weight of a row
-    comes from a model, and products, chosen without that row. Weights have mean 1.
+    error, so that weights stay near 1 if there is no shift. A second regression includes products of
+    features, for shifts in their dependence; it is used if it is better by one more standard error. The
+    weight of a row comes from a model, and products, chosen without that row. Weights have mean 1.
 
-    A weight above ``clip`` times the mean is clipped to that value, because single rows would add too much
-    noise; part of a large shift is then not corrected. The effective number of equally weighted rows,
+    Weights above ``clip`` times the mean are clipped to that value, because single rows would add too much
+    noise; then a large shift is corrected only in part. The effective number of equally weighted rows,
     :math:`(\sum w)^2 / \sum w^2`, is ``model.recalibration.effective_n`` of the flow recalibrated with them.
 
     Args:
@@ -64,20 +64,20 @@ def density_ratio(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     x = torch.cat([calibration, target])
     is_target = torch.cat([torch.zeros(n), torch.ones(m)]).to(torch.float64)
-    # Both sets count the same, so that the odds are the ratio itself; the total stays the number of rows.
+    # Both sets get equal total weight, so that the odds equal the ratio; the total stays the row count.
     balance = torch.where(is_target > 0, (n + m) / (2 * m), (n + m) / (2 * n)).to(torch.float64)
     fold = torch.cat([_fold_of(size, folds, generator) for size in (n, m)])
     logits = torch.empty(2, len(_PENALTIES), n + m, dtype=torch.float64)  # additive, and with products
     for k in range(folds):
         seen, held_out = fold != k, fold == k
         labels, shares = is_target[seen], balance[seen]
-        features = AdditiveFeatures.fit(x[seen], fine=False)  # of a smooth ratio
+        features = AdditiveFeatures.fit(x[seen], fine=False)  # the ratio is assumed smooth
         columns, there = features(x[seen]), features(x[held_out])
         path = _logistic_path(_with_one(columns), labels, shares)
         logits[:, :, held_out] = path @ _with_one(there).T
         search = ProductSearch(features, columns)
         if search.pairs > 0:
-            crossed = search.choose(labels[:, None], shares)  # by the rows of this fit alone
+            crossed = search.choose(labels[:, None], shares)  # uses only the rows of this fit
             path = _logistic_path(_with_one(crossed.extend(columns)), labels, shares)
             logits[1][:, held_out] = path @ _with_one(crossed.extend(there)).T
     loss = balance * torch.nn.functional.softplus(torch.where(is_target > 0, -logits, logits))
@@ -122,8 +122,8 @@ def _loss(columns: Tensor, labels: Tensor, weights: Tensor, ridge: Tensor, beta:
 
 
 def _simplest(loss: Tensor) -> tuple[int, int]:
-    """Model and penalty by held-out losses (2, q, n): the best one of the richer model, of the plain one, or
-    the largest penalty, whichever is the first to be clearly better than those after it."""
+    """Model and penalty by held-out losses (2, q, n): the best of the richer model, that of the plain one, or
+    the largest penalty, whichever is the first that is clearly better than those after it."""
     plain, crossed = (int(each.argmin()) for each in loss.mean(2))
     if not _is_better(loss[0, plain], loss[0, 0]):
         plain = 0
@@ -137,11 +137,11 @@ def _is_better(loss: Tensor, other: Tensor) -> bool:
 
 
 def _clip(weights: Tensor, clip: float | None) -> Tensor:
-    """Weights of mean 1 of which none is above ``clip``."""
+    """Weights of mean 1, none above ``clip``."""
     weights = weights / weights.mean()
     if clip is None:
         return weights
-    for _ in range(100):  # what is cut off makes all others larger
+    for _ in range(100):  # clipping increases all other weights after normalisation
         if float(weights.max()) <= clip * (1 + 1e-9):
             break
         weights = weights.clamp(max=clip)

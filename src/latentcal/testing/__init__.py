@@ -1,4 +1,4 @@
-"""Checks of laws, flows and adapters written by others, for any test runner."""
+"""Checks of user-defined laws, flows and adapters, for any test runner."""
 
 from typing import TYPE_CHECKING
 

@@ -14,7 +14,7 @@ from .law_case import rename
 def check_flow_contract(flow: ConditionalFlow, x: Any, y: Any, **options: Any) -> None:
     """Run every check of :func:`flow_checks` on a flow or an adapter.
 
-    They are those of :func:`latentcal.check_flow`; none of them is statistical.
+    The checks are those of :func:`latentcal.check_flow`; none of them is statistical.
 
     Args:
         flow: the flow.
@@ -24,7 +24,7 @@ def check_flow_contract(flow: ConditionalFlow, x: Any, y: Any, **options: Any) -
             the wrapped model.
 
     Raises:
-        AssertionError: with every check that failed: what was expected, what came, what to do.
+        AssertionError: if checks fail; lists each with what was expected, what came and what to do.
 
     Examples:
         >>> import torch

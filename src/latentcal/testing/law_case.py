@@ -1,4 +1,4 @@
-"""What the checks of laws share: quantiles of a law, messages, derivatives."""
+"""Common parts of the checks of laws: quantiles of a law, messages, derivatives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..radius.law import RadiusLaw, as_float64
 
 LAW_CHECKS: list[Callable[..., None]] = []
-"""The checks of laws, in the order in which one failure explains the next."""
+"""The checks of laws, ordered so that earlier failures explain later ones."""
 TAIL = torch.cat(
     [
         torch.linspace(math.log(1e-12), math.log(0.01), 60, dtype=torch.float64),
@@ -24,7 +24,7 @@ TAIL = torch.cat(
 
 
 class LawCase:
-    """A law, and what several checks need of it."""
+    """A law, and results for it that several checks use."""
 
     def __init__(self, law: RadiusLaw, kinks: Any = (), generator: torch.Generator | None = None) -> None:
         if not isinstance(law, RadiusLaw):
@@ -63,17 +63,17 @@ class LawCase:
         return low + width * ((u - low) / width).clamp(0.25, 0.75)
 
     def require(self, holds: Any, expected: str, came: str, remedy: str) -> None:
-        """An error where something does not hold."""
+        """Raise an error if ``holds`` is false."""
         if not bool(holds):
             raise AssertionError(f"Expected {expected}; {came}. {remedy}")
 
     def require_close(
         self, value: Tensor, wanted: Tensor, allowed: Tensor | float, expected: str, at: Tensor, remedy: str
     ) -> None:
-        """An error where a value is further from the wanted one than allowed, with the worst place."""
+        """Raise an error with the worst point if a value differs from the wanted one by more than allowed."""
         value, wanted = value.detach(), wanted.detach()
         excess = (value - wanted).abs() / torch.as_tensor(allowed, dtype=torch.float64)
-        # Infinities may be right; NaN never is.
+        # Infinities may be correct, NaN never.
         excess = torch.where(value == wanted, 0.0, excess.nan_to_num(math.inf, math.inf))
         if not bool((excess <= 1).all()):
             i = int(excess.argmax())
@@ -98,14 +98,14 @@ def law_check(body: Callable[[LawCase], None]) -> Callable[..., None]:
 
 
 def rename(function: Callable[..., None], name: str, text: str | None) -> Callable[..., None]:
-    """A function under a name of its own."""
+    """The function under another name."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text
     return function
 
 
 def differentiate(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """Slope by autograd of a function that works element by element, (...) -> (...), with a graph."""
+    """Slope by autograd of an element-wise function, (...) -> (...), with a graph."""
     point = point if point.requires_grad else point.detach().requires_grad_()
     total = function(point).sum()
     if not total.requires_grad:  # the derivative of a constant slope
@@ -115,7 +115,7 @@ def differentiate(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor
 
 
 def difference_quotient(function: Callable[[Tensor], Tensor], point: Tensor, h: Tensor) -> Tensor:
-    """Slope by five points: the error is of the order of h^4, besides rounding."""
+    """Slope from five points; the error is of order h^4, apart from rounding."""
     point = point.detach()
     after, before, far_after, far_before = function(
         torch.stack([point + h, point - h, point + 2 * h, point - 2 * h])

@@ -35,18 +35,18 @@ def check_law_contract(law: RadiusLaw, *, kinks: Any = (), generator: torch.Gene
     r"""Run every check of :func:`law_checks` on a law with a density.
 
     Density, distribution function, tails, quantiles, derivatives, samples and files must describe one law in
-    float64, from quantiles of 1e-12 to 1 - 1e-12, with the ends of the support and without NaN. Of a law that
-    depends on x, check ``law.given(x)`` at one x of shape (p,). A law without a density (a step function)
-    fails.
+    float64, from quantiles of 1e-12 to 1 - 1e-12, including the ends of the support and without NaN. For a
+    law that depends on x, check ``law.given(x)`` at one x of shape (p,). A law without a density (a step
+    function) fails.
 
     Args:
         law: the law.
         kinks: radii at which the density or its slope jumps: derivatives are not compared there.
-        generator: draws samples; a fixed one if None. The one statistical check fails for one correct law in
-            a million.
+        generator: source of randomness for samples; seeded with a fixed seed if None. The one statistical
+            check fails for one correct law in a million.
 
     Raises:
-        AssertionError: with every check that failed: what was expected, what came, what to do.
+        AssertionError: if checks fail; lists each with what was expected, what came and what to do.
 
     Examples:
         >>> from latentcal.radius import Chi
@@ -120,7 +120,7 @@ def check_quantiles_invert_tails(case: LawCase) -> None:
     pairs = ((law.icdf_log_cdf, law.log_cdf, lower), (law.icdf_log_sf, law.log_sf, upper))
     for quantile, tail, r in pairs:
         name, inverse, log_tail = tail.__name__, quantile.__name__, tail(r)
-        rounding = 4 * _EPS * torch.exp(law.log_prob(r) - TAIL) * r  # what the rounding of r costs
+        rounding = 4 * _EPS * torch.exp(law.log_prob(r) - TAIL) * r  # error from rounding r
         expected = f"exp({name}({inverse}(v)) - v) to be 1"
         ratio = torch.exp(log_tail - TAIL)
         case.require_close(ratio, torch.ones_like(r), 1e-10 + rounding, expected, TAIL, _QUANTILES)
@@ -312,7 +312,7 @@ def check_casting_does_not_round(case: LawCase) -> None:
 
 @law_check
 def check_wrong_probabilities_are_refused(case: LawCase) -> None:
-    """Quantiles of what is no probability are refused with a ValueError."""
+    """Quantiles of invalid probabilities raise a ValueError."""
     wrong = {name: ([0.1], [math.nan, -1.0]) for name in ("icdf_log_cdf", "icdf_log_sf")}
     for name, values in {"icdf": ([-0.1], [1.0 + 1e-9], [0.5, math.nan]), **wrong}.items():
         for value in values:

@@ -8,8 +8,11 @@ from study_records import cells_of, full_record, record
 from studies.tabular import METHODS
 from studies.tabular.claims import claims, claims_table
 from studies.tabular.comparisons import (
+    Ranks,
+    RankTests,
     Verdict,
     against_published,
+    compare_ranks,
     curve_of,
     leaves_band,
     lower_mean,
@@ -104,6 +107,45 @@ def test_ranks_and_medians_pool_suites():
     assert ranks([first]).mean == {"auto": 1.0, "BASE": 2.0}
     assert median_differences([first, second], "auto") == {"BASE": (1.0, 2)}
     assert median_differences([first], "auto") == {"BASE": (-1.0, 1)}
+
+
+def test_tests_of_ranks_count_each_data_set_once():
+    orders = [("a", "b", "c"), ("b", "a", "c")]
+    cases = {("maf", f"table {i}"): orders[i % 2] for i in range(10)}
+    both = {(suite, name): order for (_, name), order in cases.items() for suite in ("maf", "flow-matching")}
+    one, two = (
+        compare_ranks(
+            Ranks(
+                {case: {name: order.index(name) + 1.0 for name in order} for case, order in found.items()}, {}
+            )
+        )
+        for found in (cases, both)
+    )
+    assert one == two
+    assert one.datasets == 10
+    assert one.p_value == pytest.approx(math.exp(-7.5))  # chi-square of 15 with two degrees of freedom
+    assert one.pairs["a", "b"] == pytest.approx(1.0)
+    assert one.pairs["a", "c"] <= 0.05
+    assert one.alike() == [("a", "b")]
+
+
+def test_groups_of_methods_may_overlap_and_are_the_largest():
+    p = {
+        ("a", "b"): 0.2,
+        ("a", "c"): 0.01,
+        ("a", "d"): 0.01,
+        ("b", "c"): 0.3,
+        ("b", "d"): 0.01,
+        ("c", "d"): 0.04,
+    }
+    assert RankTests(9, 0.001, p).alike() == [("a", "b"), ("b", "c")]
+    assert RankTests(9, 0.001, p).alike(level=0.005) == [("a", "b", "c", "d")]
+    assert RankTests(9, 0.001, dict.fromkeys(p, 0.001)).alike() == []
+
+
+def test_tests_of_ranks_need_three_methods_on_two_data_sets():
+    with pytest.raises(ValueError, match="at least three methods on two data sets, got 2 on 1"):
+        compare_ranks(Ranks({("maf", "slump"): {"a": 1.0, "b": 2.0}}, {}))
 
 
 def test_a_curve_leaves_its_band_where_it_is_far_from_the_diagonal():

@@ -129,6 +129,19 @@ def test_a_rank_plot_has_the_best_on_top():
         rank_plot([cells_of("nll", {("slump", "BASE"): [3.0], ("edm", "auto"): [1.0]})])
 
 
+def test_bars_of_a_rank_plot_join_methods_that_do_not_differ():
+    sets = [f"table {i}" for i in range(12)]
+    means = {"BASE": 3.0, "auto": 1.0, "LR-KDE": 1.1}
+    values = {(name, method): [mean] for name in sets for method, mean in means.items()}
+    for name in sets[::2]:  # of two methods each is better on half of the sets
+        values[name, "auto"], values[name, "LR-KDE"] = values[name, "LR-KDE"], values[name, "auto"]
+    ax = rank_plot([cells_of("nll", values)])
+    (bar,) = lines(ax, "alike")
+    assert [tick.get_text() for tick in ax.get_yticklabels()][2] == "BASE"
+    assert max(bar.get_ydata()) < 2  # which does not reach BASE
+    assert "12 data sets: p < 0.001" in ax.get_title()
+
+
 def test_a_panel_of_a_law_shows_steps_curve_and_density(generator):
     norms = Chi(2).sample((60,), generator)
     law = GammaKDE.fit(norms)
