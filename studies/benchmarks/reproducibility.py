@@ -3,7 +3,7 @@
     python -m studies.benchmarks.reproducibility
 
 Each setting runs in a separate process, the first one twice. The largest difference to the first run,
-relative to 1 + |value|, is printed and written to benchmarks/results/reproducibility.csv.
+relative to 1 + |value|, is printed and written to studies/benchmarks/results/reproducibility.csv.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ CAUSES = """\
 
 The L-ECE of LR-KDE is above the published value on SF1 and SF2, where the distribution of the norm has jumps
 that no continuous law can follow. Exceptions of 2 to 2.5 standard errors are expected from noise alone in
-about four of 100 cells.
+two or three of 100 cells (Student's t law with 4 to 8 degrees of freedom).
 """
 STACKED = """\
 The weights of the stack and the widths of its kernels were chosen by comparing LR-KDE and LR-stacked on the
