@@ -98,7 +98,7 @@ def test_what_has_no_outputs_is_refused():
         atoms(torch.tensor([[1.0], [torch.nan]]))
     with pytest.raises(ValueError, match=r"share must lie in \[0, 1\), got 1"):
         atoms(torch.zeros(3, 1), share=1)
-    with pytest.raises(ValueError, match="fitted to 2 outputs"):
+    with pytest.raises(ValueError, match="must be the 2 outputs that this noise was fitted to"):
         Dequantizer.fit(torch.rand(5, 2)).jitter(torch.zeros(3, 1))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from scipy.stats import friedmanchisquare, wilcoxon
 
-from latentcal.diagnostics.findings import holm
+from latentcal.diagnostics import holm
 from latentcal.metrics import ReliabilityCurve, reliability_curve
 
 from .estimates import Estimate, estimate, joint_errors, paired_difference
@@ -233,9 +233,10 @@ def compare_ranks(ranked: Ranks) -> RankTests:
         else 1.0
         for a, b in pairs
     ]
+    tied = all((column == columns[0]).all() for column in columns)
     return RankTests(
         len(by_dataset),
-        float(friedmanchisquare(*columns).pvalue),
+        1.0 if tied else float(friedmanchisquare(*columns).pvalue),
         {(names[a], names[b]): p for (a, b), p in zip(pairs, holm(p_values), strict=True)},
     )
 

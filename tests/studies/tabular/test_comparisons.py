@@ -143,6 +143,12 @@ def test_groups_of_methods_may_overlap_and_are_the_largest():
     assert RankTests(9, 0.001, dict.fromkeys(p, 0.001)).alike() == []
 
 
+def test_methods_that_always_tie_do_not_differ():
+    tests = compare_ranks(Ranks({("maf", name): dict.fromkeys("abc", 2.0) for name in ("slump", "edm")}, {}))
+    assert tests.p_value == 1.0
+    assert tests.alike() == [("a", "b", "c")]
+
+
 def test_tests_of_ranks_need_three_methods_on_two_data_sets():
     with pytest.raises(ValueError, match="at least three methods on two data sets, got 2 on 1"):
         compare_ranks(Ranks({("maf", "slump"): {"a": 1.0, "b": 2.0}}, {}))
