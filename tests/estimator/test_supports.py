@@ -293,7 +293,7 @@ def test_gaps_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match="cannot be combined with sample_weight"):
         real.fit(X, gaps, sample_weight=np.ones(100))
     gaps.iloc[3, 1] = np.nan
-    with pytest.raises(ValueError, match="have no outputs, first row 3"):
+    with pytest.raises(ValueError, match=r"have no outputs; the first is y\[3\]"):
         real.fit(X, gaps)
     with pytest.raises(ValueError, match="Input y contains NaN"):
         real.fit(X, gaps["price"])

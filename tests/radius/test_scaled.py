@@ -137,7 +137,7 @@ def test_the_high_dimension_of_images_is_fitted(generator):
 
 
 def test_a_reference_is_needed():
-    with pytest.raises(ValueError, match=r"needs the law to scale: reference=flow\.base\.radius"):
+    with pytest.raises(ValueError, match=r"needs the law to scale\. Pass reference=flow\.base\.radius"):
         ScaledRadius.fit(torch.ones(3))
 
 

@@ -57,6 +57,11 @@ class HeldOutChange:
         return self.nll > max(_WORTH, self.nll_error) or self._has_worse_draws
 
     @property
+    def seems_worse(self) -> bool:
+        """Whether the NLL rises by more than 0.01 nats, whatever its standard error, or ``harms``."""
+        return self.harms or self.nll > _WORTH
+
+    @property
     def _has_worse_draws(self) -> bool:
         return is_energy_worse(self.energy, self.energy_error, self.energy_before)
 

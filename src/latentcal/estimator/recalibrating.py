@@ -224,7 +224,7 @@ class Recalibrating:
         )
         change = compare_held_out(trials, x[complete], points[complete])
         told = f"{change}; {int((~whole).sum()):,} rows have missing outputs"
-        if change.harms or change.nll > 0.01:  # few held-out rows, so reject what looks worse
+        if change.seems_worse:  # few held-out rows, and a large standard error
             self._note = f"recalibration would make it worse ({told})"
             return
         self.model_, self._note = calibrate(every), told

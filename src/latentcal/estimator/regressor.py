@@ -363,10 +363,10 @@ def _find_missing(y: Any) -> np.ndarray | None:
     missing = np.isnan(values)
     if values.ndim != 2 or not missing.any() or values.shape[1] == 1:
         return None
-    if missing.all(1).any():
+    if (empty := missing.all(1)).any():
         raise ValueError(
-            f"{int(missing.all(1).sum())} rows of y have no outputs, first row "
-            f"{int(missing.all(1).argmax())}. Drop them; some outputs of a row may be missing, but not all."
+            f"{int(empty.sum())} rows of y have no outputs; the first is y[{int(empty.argmax())}]. "
+            "Drop them; some outputs of a row may be missing, but not all."
         )
     return missing
 

@@ -137,7 +137,10 @@ class ChainModel(nn.Module):
     def __init__(self, laws: Sequence[OutputLaw], means: Tensor, scales: Tensor, features: int = 0) -> None:
         super().__init__()
         if not len(laws) or means.shape != (len(laws),) or scales.shape != (len(laws),):
-            raise ValueError(f"A chain needs laws, and a mean and a scale for each; got {len(laws)} laws.")
+            raise ValueError(
+                "A chain needs at least one law, and a mean and a scale for each: "
+                f"got {len(laws)} laws, means {tuple(means.shape)} and scales {tuple(scales.shape)}."
+            )
         self.laws = nn.ModuleList(laws)  # type: ignore[assignment]
         self.register_buffer("means", means)
         self.register_buffer("scales", scales)

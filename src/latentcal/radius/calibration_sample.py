@@ -92,13 +92,13 @@ class CalibrationSample:
     def require_reference(self, need: str) -> RadiusLaw:
         """The reference; raises with the given need if there is none."""
         if self.reference is None:
-            raise ValueError(f"{need}: reference=flow.base.radius.")
+            raise ValueError(f"{need}. Pass reference=flow.base.radius.")
         return self.reference
 
     def require_features(self, need: str) -> Tensor:
         """The features; raises with the given need if there are none."""
         if self.x is None:
-            raise ValueError(f"{need}: x=x, with features (n, p), and reference=flow.base.radius.")
+            raise ValueError(f"{need}. Pass x=x, with features (n, p), and reference=flow.base.radius.")
         return self.x
 
     def take(self, rows: Tensor) -> CalibrationSample:
