@@ -24,8 +24,8 @@ from .comparisons import (
     ranks,
 )
 from .formats import format_tables
+from .other_settings import METHODS, SETTINGS
 from .other_settings import RESULTS as OTHER_SETTINGS
-from .other_settings import SETTINGS
 from .published import published_figure
 from .spec import WEIGHTS
 from .study_cells import Cells, short_name
@@ -33,10 +33,12 @@ from .study_tables import tables_of, times_table
 from .study_words import (
     ABOUT,
     CAUSES,
+    CAUSES_OF_LAWS,
     ENERGY,
     INTRODUCTION,
     LAST,
     MISSES,
+    MISSES_OF_LAWS,
     RECORDS,
     REPRODUCED,
     STACKED,
@@ -79,8 +81,11 @@ def main_page(found: Records) -> str:
         REPRODUCED,
         reproduced([*studies, Cells.of(found, "convex-potential", "last")]),
         MISSES,
-        with_other_settings(studies),
+        with_other_settings(studies, "BASE"),
         CAUSES,
+        MISSES_OF_LAWS,
+        with_other_settings(studies, "LR-KDE"),
+        CAUSES_OF_LAWS,
         not_explained(studies),
         "## The stacked law and the published KDE\n",
         stacked_beside_kde(studies),
@@ -252,42 +257,47 @@ def _counted(verdict: Verdict) -> str:
     return f"{verdict.held} of {verdict.judged}" + (f" ({misses})" if misses else "")
 
 
-def with_other_settings(studies: Sequence[Cells]) -> str:
-    """Table of the NLL of BASE with other settings, for the exceptions of the study."""
-    tried = _tried()
+def with_other_settings(studies: Sequence[Cells], method: str) -> str:
+    """Table of a method's NLL with other settings, for its exceptions."""
+    tried = _tried(method)
+    misses = {
+        (cells.suite, dataset): cells
+        for cells in studies
+        for dataset in against_published(cells, "nll", method).misses
+        if (cells.suite, dataset) in tried
+    }
+    settings = [name for name in SETTINGS if any(name in tried[place] for place in misses)]
     lines = [
-        f"| suite | data set | published | here | {' | '.join(SETTINGS.values())} |",
-        "|---|---|---|---|" + "---|" * len(SETTINGS),
+        f"| suite | data set | published | here | {' | '.join(SETTINGS[name] for name in settings)} |",
+        "|---|---|---|---|" + "---|" * len(settings),
     ]
-    for cells in studies:
-        for dataset in against_published(cells, "nll", "BASE").misses:
-            theirs, ours = (
-                published_figure(cells.suite, dataset, "nll", "BASE"),
-                cells.estimate(dataset, "BASE", "nll"),
+    for (name, dataset), cells in misses.items():
+        theirs, ours = published_figure(name, dataset, "nll", method), cells.estimate(dataset, method, "nll")
+        assert theirs is not None
+        assert ours is not None
+        figures = [f"{theirs.mean:.2f} ± {theirs.standard_error:.2f}", f"{ours.mean:.2f}"]
+        known = cells.values(dataset, method, "nll")
+        for setting in settings:
+            found = tried[name, dataset].get(setting, {})
+            mean, change = (
+                statistics.mean(values) if found else 0.0
+                for values in (found.values(), [found[seed] - known[seed] for seed in found])
             )
-            if theirs is None or ours is None or (cells.suite, dataset) not in tried:
-                continue
-            figures = [f"{theirs.mean:.2f} ± {theirs.standard_error:.2f}", f"{ours.mean:.2f}"]
-            known = cells.values(dataset, "BASE", "nll")
-            for setting in SETTINGS:
-                found = tried[cells.suite, dataset].get(setting, {})
-                mean, change = (
-                    statistics.mean(values) if found else 0.0
-                    for values in (found.values(), [found[seed] - known[seed] for seed in found])
-                )
-                figures.append(f"{mean:.2f} ({change:+.2f}; {len(found)})" if found else "")
-            lines.append(f"| {cells.suite} | {short_name(dataset)} | {' | '.join(figures)} |")
+            figures.append(f"{mean:.2f} ({change:+.2f}; {len(found)})" if found else "")
+        lines.append(f"| {name} | {short_name(dataset)} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
 def not_explained(studies: Sequence[Cells]) -> str:
     """Sentences on the exceptions for which no other setting was tried, and on those only of LR-KDE."""
-    tried = _tried()
     flows, laws = [], []
     for cells in studies:
-        base, recalibrated = (against_published(cells, "nll", name).misses for name in ("BASE", "LR-KDE"))
+        base, recalibrated = (list(against_published(cells, "nll", method).misses) for method in METHODS)
+        tried = _tried("BASE")
         flows += [f"{cells.suite} {short_name(name)}" for name in base if (cells.suite, name) not in tried]
-        laws += [f"{cells.suite} {short_name(name)}" for name in recalibrated if name not in base]
+        tried = _tried("LR-KDE")
+        alone = [name for name in recalibrated if name not in base and (cells.suite, name) not in tried]
+        laws += [f"{cells.suite} {short_name(name)}" for name in alone]
     parts = {
         "No other setting was tried for": flows,
         "The exceptions in the NLL of LR-KDE but not of BASE were not investigated:": laws,
@@ -295,12 +305,13 @@ def not_explained(studies: Sequence[Cells]) -> str:
     return "\n".join(f"{words} {', '.join(found)}.\n" for words, found in parts.items() if found)
 
 
-def _tried() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-    """NLL of BASE by (suite, data set), then by setting and seed."""
+def _tried(method: str) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+    """A method's NLL by (suite, data set), then by setting and seed."""
     tried: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for row in read(OTHER_SETTINGS):
-        settings = tried.setdefault((row["suite"], row["dataset"]), {})
-        settings.setdefault(row["setting"], {})[int(row["seed"])] = float(row["nll"])
+        if nll := row[METHODS[method]]:  # empty in the runs of BASE alone
+            settings = tried.setdefault((row["suite"], row["dataset"]), {})
+            settings.setdefault(row["setting"], {})[int(row["seed"])] = float(nll)
     return tried
 
 
