@@ -99,8 +99,8 @@ dominate it. Such rows probably also stop the training while the NLL of LR-KDE s
 the weights of the last epoch on AT2 and SF2, and with a larger learning rate or more patience on SCP. More
 patience does not change the best epoch on AT2 and SF2; the differences in that column come from another
 processor ([rounding](base_flows.md#rounding)). None of these settings reaches the published value of SF2 or
-SCP, and neither does the [grid search](base_flows.md#sizes-and-learning-rates-by-grid-search). What remains is
-not explained. The outputs of SF2 and SCP are counts, so their NLL has no lower bound.
+SCP, and neither does the [grid search](base_flows.md#sizes-and-learning-rates-by-grid-search). What remains
+is not explained. The outputs of SF2 and SCP are counts, so their NLL has no lower bound.
 """
 STACKED = """\
 The weights of the stack and the widths of its kernels were chosen by comparing LR-KDE and LR-stacked on the
