@@ -195,6 +195,19 @@ def test_autocalibrate_learns_dependence_and_spread():
     assert best - before > 2  # control
 
 
+def test_a_few_far_draws_do_not_stop_the_simplest_repair(monkeypatch):
+    # Wide tails: about 0.3 % of the draws of any law that fits lie a fifth of the range outside the data.
+    monkeypatch.setattr("latentcal.recalibration.draws._FAR", 0.2)
+    monkeypatch.setattr("latentcal.recalibration.draws._SHARE", 0.0)
+    n, mean = 300, normals(300, 1)
+    tails = normals(3 * n, 1, seed=1).reshape(n, 3).square().mean(1, keepdim=True).sqrt()
+    y = mean + normals(n, 2, seed=2).cumsum(1) / tails
+    q = (mean + torch.zeros(n, 2))[..., None] + 0.7 * SCORES * torch.tensor([1, 2**0.5])[:, None]
+    model = lc.autocalibrate(lc.from_quantiles(LEVELS, q, y), q, y)
+    ladder = model.recalibration.ladder
+    assert ladder.names[ladder.chosen] == "correlated, radial"
+
+
 def test_recalibrate_says_what_it_cannot_repair():
     q, y, _ = ar_forecasts(100, 3)
     with pytest.warns(DependenceWarning, match="autocalibrate"):

@@ -164,7 +164,7 @@ def climb(
             ladder = comparison.choose(refusals)
             if ladder.chosen == 0:
                 break
-            plain = not tried[ladder.chosen].depends_on_more_than_norms
+            plain = tried[ladder.chosen].is_plain
             refusals[ladder.chosen] = draws.refusal(fitted[ladder.chosen], plain=plain)
             if not refusals[ladder.chosen]:
                 ladder = replace(ladder, unexamined=draws.obstacle)

@@ -80,7 +80,7 @@ class DrawComparison:
 
         Args:
             fitted: the rung, fitted without each of the folds.
-            plain: whether it is the plain law, the simplest recalibration, which is refused only for clear
+            plain: whether it is the simplest recalibration (:attr:`Rung.is_plain`), refused only for clear
                 harm: more than 1 % of far draws instead of 0.1 %, or an energy score that rises by two
                 standard errors instead of one.
         """

@@ -60,6 +60,14 @@ class Rung:
         """Whether it uses latents or features in addition to the norms."""
         return bool(self.maps) or self.law not in (None, "stacked")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the simplest repair: the law of the norm, and correlations if they are assumed.
+
+        These maps are linear, so draws are far only if the law of the norm has a wide tail.
+        """
+        return self.assumed or not self.depends_on_more_than_norms
+
     def is_possible(self, rows: LatentRows, base: RadialBase, groups: Groups) -> bool:
         """Whether it can be tried for these rows."""
         return (
