@@ -50,6 +50,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "coverage.md": {
         "benchmarks.coverage --calibrations 2000 --other-calibrations 150": ("coverage.csv",),
         "benchmarks.conformal_coverage --repetitions 500": ("conformal_coverage.csv",),
+        "tabular.regions": ("regions.csv",),
     },
     "diagnose.md": {
         "benchmarks.conditional_faults": ("conditional_faults.csv",),
