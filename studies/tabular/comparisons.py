@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from scipy.stats import friedmanchisquare, wilcoxon
+from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 
 from latentcal.diagnostics import holm
 from latentcal.metrics import ReliabilityCurve, reliability_curve
@@ -289,8 +289,7 @@ def _mean(values: dict[int, float], seeds: Iterable[int]) -> float:
 
 def rank_values(means: dict[str, float]) -> dict[str, float]:
     """Rank of each mean; ties share the mean rank."""
-    ordered = sorted(means.values())
-    return {name: ordered.index(value) + (ordered.count(value) + 1) / 2 for name, value in means.items()}
+    return dict(zip(means, rankdata([*means.values()]).tolist(), strict=True))
 
 
 def _verdict(distances: dict[str, float | str], limit: float) -> Verdict:

@@ -34,7 +34,7 @@ from ..benchmarks.resumable import append, read
 from .comparisons import Ranks, compare_ranks, rank_values
 from .datasets import find, load
 from .sampling import sampler
-from .spec import FLOWS, RunSpec, study_sets, suite
+from .spec import FLOWS, SMALL_SETS, RunSpec, study_sets, suite
 from .study_cells import short_name
 from .trainings import Load, one_thread, train_or_load
 
@@ -44,7 +44,6 @@ CQR = "cqr"
 COVERAGE = 0.9
 TESTED, MEASURED = 500, 200  # rows at most: for the coverage, and for the volume
 POINTS = 1000  # of the estimate of a volume
-SMALL_SETS = 12
 
 
 def of_flow(spec: RunSpec, score: str, *, load: Load = load, cache: Path | None = None) -> dict[str, float]:

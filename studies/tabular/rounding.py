@@ -27,14 +27,13 @@ from ..benchmarks import resumable
 from ..benchmarks.resumable import append, read
 from .datasets import find
 from .execution import run
-from .spec import FLOWS, SUITES, RunSpec, study_sets, suite
+from .spec import FLOWS, SMALL_SETS, SUITES, RunSpec, study_sets, suite
 from .study_cells import short_name
 
 RESULTS = resumable.RESULTS / "rounding.csv"
 VARIABLE = "ATEN_CPU_CAPABILITY"
 SETTINGS = ("best", "avx2", "default")
 METHODS = ("BASE", "LR-KDE")
-SMALL_SETS = 12
 
 
 def run_cell(setting: str, name: str, spec: RunSpec) -> dict[str, object]:

@@ -161,6 +161,7 @@ Suite = Callable[..., list[RunSpec]]
 QUICK_SETS = ("slump", "edm", "jura", "enb", "scpf", "ansur2")
 MISSPECIFIED_EPOCHS = 2
 SMOOTHED = 10  # epochs
+SMALL_SETS = 12  # smallest data sets, of studies that repeat many trainings
 TUNED_SEEDS, TUNED_SEEDS_OF_LARGE_SETS, LARGE_FROM = range(10), range(5), 1900  # rows
 
 
