@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,20 @@ def test_a_foreign_flow_is_given_again_when_loading(tmp_path, generator):
     loaded = lc.load(tmp_path / "model", flow=flow)
     assert_same(loaded, model, None, y)
     assert flow.recalibration is None
+
+
+def test_a_flow_with_other_weights_than_the_saved_one_raises_a_warning(tmp_path, generator):
+    """A model with another flow gave wrong probabilities without a word."""
+    flow = Shifted(0.25)
+    lc.save(lc.recalibrate(flow, None, torch.randn(200, 2, generator=generator)), tmp_path / "model")
+    with pytest.warns(UserWarning, match="weights of the flow given to load differ") as warned:
+        lc.load(tmp_path / "model", flow=Shifted(0.5))
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lc.load(tmp_path / "model", flow=Shifted(0.25).double())
+        rewrite(tmp_path / "model", lambda document: document["model"].pop("weights"))
+        lc.load(tmp_path / "model", flow=Shifted(0.5))  # a file of an earlier version says nothing
 
 
 def test_an_ensemble_a_prerank_model_and_regions_come_back(tmp_path, generator, recalibrated):

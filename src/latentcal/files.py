@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ._internal.model_folder import MANIFEST, ModelFileError, read_model, write_model
 from ._internal.names import CLASSES, FUNCTIONS, find
 from .flow import ConditionalFlow
-from .model_classes import EXTENDED, SAVED, arguments_of, is_known, parameters_of
+from .model_classes import EXTENDED, SAVED, arguments_of, digest_of, is_known, parameters_of
 from .model_schema import DEEPEST, Reader
 
 __all__ = ["ModelFileError", "load", "save"]
@@ -53,7 +54,8 @@ def load(
 
     Args:
         path: the folder.
-        flow: the trained flow, if it comes from another library.
+        flow: the trained flow, if it comes from another library; it must be the one that was recalibrated. A
+            warning is raised if its weights differ from those at the time of ``save``.
         classes: your own laws, norms and scores that the file may name.
 
     Raises:
@@ -104,6 +106,13 @@ def read_sections(
     except Exception as error:  # a constructor rejected its arguments
         reason = (str(error) or type(error).__name__).splitlines()[0][:300]
         raise ModelFileError(f"{where} is inconsistent: {reason}") from error
+    if reader.has_other_weights:
+        warnings.warn(
+            "The weights of the flow given to load differ from those of the flow that was saved. If it is "
+            "another flow, the probabilities of the model are wrong: pass the flow that was recalibrated.",
+            UserWarning,
+            stacklevel=3,
+        )
     return Loaded(model, sections, {name: t for name, t in tensors.items() if name not in own})
 
 
@@ -139,7 +148,7 @@ class _Writer:
             node["recalibration"] = self.node(value.recalibration, f"{path}.recalibration", depth + 1)
             if not is_known(kind):
                 self._check_same_maps(value, path)
-                return node | {"foreign": kind.__name__}
+                return node | {"foreign": kind.__name__, "weights": digest_of(value)}
         if kind.__name__ in CLASSES and not is_known(kind):
             raise TypeError(
                 f"{path} is a {kind.__module__}.{kind.__name__}: latentcal uses this name; rename your class."
@@ -190,10 +199,11 @@ def _check_written_again(model: Any, root: Any, tensors: Mapping[str, Tensor]) -
 
 
 def _difference(one: Any, other: Any, where: str) -> str:
-    """Where two documents first differ, apart from names of flows in neither; empty if they agree."""
+    """Where two documents first differ, apart from descriptions of flows in neither; empty if they agree."""
     one = _without_later_arguments(one, other)
+    one, other = (_without_description(node) for node in (one, other))
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        pairs = [(f"{where}.{name}", one[name], other[name]) for name in one if name != "foreign"]
+        pairs = [(f"{where}.{name}", one[name], other[name]) for name in one]
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = [(f"{where}[{i}]", a, b) for i, (a, b) in enumerate(zip(one, other, strict=True))]
     else:
@@ -213,6 +223,13 @@ def _without_later_arguments(written: Any, stored: Any) -> Any:
     defaults = {name: known[name].default for name in later}
     left_out = {name for name, value in defaults.items() if written["args"][name] == _plain(value)}
     return written | {"args": {k: v for k, v in written["args"].items() if k not in left_out}}
+
+
+def _without_description(node: Any) -> Any:
+    """A node without the class and the weights of a flow outside the file, which may be another one."""
+    if not isinstance(node, dict) or "foreign" not in node:
+        return node
+    return {name: item for name, item in node.items() if name not in ("foreign", "weights")}
 
 
 def _plain(value: Any) -> Any:

@@ -6,12 +6,15 @@ The classes that a file may name are listed in ``_internal/names.py``.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+
+from torch import Tensor
 
 from ._internal.names import CLASSES, find
 from ._internal.smoothers import Smoother
@@ -87,6 +90,16 @@ def features_of(value: Any) -> int | None:
     """Number of features that an object needs; None if it uses none or accepts any number."""
     count = getattr(value, "features", None)
     return count or None if type(count) is int else None
+
+
+def digest_of(flow: ConditionalFlow) -> str:
+    """Hash of the weights and buffers of a flow except its base; a cast to float64 does not change it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in flow.state_dict().items():
+        if isinstance(value, Tensor) and name.split(".")[0] != "base":
+            kept = value.detach().cpu()
+            digest.update((kept.float() if kept.is_floating_point() else kept).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -24,7 +24,7 @@ from .base import RadialBase
 from .fingerprint import Fingerprint
 from .flow import ConditionalFlow
 from .flows import LocationScale
-from .model_classes import EXTENDED, SAVED, allows, features_of, hints_of, parameters_of
+from .model_classes import EXTENDED, SAVED, allows, digest_of, features_of, hints_of, parameters_of
 from .outputs import OutputLaw
 from .recalibration import Recalibration
 
@@ -46,6 +46,8 @@ class Reader:
         self, tensors: dict[str, Tensor], flow: ConditionalFlow | None, classes: Iterable[type] = ()
     ) -> None:
         self._tensors, self._flow = tensors, flow
+        self.has_other_weights = False
+        """Whether the given flow differs from the one that was saved."""
         self._classes = _own_classes(classes)
         self._made: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
@@ -90,9 +92,9 @@ class Reader:
         expected = {"id", "foreign"} if "foreign" in node else {"id", "class", "args"}
         is_flow = issubclass(kind, ConditionalFlow)
         if is_flow:
-            expected |= {"base", "recalibration"}
-            if "foreign" not in node:
-                expected.add("state")
+            # Files written before the digest of the weights existed do not have it.
+            own = {"weights"} & set(node) if "foreign" in node else {"state"}
+            expected |= {"base", "recalibration"} | own
         if set(node) != expected:
             raise ModelFileError(
                 f"{where} has the entries {_shorten(sorted(node))}, expected {sorted(expected)}."
@@ -100,6 +102,7 @@ class Reader:
         if is_flow:
             self._check(node["base"], RadialBase, f"{where}.base", depth + 1)
             self._check(node["recalibration"], Recalibration | None, f"{where}.recalibration", depth + 1)
+            self._check(node.get("weights", ""), str, f"{where}.weights", depth + 1)
         for part in ("args", "state"):
             if part in node and not isinstance(node[part], dict):
                 raise ModelFileError(f"{where}.{part} must be a table, got {_shorten(node[part])}.")
@@ -275,6 +278,7 @@ class Reader:
                     f"the flow itself, a {node['foreign'][:100]}, is not in the file, only its base law. "
                     "Load or build it and pass it: load(path, flow=...)."
                 )
+            self.has_other_weights |= node.get("weights", "") not in ("", digest_of(self._flow))
             flow = self._flow.with_base(base)
         else:
             made: ConditionalFlow = self._object(node)
