@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ._internal.numerics import to_tensor
 from ._internal.validate import as_floating, as_shape, as_whole, check_numbers
+from ._internal.wording import counted
 from .norms import L1, Euclidean, FirstCoordinate, MaxNorm, Norm
 from .radius.empirical import EmpiricalRadius
 from .radius.law import RadiusLaw
@@ -133,7 +134,7 @@ def as_latent(z: Any) -> Tensor:
 def base_or_normal(base: RadialBase | None, dim: int, what: str = "the flow") -> RadialBase:
     """The base for a flow of ``dim`` outputs; N(0, I) if None."""
     if isinstance(base, RadialBase) and base.dim != dim:
-        raise ValueError(f"The base has {base.dim} dimensions, but {what} has {dim}.")
+        raise ValueError(f"The base has {counted(base.dim, 'dimension')}, but {what} has {dim}.")
     return standard_normal(dim) if base is None else base
 
 

@@ -17,6 +17,7 @@ from torch.distributions import Distribution, constraints
 from ._internal.chunks import rows_at_a_time
 from ._internal.numerics import Float64Module, as_tensor, to_tensor
 from ._internal.validate import as_shape, as_whole, check_finite, rough_sum
+from ._internal.wording import counted
 from .base import RadialBase
 
 _Flow = TypeVar("_Flow", bound="ConditionalFlow")
@@ -101,7 +102,7 @@ class ConditionalFlow(nn.Module):
         """A flow with the same maps (shared, not copied) and another base law."""
         if base.dim != self.base.dim:
             raise ValueError(
-                f"The new base has {base.dim} dimensions, the flow's latent has {self.base.dim}."
+                f"The new base has {counted(base.dim, 'dimension')}, the flow's latent has {self.base.dim}."
             )
         flow = copy.copy(self)
         # Parameters and buffers stay in shared dicts, so that .to() and training act on both flows.
@@ -316,11 +317,11 @@ class FlowDistribution(Distribution):
         """y (..., d) in the flow's dtype and device, expanded to the batch shape; raises for wrong shapes."""
         dim = self.flow.base.dim
         if value.dim() == 0 or value.shape[-1] != dim:
-            outputs = value.shape[-1] if value.dim() else "no"
+            outputs = counted(value.shape[-1], "output") if value.dim() else "no outputs"
             x_shape = None if self.x is None else tuple(self.x.shape)
             raise ValueError(
-                f"y has {outputs} outputs but the flow's latent has {dim} dimensions (y: "
-                f"{tuple(value.shape)}, x: {x_shape}). Outputs must be the last dimension; were x and y "
+                f"y has {outputs} but the flow's latent has {counted(dim, 'dimension')} "
+                f"(y: {tuple(value.shape)}, x: {x_shape}). Outputs must be the last dimension; were x and y "
                 "swapped?"
             )
         check_finite(value, "y")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._internal.validate import as_floating, as_rows, as_seed, as_whole, check_size
+from ._internal.wording import counted
 from .preprocessing import Preprocessing
 from .tables import Dataset, TableDataset
 
@@ -146,7 +147,8 @@ class Split:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(rows)}" for name, rows in self.indices.items())
-        return f"Split({sizes}; {len(self.x_mean)} features, {len(self.y_mean)} targets)"
+        features, targets = counted(len(self.x_mean), "feature"), counted(len(self.y_mean), "target")
+        return f"Split({sizes}; {features}, {targets})"
 
 
 def split(

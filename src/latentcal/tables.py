@@ -20,7 +20,7 @@ from ._internal.leaks import LeakWarning, warn_of_leaks
 from ._internal.optional import require
 from ._internal.table_files import column_cells, column_names, read_tables
 from ._internal.validate import as_names, as_path, as_seed, as_whole
-from ._internal.wording import check_names, list_names
+from ._internal.wording import check_names, counted, list_names
 from .preprocessing import Encoded, Preprocessing, as_targets, check_decimal, check_missing
 
 __all__ = [
@@ -72,7 +72,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         (n, p), d = self.x.shape, self.y.shape[1]
-        return f"Dataset({self.name!r}: {n} rows, {p} features, {d} targets)"
+        return f"Dataset({self.name!r}: {counted(n, 'row')}, {counted(p, 'feature')}, {counted(d, 'target')})"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -466,7 +466,7 @@ def test_given_parts_are_used_and_all_rows_train():
     assert est.model_.recalibration.n == 40
     np.testing.assert_allclose(est.base_model_.x_mean.numpy(), X.mean(0))
     assert quick(calibration_fraction=0.4).fit(X, Y).model_.recalibration.n == 40
-    with pytest.raises(ValueError, match="y has 1 outputs"):
+    with pytest.raises(ValueError, match="y has 1 output"):
         quick().fit(X, Y, validation=(X, Y[:, 0]))
 
 

@@ -98,7 +98,7 @@ def test_it_recalibrates_and_is_saved_as_the_estimator(pair, tmp_path):
         (lambda model, X, Y: model.predict(X[:0]), "at least one row"),
         (lambda model, X, Y: model.predict(X / 0), "NaN or infinite"),
         (lambda model, X, Y: model.log_prob(X, Y[["v", "u"]]), "in the same order"),
-        (lambda model, X, Y: model.log_prob(X, Y[["u"]]), "y has 1 outputs"),
+        (lambda model, X, Y: model.log_prob(X, Y[["u"]]), "y has 1 output"),
         (lambda model, X, Y: model.log_prob(X, Y[:5]), "must have the 20 rows of X"),
         (lambda model, X, Y: model.predict_quantile(X, 1e-4), "set draws=5000 or more"),
     ],

@@ -10,6 +10,7 @@ from torch import Tensor
 from .chunks import MEMORY, rows_at_a_time
 from .numerics import Float64Module, check_indices, check_shapes
 from .validate import check_size
+from .wording import counted
 
 _FINE = 1000  # number of rows from which hinges are at octiles instead of quartiles
 _MOST_VALUES = 10  # most distinct values of a column that is treated as a label
@@ -105,7 +106,9 @@ class AdditiveFeatures(Float64Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of x, (..., p) -> (..., k), in float64."""
         if x.shape[-1] != len(self.low):
-            raise ValueError(f"x has {x.shape[-1]} features, but the model was fitted with {len(self.low)}.")
+            raise ValueError(
+                f"x has {counted(x.shape[-1], 'feature')}, but the model was fitted with {len(self.low)}."
+            )
         x = torch.minimum(torch.maximum(x.to(torch.float64), self.low), self.high)
         return (_columns(x, self.column, self.kind, self.place) - self.mean) / self.scale
 

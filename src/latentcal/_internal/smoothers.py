@@ -13,6 +13,7 @@ from .chunks import rows_at_a_time
 from .features import AdditiveFeatures, ProductFeatures, ProductSearch
 from .numerics import Float64Module, check_indices, check_shapes
 from .paired import mean_and_error
+from .wording import counted
 
 _Own = TypeVar("_Own", bound="Smoother")
 _PENALTIES = (*(10.0 ** (i / 2) for i in range(13)), math.inf)
@@ -352,7 +353,9 @@ class NeighbourSmoother(Smoother):
     def forward(self, x: Tensor) -> Tensor:
         """Estimated targets, (..., p) -> (..., k)."""
         if x.shape[-1] != len(self.mean):
-            raise ValueError(f"x has {x.shape[-1]} features, but the model was fitted with {len(self.mean)}.")
+            raise ValueError(
+                f"x has {counted(x.shape[-1], 'feature')}, but the model was fitted with {len(self.mean)}."
+            )
         points = ((x.to(torch.float64) - self.mean) / self.scale).reshape(-1, len(self.mean))
         counts, which = torch.unique(self.count, return_inverse=True)
         means = _local_means(points, self.points, self.values, self.weights, counts)  # (c, m, k)

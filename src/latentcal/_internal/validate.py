@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .numerics import as_tensor
+from .wording import counted
 
 MOST_DRAWS = 1 << 20  # largest setting for the number of draws of a row
 LARGEST = 1e140  # largest number whose squares are summed
@@ -52,12 +53,12 @@ def as_rows(
         )
     if x is not None and len(x) != len(y):
         raise ValueError(
-            f"x has {len(x)} rows and y has {len(y)}{where} ({shapes}); they must belong together."
+            f"x has {counted(len(x), 'row')} and y has {len(y)}{where} ({shapes}); they must belong together."
         )
     if y.shape[1] != (y.shape[1] or 1 if outputs is None else outputs):
         raise ValueError(
-            f"y{where} has {y.shape[1]} outputs but the model has {outputs or 'at least 1'} ({shapes}). "
-            "The arguments x and y come in this order; were x and y swapped?"
+            f"y{where} has {counted(y.shape[1], 'output')} but the model has {outputs or 'at least 1'} "
+            f"({shapes}). The arguments x and y come in this order; were x and y swapped?"
         )
     if len(y) < fewest:
         needed = f"at least {fewest} row{'s' if fewest > 1 else ''}"
@@ -72,7 +73,9 @@ def check_features(x: Tensor | None, features: int) -> Tensor:
     """x (..., p) with the number of features p of a flow; raises otherwise."""
     if x is None or x.shape[-1] != features:
         shape = None if x is None else tuple(x.shape)
-        raise ValueError(f"This flow needs {features} features: x must be (..., {features}), got {shape}.")
+        raise ValueError(
+            f"This flow needs {counted(features, 'feature')}: x must be (..., {features}), got {shape}."
+        )
     return x
 
 

@@ -24,6 +24,16 @@ def quote(text: str, most: int = _WIDTH) -> str:
     return quoted if len(quoted) <= most and len(text) <= most else f"{quoted[: most - 2]}…{quoted[-1]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in the singular or the plural.
+
+    Examples:
+        >>> counted(1, "row"), counted(2000, "row")
+        ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def list_names(names: Collection[str], most: int = _LIST) -> str:
     """The first names in brackets, and how many more there are.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from .._internal.chunks import CACHE, rows_at_a_time
+from .._internal.wording import counted
 from . import options
 from .messages import Progress, say
 
@@ -99,7 +100,7 @@ class Request:
         if self.out is not None and self.as_json:
             click.echo(json_text({"out": self.out, "rows": done, "columns": ["row", *self.keep, *names]}))
         elif self.out is not None:
-            say(f"Wrote {self.out} ({done:,} rows).")
+            say(f"Wrote {self.out} ({counted(done, 'row')}).")
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raise if a column to keep is missing, or two columns of the result would have the same name."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._internal.names import spell
+from .._internal.wording import counted
 from . import options
 from .messages import command, printable, say
 
@@ -311,7 +312,9 @@ def _read_part(
 
     rows = random_rows(source, model.rules, most, seed, weights=weights, order=order)
     if len(rows.x) < fewest:
-        raise click.ClickException(f"{source} has {len(rows.x)} rows; {what} needs at least {fewest}.")
+        raise click.ClickException(
+            f"{source} has {counted(len(rows.x), 'row')}; {what} needs at least {fewest}."
+        )
     return rows
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._internal.chunks import CACHE, ROWS, rows_at_a_time
 from .._internal.numerics import as_tensor
 from .._internal.validate import MOST_DRAWS, as_whole, check_finite
+from .._internal.wording import counted
 from ..conformal import LatentScore, Region
 from ..conformal.conformalize import rank_pvalue
 from ..diagnostics import CalibrationReport, diagnose
@@ -294,8 +295,8 @@ class TablePredictor(Recalibrating):
         renamed = names is not None and known is not None and names.tolist() != known.tolist()
         if renamed or count != self.n_outputs_:
             raise ValueError(
-                f"y has {count} outputs {'' if names is None else names}, but the model was fitted to "
-                f"{self.n_outputs_} {'' if known is None else known}; {AS_FITTED}"
+                f"y has {counted(count, 'output')} {'' if names is None else names}, but the model was "
+                f"fitted to {self.n_outputs_} {'' if known is None else known}; {AS_FITTED}"
             )
 
     def _answer(self, values: Tensor, X: Any) -> Any:

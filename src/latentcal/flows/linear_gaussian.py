@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._internal.numerics import to_tensor
 from .._internal.validate import as_floating, as_rows, check_finite
+from .._internal.wording import counted
 from ..base import RadialBase, base_or_normal
 from ..flow import ConditionalFlow
 from .training import TrainingLog, mean_nll
@@ -132,8 +133,8 @@ class LinearGaussianFlow(ConditionalFlow):
             )
         if x.shape[-1] != self.weight.shape[1]:
             raise ValueError(
-                f"x has {x.shape[-1]} features, but the flow has weights for {self.weight.shape[1]} "
-                f"(x: {tuple(x.shape)})."
+                f"x has {counted(x.shape[-1], 'feature')}, but the flow has weights for "
+                f"{self.weight.shape[1]} (x: {tuple(x.shape)})."
             )
         return x.to(self.weight.dtype) @ self.weight.T + self.bias
 

@@ -193,7 +193,7 @@ def test_a_target_that_the_file_lacks_is_named(tmp_path):
 
 def test_a_data_set_prints_its_size_and_cannot_be_changed(tmp_path):
     data = dataset(tmp_path, {"a": GOOD}, (ROWS, 1, 1))
-    assert repr(data) == "Dataset('tiny': 120 rows, 1 features, 1 targets)"
+    assert repr(data) == "Dataset('tiny': 120 rows, 1 feature, 1 target)"
     assert len(data) == ROWS
     assert data.x.dtype == data.y.dtype == torch.float32
     with pytest.raises(AttributeError):
