@@ -159,7 +159,7 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
 
 def test_fewer_rows_than_a_hundred_are_asked_for_on_purpose(tmp_path):
     path = write(tmp_path / "a.csv", table(50))
-    with pytest.raises(ValueError, match="50 of its 50 rows are complete; at least 100"):
+    with pytest.raises(ValueError, match="It has 50 rows; at least 100 are needed"):
         load_csv(path, "weight")
     assert len(load_csv(path, "weight", min_rows=20)) == 50
 

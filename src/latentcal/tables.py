@@ -225,10 +225,15 @@ def _make_dataset(
     if missing == "error":
         check_complete([*features, *([] if some_targets else y_columns)], sample.rows, can_fill=True)
     if len(index) < min_rows:
+        lower = ("lower ", Argument("min_rows", min_rows), ".")
+        if len(index) == n:
+            raise ArgumentError(
+                f"It has {n} rows; at least {min_rows} are needed. Use more rows, or ", *lower
+            )
         raise ArgumentError(
             f"{len(index)} of its {n} rows are complete; at least {min_rows} are needed. Fill in the gaps, "
             "leave out columns with many gaps with ",
-            *(Argument("drop"), ", or lower ", Argument("min_rows", min_rows), "."),
+            *(Argument("drop"), ", or ", *lower),
         )
     own_weights = None if weighting is None else row_weights(weighting.of(index), sample.rows[index])
     columns = [column.of(index) for column in columns]

@@ -334,8 +334,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             if not any(map(_holds_text, (X, *y))):
                 raise
             raise ValueError(
-                f"X and y must be numbers ({error}). Encode categories first, for example with "
-                "make_pipeline(make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
+                f"X and y must be numbers ({error}). Encode categories first: read the file with "
+                "latentcal.tables.load_csv and fit to data.x, data.y, or use make_pipeline("
+                "make_column_transformer((OneHotEncoder(sparse_output=False), columns), "
                 "remainder='passthrough'), FlowRegressor())."
             ) from error
 
