@@ -70,16 +70,16 @@ def halving(trials: Sequence[Trial], rung: float) -> set[int]:
     """Places of the trials that successive halving trains up to a rung.
 
     All sizes are trained to the end with the largest learning rate, the better two thirds of them with the
-    next rate, and the better third with the smallest rate; sizes are compared by their lowest NLL so far.
-    Sizes start from the same weights at every rate and mostly keep their order, and small rates take most of
-    the time. Every combination is trained for two epochs.
+    next rate and, if that lowered the lowest NLL, the better third with the smallest rate; sizes are compared
+    by their lowest NLL so far. Sizes start from the same weights at every rate and mostly keep their order,
+    and small rates take most of the time. Every combination is trained for two epochs.
     """
     if rung <= RUNGS[0]:
         return full_grid(trials, rung)
     rates = sorted({trial.sizes["learning_rate"] for trial in trials}, reverse=True)
     sizes = [json.dumps(trial.sizes | {"learning_rate": None}) for trial in trials]
     lowest = dict.fromkeys(sizes, math.inf)
-    left, going = set(sizes), set[int]()
+    left, going, best = set(sizes), set[int](), math.inf
     for rate, share in zip(rates, SHARES, strict=False):
         members = [
             place
@@ -92,6 +92,9 @@ def halving(trials: Sequence[Trial], rung: float) -> set[int]:
         for place in members:
             nll = trials[place].nll
             lowest[sizes[place]] = min(lowest[sizes[place]], math.inf if nll is None else nll)
+        before, best = best, min(lowest.values())
+        if best >= before < math.inf:
+            break
         left = set(sorted(lowest, key=lowest.__getitem__)[: math.ceil(share * len(lowest))])
     return going
 

@@ -6,7 +6,7 @@
     python -m studies.tabular.size_search convex-potential --compare
 
 Cells (a flow and a data set) are searched in the order of their expected time: data sets with fewer than
-2,000 rows, households and rf1 on the full grid, the others by successive halving. Trainings advance from rung
+2,000 rows and households on the full grid, the others by successive halving. Trainings advance from rung
 to rung of epochs. Each loss is written as soon as it is known, and the same command resumes an interrupted
 search; combinations that are still candidates are then trained again up to their rung. ``--until 2`` stops
 after two epochs, which is the search of the suite ``misspecified``. ``--compare`` shows what halving would
@@ -46,7 +46,7 @@ from .study_cells import short_name
 from .trainings import Load, Snapshots, fit, make_flow, one_thread
 
 FULL_BELOW = 2000  # rows
-COMPARED = ("households", "rf1")
+COMPARED = "households"
 
 
 class PausedTraining:
@@ -177,9 +177,9 @@ def _record(trial: Trial, training: PausedTraining, rung: float) -> None:
 
 
 def rule_of(dataset: str) -> Keep:
-    """The full grid for small data sets and for those that compare it with halving; halving for others."""
+    """The full grid for small data sets and for the one that compares it with halving; halving for others."""
     small = find(dataset).shape[0] < FULL_BELOW
-    return full_grid if small or dataset in COMPARED else halving
+    return full_grid if small or dataset == COMPARED else halving
 
 
 def compare(specs: Sequence[RunSpec]) -> list[str]:

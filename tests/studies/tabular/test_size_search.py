@@ -132,7 +132,7 @@ def known_trials(order):
 
 def test_halving_finds_a_slow_winner_at_less_than_half_of_the_cost():
     """All losses with the smallest rate are the highest of their epoch until the others have long ended."""
-    trials = known_trials(lambda hidden, rate: abs(hidden - 3) - 0.1 * (rate == RATES[-1]))
+    trials = known_trials(lambda hidden, rate: abs(hidden - 3) - 0.1 * RATES.index(rate))
     full, everything = replay(trials, full_grid)
     best, seconds = replay(trials, halving)
     assert best is full
@@ -140,6 +140,22 @@ def test_halving_finds_a_slow_winner_at_less_than_half_of_the_cost():
     assert everything == sum(trial.cpu_seconds for trial in trials)
     assert seconds == pytest.approx(9 * 100 + 6 * 500 + 3 * 2500 + 2 * (3 + 6))  # two epochs of the others
     assert seconds < 0.45 * everything
+
+
+def test_halving_tries_the_smallest_rate_only_where_the_one_before_helped():
+    trials = known_trials(lambda hidden, rate: abs(hidden - 3) - 0.1 * (rate == RATES[-1]))
+    best, seconds = replay(trials, halving)
+    assert best.sizes == {"hidden": 3, "learning_rate": RATES[0]}
+    assert seconds == pytest.approx(9 * 100 + 6 * 500 + 2 * (3 + 9))
+
+
+def test_halving_goes_on_to_smaller_rates_where_the_largest_diverges():
+    trials = known_trials(lambda hidden, rate: abs(hidden - 3) - 0.1 * RATES.index(rate))
+    for trial in trials:
+        if trial.sizes["learning_rate"] == RATES[0]:
+            trial.nll, trial.stopped = None, "diverged"
+    best, _ = replay(trials, halving)
+    assert best.sizes == {"hidden": 3, "learning_rate": RATES[-1]}
 
 
 def test_halving_loses_a_size_that_is_good_with_a_small_rate_alone():
