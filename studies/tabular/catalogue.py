@@ -30,6 +30,8 @@ class DatasetEntry:
         complete_rows: whether rows with any missing value go before anything else.
         comparable: whether results on it can be compared with the paper's.
         same_rows: whether the rows are, as far as is known, those that the paper draws from.
+        heavy_atoms: whether a target has the same value in more than half of the rows. The NLL of a density
+            then mainly says how long it was trained.
         note: what else to know before using it.
         how_to_get: what to do where the file is missing.
         remote: the uncompressed file on the web; None where no public address of exactly this file is known,
@@ -50,6 +52,7 @@ class DatasetEntry:
     complete_rows: bool = False
     comparable: bool = True
     same_rows: bool = True
+    heavy_atoms: bool = False
     note: str = ""
     how_to_get: str = ""
     remote: RemoteFile | None = None
@@ -280,6 +283,9 @@ MIRRORS: dict[str, RemoteFile] = {
     for sha256, file in (line.split() for line in _SUMS.strip().splitlines())
 }
 
+_HEAVY_ATOMS = {"edm", "sf1", "oes97", "wq", "sf2", "scpf", "births2", "wage", "blog_data"}
+
 ENTRIES: tuple[DatasetEntry, ...] = tuple(
-    replace(entry, remote=MIRRORS.get(entry.name)) for entry in _ENTRIES
+    replace(entry, remote=MIRRORS.get(entry.name), heavy_atoms=entry.name in _HEAVY_ATOMS)
+    for entry in _ENTRIES
 )

@@ -17,6 +17,7 @@ from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 from latentcal.diagnostics import holm
 from latentcal.metrics import ReliabilityCurve, reliability_curve
 
+from .datasets import find
 from .estimates import Estimate, estimate, joint_errors, paired_difference
 from .evaluate import CURVE
 from .published import published_figure
@@ -57,14 +58,18 @@ class Verdict:
         return len(self.unjudged)
 
 
-def against_published(cells: Cells, metric: str, method: str, limit: float = 2.0) -> Verdict:
+def against_published(
+    cells: Cells, metric: str, method: str, limit: float = 2.0, *, heavy_atoms: bool | None = None
+) -> Verdict:
     """Data sets on which our mean is better than the published one, or worse by at most ``limit``.
 
     ``limit`` and the misses are in joint standard errors. Data sets with one seed, or without a published
-    figure, are not judged.
+    figure, are not judged. ``heavy_atoms`` selects data sets with or without them; None for all.
     """
     distances: dict[str, float | str] = {}
     for dataset in cells.datasets:
+        if heavy_atoms is not None and find(dataset).heavy_atoms != heavy_atoms:
+            continue
         ours, theirs = (
             cells.estimate(dataset, method, metric),
             published_figure(cells.suite, dataset, metric, method),

@@ -195,6 +195,16 @@ def test_only_runs_that_leave_the_band_must_be_improved():
     assert verdict.unjudged == {"jura": "no seed that both have", "wq": "no curve of BASE"}
 
 
+def test_sets_with_heavy_atoms_are_left_out_where_asked():
+    cells = cells_of("nll", {("edm", "BASE"): [99.0, 99.1], ("enb", "BASE"): [99.0, 99.1]})
+    every, without, those = (
+        against_published(cells, "nll", "BASE", heavy_atoms=atoms).misses for atoms in (None, False, True)
+    )
+    assert list(every) == ["edm", "enb"]
+    assert list(without) == ["enb"]
+    assert list(those) == ["edm"]
+
+
 def test_the_table_of_claims_counts_and_names_the_exceptions():
     known = [
         full_record("slump", name, seed, 0.3 * (name != "BASE")) for name in METHODS for seed in range(3)
