@@ -35,8 +35,8 @@ SECTIONS: dict[str, str | dict[str, str]] = {
         "how_to/command_line how_to/command_line_predict how_to/command_line_files how_to/*"
     ),
     "Results": (
-        "results/tabular_study results/tabular_study_tables results/advice results/advice_steps "
-        "results/* trust"
+        "results/tabular_study results/tabular_study_tables results/tuned_flows results/advice "
+        "results/advice_steps results/* trust"
     ),
     "Reference": (
         "reference/recalibration reference/calibration reference/laws reference/flow reference/regions "

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from scipy.stats import friedmanchisquare, rankdata, wilcoxon
+from scipy.stats import friedmanchisquare, rankdata, t, wilcoxon
 
 from latentcal.diagnostics import holm
 from latentcal.metrics import ReliabilityCurve, reliability_curve
@@ -132,6 +132,50 @@ def not_worse(
         else:
             holds.append(dataset)
     return Verdict(tuple(holds), misses, unjudged)
+
+
+@dataclass(frozen=True)
+class HarmTests:
+    """Tests of all cells together: whether a method is worse than another by more than a tolerance.
+
+    Attributes:
+        p_values: Holm's adjusted one-sided p-values by (suite, data set).
+        harmed: the cells with a p-value at the level or below, and their mean differences.
+        unjudged: cells with one seed only, or with no seed that both have.
+    """
+
+    p_values: dict[tuple[str, str], float]
+    harmed: dict[tuple[str, str], float]
+    unjudged: tuple[tuple[str, str], ...]
+
+
+def harm_tests(
+    studies: Iterable[Cells],
+    method: str,
+    other: str,
+    metric: str = "nll",
+    by: float = TOLERANCE,
+    level: float = 0.05,
+) -> HarmTests:
+    """Student's paired test in every cell that a method is worse than another by more than ``by``.
+
+    An infinite mean difference has p = 0; differences without spread have p = 0 above the tolerance, else 1.
+    """
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    unjudged = []
+    for cells in studies:
+        known = differences(cells, method, other, metric)
+        for dataset in cells.datasets:
+            difference, place = known.get(dataset), (cells.suite, dataset)
+            if difference is None or (difference.standard_error is None and not difference.infinite):
+                unjudged.append(place)
+                continue
+            error, excess = difference.standard_error, difference.mean - by
+            p = float(t.sf(excess / error, difference.n - 1)) if error else float(excess <= 0)
+            found[place] = (p, difference.mean)
+    adjusted = dict(zip(found, holm([p for p, _ in found.values()]), strict=True))
+    harmed = {place: found[place][1] for place, p in adjusted.items() if p <= level}
+    return HarmTests(adjusted, harmed, tuple(unjudged))
 
 
 def lower_mean(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ Records = Sequence[dict[str, Any]]
 
 IMAGES = Path("images") / "tabular_study"
 SUITES = ("convex-potential", "maf", "flow-matching", "misspecified")
+SEARCHED = "searched"
 LARGE = 7000  # rows from which calibration times are published
 _BARS = {
     "relative_scores": "Relative NLL and energy score",
@@ -68,9 +69,15 @@ SHOWN = {
 """Figures of each suite by file name, and what they show."""
 
 
-def main_page(found: Records) -> str:
-    """The main page: the comparison, agreement with the published values, and the findings."""
+def main_page(found: Records, tuned: Records = ()) -> str:
+    """The main page: the comparison, agreement with the published values, and the findings.
+
+    Args:
+        found: records of the study.
+        tuned: records of the tuned suites, as other settings of the exceptions.
+    """
     studies = [cells for cells in (Cells.of(found, name) for name in SUITES) if cells.records]
+    searched = {name: Cells.of(tuned, f"tuned-{name}") for name in SUITES}
     parts = [
         "# The tabular study\n",
         INTRODUCTION,
@@ -81,12 +88,12 @@ def main_page(found: Records) -> str:
         REPRODUCED,
         reproduced([*studies, Cells.of(found, "convex-potential", "last")]),
         MISSES,
-        with_other_settings(studies, "BASE"),
+        with_other_settings(studies, "BASE", searched),
         CAUSES,
         MISSES_OF_LAWS,
-        with_other_settings(studies, "LR-KDE"),
+        with_other_settings(studies, "LR-KDE", searched),
         CAUSES_OF_LAWS,
-        not_explained(studies),
+        not_explained(studies, searched),
         "## The stacked law and the published KDE\n",
         stacked_beside_kde(studies),
         STACKED,
@@ -224,8 +231,9 @@ def _ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
 def seeds_of(studies: Sequence[Cells]) -> str:
     """Phrase on the numbers of cells with each number of seeds."""
     counts = Counter(len(cells.values(name, "BASE", "nll")) for cells in studies for name in cells.datasets)
-    words = [f"{number} have {seeds} seed{'s' if seeds > 1 else ''}" for seeds, number in counts.items()]
-    return " and ".join(words)
+    most_first = sorted(counts.items(), reverse=True)
+    *words, last = [f"{number} have {seeds} seed{'s' if seeds > 1 else ''}" for seeds, number in most_first]
+    return f"{', '.join(words)} and {last}" if words else last
 
 
 def _total(verdicts: Sequence[Verdict]) -> str:
@@ -246,29 +254,39 @@ def reproduced(studies: Sequence[Cells]) -> str:
             for metric in ("nll", "l_ece")
         ]
         name = cells.suite if cells.weights == "best" else f"{cells.suite}, {cells.weights} weights"
-        lines.append(f"| {name} | {' | '.join(map(_counted, verdicts))} |")
+        lines.append(f"| {name} | {' | '.join(map(counted, verdicts))} |")
     return "\n".join(lines) + "\n"
 
 
-def _counted(verdict: Verdict) -> str:
+def counted(verdict: Verdict) -> str:
     """Counts of a verdict and its misses, largest first."""
     worst_first = sorted(verdict.misses.items(), key=lambda item: -item[1])
     misses = ", ".join(f"{short_name(name)} +{distance:.2g}" for name, distance in worst_first)
     return f"{verdict.held} of {verdict.judged}" + (f" ({misses})" if misses else "")
 
 
-def with_other_settings(studies: Sequence[Cells], method: str) -> str:
-    """Table of a method's NLL with other settings, for its exceptions."""
+def with_other_settings(studies: Sequence[Cells], method: str, searched: Mapping[str, Cells]) -> str:
+    """Table of a method's NLL with other settings, for its exceptions.
+
+    Args:
+        studies: records of the study.
+        method: ``"BASE"`` or ``"LR-KDE"``.
+        searched: by suite, the records with the sizes of the grid search.
+    """
     tried = _tried(method)
+    for name, cells in searched.items():
+        for dataset in cells.datasets:
+            tried.setdefault((name, dataset), {})[SEARCHED] = cells.values(dataset, method, "nll")
     misses = {
         (cells.suite, dataset): cells
         for cells in studies
         for dataset in against_published(cells, "nll", method).misses
         if (cells.suite, dataset) in tried
     }
-    settings = [name for name in SETTINGS if any(name in tried[place] for place in misses)]
+    titles = {**SETTINGS, SEARCHED: "sizes of the search"}
+    settings = [name for name in titles if any(name in tried[place] for place in misses)]
     lines = [
-        f"| suite | data set | published | here | {' | '.join(SETTINGS[name] for name in settings)} |",
+        f"| suite | data set | published | here | {' | '.join(titles[name] for name in settings)} |",
         "|---|---|---|---|" + "---|" * len(settings),
     ]
     for (name, dataset), cells in misses.items():
@@ -279,23 +297,25 @@ def with_other_settings(studies: Sequence[Cells], method: str) -> str:
         known = cells.values(dataset, method, "nll")
         for setting in settings:
             found = tried[name, dataset].get(setting, {})
+            both = [seed for seed in found if seed in known]
             mean, change = (
-                statistics.mean(values) if found else 0.0
-                for values in (found.values(), [found[seed] - known[seed] for seed in found])
+                statistics.mean(values) if both else 0.0
+                for values in (found.values(), [found[seed] - known[seed] for seed in both])
             )
-            figures.append(f"{mean:.2f} ({change:+.2f}; {len(found)})" if found else "")
+            figures.append(f"{mean:.2f} ({change:+.2f}; {len(found)})" if both else "")
         lines.append(f"| {name} | {short_name(dataset)} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
-def not_explained(studies: Sequence[Cells]) -> str:
+def not_explained(studies: Sequence[Cells], searched: Mapping[str, Cells]) -> str:
     """Sentences on the exceptions for which no other setting was tried, and on those only of LR-KDE."""
     flows, laws = [], []
+    sizes = {(name, dataset) for name, cells in searched.items() for dataset in cells.datasets}
     for cells in studies:
         base, recalibrated = (list(against_published(cells, "nll", method).misses) for method in METHODS)
-        tried = _tried("BASE")
+        tried = _tried("BASE").keys() | sizes
         flows += [f"{cells.suite} {short_name(name)}" for name in base if (cells.suite, name) not in tried]
-        tried = _tried("LR-KDE")
+        tried = _tried("LR-KDE").keys() | sizes
         alone = [name for name in recalibrated if name not in base and (cells.suite, name) not in tried]
         laws += [f"{cells.suite} {short_name(name)}" for name in alone]
     parts = {
@@ -329,9 +349,10 @@ def stacked_beside_kde(studies: Sequence[Cells]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def energy_scores(studies: Sequence[Cells]) -> str:
+def energy_scores(
+    studies: Sequence[Cells], methods: Sequence[str] = ("LR-KDE", "LR-stacked", "auto", "HDR-R")
+) -> str:
     """Table of the data sets on which recalibration lowers or raises the energy score of the base flow."""
-    methods = ("LR-KDE", "LR-stacked", "auto", "HDR-R")
     lines = [f"| suite | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for cells in studies:
         row = [_changes(cells, method, "energy_score") for method in methods]

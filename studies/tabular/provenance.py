@@ -3,7 +3,8 @@
 A record contains numbers that the code which made it computes on fixed data: losses of a short training of
 its flow, and log densities of its law. Records can be combined if these agree up to rounding. Renaming and
 comments do not change them; another initialisation, loss, optimiser or law does. The commit, the version of
-torch and the processor are recorded for information.
+torch and the processor are recorded for information. Records without numbers can be combined if they are of
+one release.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from typing import Any
 
 import torch
 
-from latentcal import __version__
-
 from .methods import law_numbers
 from .store import DONE, Record
 from .trainings import TrainedRun, agree, training_numbers
 
-_WORDS = {"training": "trainings", "law": "laws", "version": "versions of latentcal"}
+_WORDS = {"training": "trainings", "law": "laws"}
 
 
 def made_by(base: TrainedRun, method: str) -> dict[str, Any]:
@@ -58,9 +57,9 @@ def mixtures(records: Iterable[Record]) -> list[str]:
     lines = _mixed("training", "", done)
     for method in dict.fromkeys(record["method"] for record in done):
         lines += _mixed("law", f" of {method}", [record for record in done if record["method"] == method])
-    versions = sorted({record["version"] for record in done if "version" in record})
-    if len(versions) > 1:
-        lines.append(f"records of latentcal {' and '.join(versions)} are mixed")
+    versions = {record["version"] for record in done if "version" in record and "made_by" not in record}
+    if len(versions) > 1:  # without numbers, the release is all that tells records apart
+        lines.append(f"records of latentcal {' and '.join(sorted(versions))} are mixed")
     return lines
 
 
@@ -71,7 +70,6 @@ def made_otherwise(records: Iterable[Record]) -> list[str]:
         {
             "status": DONE,
             "method": method,
-            "version": __version__,
             "made_by": {"training": training_numbers(flow), "law": law_numbers(method)},
         }
         for flow, method in dict.fromkeys((record["flow"], record["method"]) for record in done)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..benchmarks import resumable
 from ..benchmarks.resumable import append, read
@@ -66,40 +66,65 @@ def cells(names: Sequence[str], datasets: Sequence[str], seeds: int) -> list[tup
     return sorted(found, key=lambda cell: (datasets.index(cell[1].dataset), cell[1].seed))
 
 
-def table(rows: Iterable[dict[str, str]]) -> list[str]:
-    """Lines of a Markdown table: spread over settings and over seeds by suite, data set and figure.
+class Spread(NamedTuple):
+    """The spread of a mean NLL over seeds and over settings; figures only use seeds run in all settings.
 
-    Only seeds that were run in all settings are used.
+    Attributes:
+        suite: of the runs.
+        dataset: full name.
+        seeds: number of seeds.
+        method: ``"BASE"`` or ``"LR-KDE"``.
+        mean: over seeds and settings.
+        over_seeds: standard error over seeds.
+        over_settings: standard deviation over the settings of one seed.
+        range: largest difference between the means of two settings.
+        changed: runs whose best epoch is not the same in all settings.
     """
-    lines = [
-        "| suite | data set | seeds | NLL of | mean | s.e. (seeds) | s.d. (settings) | means differ by |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+
+    suite: str
+    dataset: str
+    seeds: int
+    method: str
+    mean: float
+    over_seeds: float
+    over_settings: float
+    range: float
+    changed: int
+
+
+def spreads(rows: Iterable[dict[str, str]]) -> list[Spread]:
+    """The spreads of all suites and data sets with at least two seeds in all settings."""
     by_cell: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = {}
     for row in rows:
         seeds = by_cell.setdefault((row["suite"], row["dataset"]), {})
         seeds.setdefault(row["seed"], {})[row["setting"]] = row
+    found = []
     for (name, dataset), seeds in sorted(by_cell.items(), key=_place):
-        whole = [found for found in seeds.values() if len(found) == len(SETTINGS)]
+        whole = [runs for runs in seeds.values() if len(runs) == len(SETTINGS)]
         if len(whole) < 2:
             continue
-        for figure, label in (("nll_base", "BASE"), ("nll_lr", "LR-KDE")):
-            values = [[float(found[setting][figure]) for setting in SETTINGS] for found in whole]
-            means = [statistics.fmean(column) for column in zip(*values, strict=True)]
-            over_seeds = (
-                statistics.fmean(statistics.stdev(column) for column in zip(*values, strict=True))
-                / len(whole) ** 0.5
-            )
-            over_settings = statistics.fmean(statistics.variance(row) for row in values) ** 0.5
-            figures = (statistics.fmean(means), over_seeds, over_settings, max(means) - min(means))
-            words = [
-                name,
-                short_name(dataset),
-                str(len(whole)),
-                label,
-                *(f"{value:.3f}" for value in figures),
-            ]
-            lines.append(f"| {' | '.join(words)} |")
+        changed = sum(len({runs[setting]["epoch"] for setting in SETTINGS}) > 1 for runs in whole)
+        for figure, method in zip(("nll_base", "nll_lr"), METHODS, strict=True):
+            values = [[float(runs[setting][figure]) for setting in SETTINGS] for runs in whole]
+            columns = list(zip(*values, strict=True))
+            means = [statistics.fmean(column) for column in columns]
+            over_seeds = statistics.fmean(map(statistics.stdev, columns)) / len(whole) ** 0.5
+            over_settings = statistics.fmean(map(statistics.variance, values)) ** 0.5
+            spread = (statistics.fmean(means), over_seeds, over_settings, max(means) - min(means))
+            found.append(Spread(name, dataset, len(whole), method, *spread, changed))
+    return found
+
+
+def table(rows: Iterable[dict[str, str]]) -> list[str]:
+    """Lines of a Markdown table of the spreads."""
+    lines = [
+        "| suite | data set | seeds | NLL of | mean | s.e. (seeds) | s.d. (settings) | means differ by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for spread in spreads(rows):
+        figures = (spread.mean, spread.over_seeds, spread.over_settings, spread.range)
+        words = [spread.suite, short_name(spread.dataset), str(spread.seeds), spread.method]
+        lines.append(f"| {' | '.join([*words, *(f'{value:.3f}' for value in figures)])} |")
     return lines
 
 

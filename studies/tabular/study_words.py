@@ -31,8 +31,7 @@ WHAT_IS_COMPARED = """\
 ## What is compared
 
 - **Flows.** Each flow has one size and one learning rate for all data sets; the published flows were tuned on
-  a grid. A [search over that grid](base_flows.md#sizes-and-learning-rates-by-grid-search) is not complete,
-  and the figures here do not use it.
+  a grid. [The study with tuned flows](tuned_flows.md) is on its own page.
 - **Splits.** As published, 65 % of the rows are used for training, 20 % for early stopping *and* calibration,
   and 15 % for testing.
 - **Weights.** The published figures use the weights of the last epoch, 30 epochs after the best one. The
@@ -71,7 +70,8 @@ MISSES = """\
 BASE has one size, one learning rate (0.001) and one patience for all data sets. The next table shows
 exceptions for which other settings were tried (`python -m studies.tabular.other_settings`): the largest
 learning rate of the published grids, the largest number of layers or transforms, and a patience of 300
-epochs. Brackets show the change from the runs of the study with the same seeds, and the number of seeds.
+epochs. The last column has the sizes and the learning rate of the [grid search](tuned_flows.md). Brackets
+show the change from the runs of the study with the same seeds, and the number of seeds.
 """
 CAUSES = """\
 - *Learning rate.* Flows that are stopped after two epochs depend strongly on the learning rate. HO1 also
@@ -98,8 +98,8 @@ The NLL of BASE is 4 to 5 nats above that of LR-KDE on these data sets, because 
 dominate it. Such rows probably also stop the training while the NLL of LR-KDE still falls: it is lower with
 the weights of the last epoch on AT2 and SF2, and with a larger learning rate or more patience on SCP. More
 patience does not change the best epoch on AT2 and SF2; the differences in that column come from another
-processor ([rounding](base_flows.md#rounding)). None of these settings reaches the published value of SF2 or
-SCP, and neither does the [grid search](base_flows.md#sizes-and-learning-rates-by-grid-search). What remains
+processor ([rounding](tuned_flows.md#rounding)). None of these settings reaches the published value of SF2 or
+SCP, and neither does the [grid search](tuned_flows.md#the-search). What remains
 is not explained. The outputs of SF2 and SCP are counts, so their NLL has no lower bound.
 """
 STACKED = """\

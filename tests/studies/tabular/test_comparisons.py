@@ -14,6 +14,7 @@ from studies.tabular.comparisons import (
     against_published,
     compare_ranks,
     curve_of,
+    harm_tests,
     leaves_band,
     lower_mean,
     lower_where_base_leaves_band,
@@ -229,3 +230,38 @@ def test_claims_do_not_mix_weights():
     last = cells_of("nll", {("slump", "BASE"): [1.0]}, weights="last")
     with pytest.raises(ValueError, match="one choice of weights"):
         claims_table([best, last])
+
+
+def test_harm_is_told_from_noise_in_all_cells_together():
+    base = [1.0, 2.0, 3.0, 4.0]
+    by = {
+        "slump": [0.5, 0.52, 0.48, 0.5],
+        "edm": [0.5, -0.6, 0.7, -0.4],
+        "jura": [0.005] * 4,
+        "wq": [0.0] * 4,
+    }
+    values = {(name, "BASE"): base for name in by} | {("enb", "BASE"): [1.0], ("enb", "auto"): [9.0]}
+    values |= {
+        (name, "auto"): [a + b for a, b in zip(base, shift, strict=True)] for name, shift in by.items()
+    }
+    tests = harm_tests([cells_of("nll", values)], "auto", "BASE")
+    assert tests.harmed == {("convex-potential", "slump"): pytest.approx(0.5)}
+    assert tests.unjudged == (("convex-potential", "enb"),)
+    assert set(tests.p_values) == {("convex-potential", name) for name in by}
+
+
+def test_one_test_of_many_needs_more_evidence():
+    # Student's t is 3.5 with 2 degrees of freedom: p = 0.036 alone, 0.14 among four.
+    harmful, harmless = [0.3, 0.5, 0.1], [-0.3, -0.5, -0.1]
+    values = {("slump", "BASE"): [0.0] * 3, ("slump", "auto"): [value + 0.11 for value in harmful]}
+    assert harm_tests([cells_of("nll", values)], "auto", "BASE").harmed
+    others = ("edm", "jura", "wq")
+    values |= {(name, "BASE"): [0.0] * 3 for name in others} | {(name, "auto"): harmless for name in others}
+    tests = harm_tests([cells_of("nll", values)], "auto", "BASE")
+    assert not tests.harmed
+    assert tests.p_values["convex-potential", "slump"] == pytest.approx(4 * 0.0364, abs=0.004)
+
+
+def test_an_infinite_mean_is_harm():
+    values = {("slump", "BASE"): [1.0, 2.0], ("slump", "auto"): [1.0, math.inf]}
+    assert harm_tests([cells_of("nll", values)], "auto", "BASE").harmed

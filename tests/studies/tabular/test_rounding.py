@@ -4,13 +4,14 @@ import statistics
 
 import pytest
 
-from studies.tabular.rounding import METHODS, SETTINGS, cells, table
+from studies.tabular.rounding import METHODS, SETTINGS, cells, spreads, table
 
 
 def rows(values, dataset="slump"):
     """Rows of a suite, from NLL by seed and setting."""
     return [
-        {"suite": "maf", "dataset": dataset, "seed": seed, "setting": setting, "nll_base": nll, "nll_lr": nll}
+        {"suite": "maf", "dataset": dataset, "seed": seed, "setting": setting, "epoch": nll}
+        | dict.fromkeys(("nll_base", "nll_lr"), nll)
         for seed, nlls in values.items()
         for setting, nll in zip(SETTINGS, nlls, strict=False)
     ]
@@ -23,6 +24,11 @@ def test_the_spread_over_settings_is_not_that_over_seeds():
     assert line.startswith("| maf | SLU | 2 | BASE |")  # of the third seed two settings are missing
     over_seeds = statistics.stdev([1.0, 3.0]) / 2**0.5
     assert figures == pytest.approx([2.1, over_seeds, 0.1, 0.2], abs=1e-9)
+
+
+def test_runs_whose_best_epoch_depends_on_the_setting_are_counted():
+    values = {"0": ("1", "1", "2"), "1": ("3", "3", "3"), "2": ("4", "5", "6"), "3": ("7", "8")}
+    assert {spread.changed for spread in spreads(rows(values))} == {2}
 
 
 def test_one_seed_has_no_spread_and_small_sets_come_first():

@@ -1,0 +1,51 @@
+"""The page about tuned flows: its counts are those of the records, and it says what is missing."""
+
+import re
+
+from study_records import full_record
+
+from studies.tabular import size_choice
+from studies.tabular.size_choice import chosen_sizes
+from studies.tabular.tuned_pages import table_of_sizes, tuned_page
+
+SETS = ("slump", "jura", "edm")
+SHIFTS = {"BASE": 0.0, "LR-KDE": 0.2, "auto": 0.4}
+
+
+def records(suites=("tuned-maf", "tuned-misspecified"), **changed):
+    """Records of three data sets and three seeds; ``changed`` moves the NLL of a method."""
+    found = [
+        full_record(name, method, seed, shift, suite_name=suite)
+        for suite in suites
+        for name in SETS
+        for seed in range(3)
+        for method, shift in SHIFTS.items()
+    ]
+    for record in found:
+        record["nll"] += changed.get(record["method"], 0.0)
+    return found
+
+
+def test_the_page_counts_cells_with_and_without_heavy_atoms():
+    # Published: MAF 1.98 (slump), 2.5 (jura), -3 (edm); misspecified 3.86, 4.19, 2.84. Here: 2.1.
+    page = tuned_page(records())
+    assert "6 have 3 seeds." in page
+    (line,) = re.findall(r"^\| misspecified \| .*$", page, re.MULTILINE)[:1]
+    assert line.split(" | ")[1:3] == ["2 of 2", "1 of 1"]
+    (line,) = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:1]
+    assert line.split(" | ")[2].startswith("0 of 1 (EDM +")
+    assert "in 0 of 6 cells (Student's paired test" in page
+
+
+def test_harm_is_named():
+    page = tuned_page(records(auto=3.0))
+    assert "in 6 of 6 cells (Student's paired test" in page
+    assert "tuned-maf SLU +2.600" in page
+
+
+def test_sizes_are_those_of_the_searches_and_missing_ones_are_dashes(monkeypatch, tmp_path):
+    sizes = chosen_sizes("slump", "maf")
+    shown = f"{sizes['flows']} x {sizes['hidden']}; {sizes['layers']}; {sizes['learning_rate']:g}"
+    assert re.search(rf"^\| SLU \| [^|]* \| {shown} \|", table_of_sizes(), re.MULTILINE)
+    monkeypatch.setattr(size_choice, "RESULTS", tmp_path)
+    assert "| SLU | – | – | – | – |" in table_of_sizes()
