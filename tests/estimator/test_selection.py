@@ -144,6 +144,15 @@ def test_a_small_budget_tries_fewer_models(race):
     assert max(each.members for each in FakeFitter.fits) == 5
 
 
+@pytest.mark.usefixtures("race")
+@pytest.mark.parametrize(("ensemble", "most"), [(None, 5), (8, 8)])
+def test_many_rows_need_fewer_flows_unless_a_number_is_given(ensemble, most):
+    generator = torch.Generator().manual_seed(0)
+    y, x = (torch.randn(1200, 2, generator=generator).double() for _ in range(2))
+    select(x, y, budget=Budget.of("balanced", ensemble))
+    assert max(each.members for each in FakeFitter.fits) == most
+
+
 def test_what_cannot_be_fitted_is_left_out_and_an_error_where_nothing_can(race, monkeypatch):
     monkeypatch.setattr(FakeFitter, "fails", {LINEAR: ValueError("no scale"), "flow": ArithmeticError()})
     choice = race({})

@@ -48,7 +48,7 @@ _NEW = 5  # number of new rows in the demo
 @click.option(
     "--ensemble",
     type=click.IntRange(1),
-    help="Number of flows to average; the default depends on the budget.",
+    help="Number of flows to average; the default depends on the budget and the number of rows.",
 )
 @click.option(
     "--recalibration",

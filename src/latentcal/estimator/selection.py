@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,11 +32,13 @@ class Budget:
         members: number of flows to average.
         simple: whether to leave out boosted trees, and flows that take features as well as a stage.
         seconds: processor seconds after which no further model is tried.
+        exact: whether that number of flows is also averaged where fewer are enough.
     """
 
     members: int = 10
     simple: bool = False
     seconds: float = math.inf
+    exact: bool = False
 
     @classmethod
     def of(cls, budget: Any, ensemble: int | None = None) -> Budget:
@@ -47,8 +49,13 @@ class Budget:
             own = Budget(seconds=float(budget))
         else:
             raise ValueError(f"budget must be one of {[*_BUDGETS]} or a number of seconds, got {budget!r}.")
-        members = own.members if ensemble is None else as_whole(ensemble, "ensemble")
-        return Budget(members, own.simple, own.seconds)
+        if ensemble is None:
+            return own
+        return replace(own, members=as_whole(ensemble, "ensemble"), exact=True)
+
+    def members_for(self, n: int) -> int:
+        """Number of flows to average on so many rows."""
+        return self.members if self.exact or n < _MANY_ROWS else min(self.members, _FEWER)
 
     def estimate_seconds(self, n: int, features: int, outputs: int) -> float:
         """Estimated processor seconds of a choice on an ordinary machine, within a factor of about three.
@@ -121,7 +128,6 @@ def select(
     else:
         parts, fold = [~seen], torch.zeros(len(y), dtype=torch.long)
     simple = SIMPLE[:-1] if budget.simple else SIMPLE
-    members = min(budget.members, _FEWER) if len(y) >= _MANY_ROWS and not alone else budget.members
     about = budget.estimate_seconds(len(y), x.shape[1], y.shape[1])
     total, name = 1 if alone else len(simple) + 4, f"models, about {about:.0f} s"
     with ProgressBar(total=total, desc=name, progress=progress) as bar:
@@ -132,7 +138,8 @@ def select(
             race.run(simple)
             stage = race.trials[race.best].candidate.stage
             assert stage is not None
-            race.run(list_flows(stage, members)[: 2 if budget.simple else None])
+            flows = list_flows(stage, budget.members_for(len(y)))
+            race.run(flows[: 2 if budget.simple else None])
             race.stack()
     winner, selection = race.choose()
     flow = winner.whole if seen is None else winner.refit(fitter_of(every))
