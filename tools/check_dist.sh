@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does a wheel hold what it should, and does it work where there is nothing else?
 #
-#     tools/check_dist.sh dist/latentcal-0.1.0-py3-none-any.whl
+#     tools/check_dist.sh dist/latentcal-0.2.0-py3-none-any.whl
 #
 # Installs it, with the versions of constraints.txt and without extras, in an environment of its own, and runs the first
 # Python block of the README there: it must print the text block that follows, up to rounding.

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from ..benchmarks.resumable import read
 from . import rounding
 from .comparisons import HarmTests, against_published, compare_ranks, harm_tests, ranks
+from .datasets import list_datasets
 from .pages import Records, counted, energy_scores, fenced, seeds_of
 from .size_choice import Trial, best_of, chosen_sizes, full_grid, halving, path_of, read_trials, replay
-from .spec import FLOWS, MISSPECIFIED_EPOCHS, SUITES, fixed_sizes
+from .spec import FLOWS, MISSPECIFIED_EPOCHS, SUITES
 from .study_cells import Cells, short_name
 
 TUNED = tuple(name for name in SUITES if name.startswith("tuned-"))
@@ -255,7 +256,9 @@ def _halving() -> str:
 
 
 def _datasets() -> list[str]:
-    return [spec.dataset for spec in fixed_sizes("maf", [0])]
+    """Data sets with a search, small ones first."""
+    entries = [entry for entry in list_datasets() if any(_trials(entry.name, flow) for flow in FLOWS)]
+    return [entry.name for entry in sorted(entries, key=lambda entry: entry.shape[0])]
 
 
 def _trials(dataset: str, flow: str) -> list[Trial]:

@@ -5,7 +5,7 @@ import re
 from study_records import full_record
 
 from studies.tabular import size_choice
-from studies.tabular.size_choice import chosen_sizes
+from studies.tabular.size_choice import RESULTS, chosen_sizes
 from studies.tabular.tuned_pages import table_of_sizes, tuned_page
 
 SETS = ("slump", "jura", "edm")
@@ -44,8 +44,13 @@ def test_harm_is_named():
 
 
 def test_sizes_are_those_of_the_searches_and_missing_ones_are_dashes(monkeypatch, tmp_path):
+    monkeypatch.delenv("LATENTCAL_DATA", raising=False)  # the page must not depend on the data that are here
     sizes = chosen_sizes("slump", "maf")
+    assert table_of_sizes().count("\n| ") == 25  # of which two cannot be downloaded
     shown = f"{sizes['flows']} x {sizes['hidden']}; {sizes['layers']}; {sizes['learning_rate']:g}"
     assert re.search(rf"^\| SLU \| [^|]* \| {shown} \|", table_of_sizes(), re.MULTILINE)
     monkeypatch.setattr(size_choice, "RESULTS", tmp_path)
-    assert "| SLU | – | – | – | – |" in table_of_sizes()
+    assert "SLU" not in table_of_sizes()
+    (tmp_path / "maf").mkdir()
+    (tmp_path / "maf" / "slump.json").write_text((RESULTS / "flow-matching" / "slump.json").read_text())
+    assert re.search(r"^\| SLU \| – \| [^–]+ \| – \| – \|$", table_of_sizes(), re.MULTILINE)
