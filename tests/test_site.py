@@ -153,8 +153,10 @@ def test_nothing_is_described_twice():
 
 def test_the_citation_and_the_changelog_have_the_version_of_the_package():
     assert f"version: {latentcal.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    (newest, *_) = re.findall(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    heading = re.compile(r"^## (\d\S+) - (\d{4}-\d{2}-\d{2})$", re.MULTILINE)
+    (newest, day), *_ = heading.findall((ROOT / "CHANGELOG.md").read_text())
     assert newest == latentcal.__version__
+    assert f"date-released: {day}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def rows(page: str) -> list[list[str]]:

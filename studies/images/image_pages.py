@@ -125,8 +125,9 @@ def study(data: str) -> str:
         lines += ["Compared with the published figures (published law, calibrated on training images):", ""]
         lines += [beside_published(records, "train"), ""]
     lines += [
-        "The figure shows samples before recalibration (left), samples after it from the same latents",
-        "(middle), and the latter with the training noise removed by `denoise` (right).",
+        "The figure shows samples before recalibration (left), samples after it (middle), and the latter",
+        "with the training noise removed by `denoise` (right). The latents of corresponding samples have",
+        "the same direction.",
         SEEN[data],
         "",
         f"![Samples of {data} before, after, and denoised](../images/images/{data}.png)",

@@ -234,8 +234,8 @@ def recalibrate_prerank(
     from it, see :class:`PrerankRecalibrated`. The rows must not have been used for training.
 
     If a model is too narrow, observations lie beyond all of its draws, where ranks carry no information.
-    Therefore U is estimated from weighted draws that reach as far as the observations: for a flow, latents
-    with a larger radius; for other models, points from ellipsoids around their draws.
+    Therefore U is estimated from weighted points that reach as far as the observations: draws of the model,
+    and points from ellipsoids around its draws.
 
     Args:
         model: x (n, p) -> torch Distribution with batch shape (n,) and event shape (d,).
