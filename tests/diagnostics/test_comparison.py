@@ -13,6 +13,7 @@ from latentcal.diagnostics import diagnose
 from latentcal.diagnostics.comparison import is_energy_worse, judge_change, looks_like_time, paired_change
 from latentcal.diagnostics.report_page import render_page
 from latentcal.estimator import FlowRegressor
+from latentcal.fingerprint import Fingerprint
 from latentcal.flows import LinearGaussianFlow, Standardized
 from toys import SamplerOnly, scaled_gaussian
 
@@ -201,3 +202,19 @@ def test_energy_in_standard_deviations_does_not_depend_on_units(generator):
     other = diagnose(wide, None, 1000.0 * y, **QUICK).measured
     assert other["energy score"].value == pytest.approx(1000 * one["energy score"].value, rel=0.01)
     assert other["energy score / SD"].value == pytest.approx(one["energy score / SD"].value, rel=0.01)
+
+
+def test_rows_that_trained_the_flow_are_no_cause_where_their_norms_were_held_out(generator):
+    def rows(n, noise):
+        x = torch.randn(n, 30, dtype=torch.float64, generator=generator)
+        return x, x[:, :2] + normal(generator, n, noise)
+
+    x, y = rows(200, 1.0)
+    model = lc.cross_calibrate(LinearGaussianFlow.fit, x, y, fit=lc.ScaledRadius.fit)
+    assert model.recalibration.out_of_fold
+    calm, trained_on = rows(600, 0.5), Fingerprint.of(x, y)  # the law before is too wide, the new one wider
+    causes = []
+    for out_of_fold in (True, False):
+        model.recalibration = model.recalibration.with_fields(out_of_fold=out_of_fold)
+        causes.append(diagnose(model, *calm, trained_on=trained_on, **QUICK).comparison.cause)
+    assert causes == ["other_rows", "reuse"]

@@ -149,7 +149,7 @@ def test_faults_with_names_come_first_and_small_ones_last():
     ]
     first, second, third = advise(findings, 0.05, Situation())
     assert first.remedy == "`recalibrate` the flow on held-out rows"
-    assert second.remedy.startswith("first repair what other tests name (")
+    assert second.remedy.startswith("first repair the faults found by other tests (")
     assert third.remedy == "nothing, its effect is small"
 
 

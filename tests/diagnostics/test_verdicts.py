@@ -98,7 +98,7 @@ def test_words_of_verdicts_and_sizes():
         "nats a row."
     )
     hopeless = describe_size([finding(gain=-0.003, gain_error=0.002)])
-    assert "no repair shows a gain: -0.003 ± 0.002" in hopeless
+    assert "no repair shows a clear gain (the largest estimate is -0.003 ± 0.002 nats a row)" in hopeless
 
 
 @pytest.mark.parametrize("wrong", ["flows", "", None])

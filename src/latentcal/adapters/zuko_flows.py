@@ -56,7 +56,7 @@ def from_zuko(flow: Any, x: Any = None, *, circular: bool = False) -> Conditiona
     """A flow from a zuko flow: NSF, MAF, NICE, GF, SOSPF, BPF, NAF, UNAF, CNF, or a ``zuko.flows.Flow``.
 
     The zuko flow is not copied: training or moving one of the two also changes the other. A flow that was
-    made without a context ignores x. If zuko inverts by bisection (GF, SOSPF, BPF, NAF), it searches only
+    made without a context ignores x. If zuko inverts by bisection (GF, SOSPF, NAF, UNAF), it searches only
     [-10, 10]: such flows need standardised data, and :func:`check_flow` reports samples at these limits.
 
     Args:

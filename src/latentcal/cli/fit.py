@@ -129,9 +129,9 @@ def fit(
     """Fit a calibrated model to a csv or parquet file.
 
     Several models are tried, from linear regression to boosted trees combined with flows. The one that
-    predicts held-out rows best is chosen and recalibrated; use --flow to name a model instead. Rows are set
-    aside at random for the report and, with 1,000 rows or more, for the choice and for calibration; with
-    fewer rows, cross-validation is used. All other columns are features, unless they are constant, mostly
+    predicts held-out rows best in cross-validation is chosen and recalibrated; use --flow to name a model
+    instead. Rows are set aside at random for the report and, with 1,000 rows or more, for calibration. All
+    other columns are features, unless they are constant, mostly
     missing, or text with many values. Dates become year, month, day of the week and hour. Use --order for
     rows in time order. Targets with repeated values are treated as counts, rounded values or values with
     atoms; use --outputs to declare their kinds.

@@ -78,7 +78,9 @@ def advise(findings: Sequence[Finding], level: float, situation: Situation) -> t
             return "nothing, its effect is small"
         if not (situation.undo or situation.within_noise) and finding.found:
             if FAULT_OF[finding.name] is None and faults != ("shape",):
-                return f"first repair what other tests name ({', '.join(faults)}), then diagnose again"
+                return (
+                    f"first repair the faults found by other tests ({', '.join(faults)}), then diagnose again"
+                )
             if finding.name == latents_and_x.name and len(by_x) > 1:
                 return f"as for {by_x[0]}, then diagnose again"
         return choose_remedy(_ACTIONS_OF[finding.name], finding, situation)

@@ -229,7 +229,8 @@ def _find_cause(
 ) -> Cause:
     """The probable reason why a model became worse; the strongest evidence is checked first."""
     twice = before.recalibration is not None and before.recalibration.fingerprint == record.fingerprint
-    if twice or (trained_on is not None and record.fingerprint.share_within(trained_on) > REUSE_LIMIT):
+    trained = not record.out_of_fold and trained_on is not None
+    if twice or (trained and record.fingerprint.share_within(trained_on) > REUSE_LIMIT):
         return "reuse"
     if in_time or record.drifts:
         return "time"

@@ -77,8 +77,12 @@ def describe_size(findings: Sequence[Finding]) -> str:
         parts.append(f"coverage is off by up to {largest.sizes[1]} points")
     if gains := [each for each in found if each.gain is not None]:
         best = max(gains, key=lambda each: each.gain or 0.0)
-        what = "the best repair is estimated to gain" if best.is_repairable else "no repair shows a gain:"
-        parts.append(f"{what} {best.sizes[0]} nats a row")
+        size = f"{best.sizes[0]} nats a row"
+        parts.append(
+            f"the best repair is estimated to gain {size}"
+            if best.is_repairable
+            else f"no repair shows a clear gain (the largest estimate is {size})"
+        )
     return f" {_capitalise(', and '.join(parts))}." if parts else ""
 
 

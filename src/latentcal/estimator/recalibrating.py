@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -252,8 +251,7 @@ class Recalibrating:
         norms = [latent_norms(flow, x[own], middle[own]).double() for flow, own in parts]
         self._norms = torch.cat(norms).sort().values
         if self._supports.are_mixed:
-            fresh = dataclasses.replace(record, fingerprint=Fingerprint.of(x, y))
-            model.recalibration = fresh if record.norms is None else fresh.with_norms(record.norms)
+            model.recalibration = record.with_fields(fingerprint=Fingerprint.of(x, y))
 
     def _calibration_norms(self) -> Tensor:
         """Ascending norms of the calibration rows; raises if there are none."""

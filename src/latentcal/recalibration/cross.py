@@ -257,6 +257,8 @@ def _calibrate(
         model = recalibrate_norms(
             target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order, z=rows.z
         )
+    if model.recalibration is not None:
+        model.recalibration = model.recalibration.with_fields(out_of_fold=True)
     return model, rotations
 
 

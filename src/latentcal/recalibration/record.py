@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -58,6 +58,8 @@ class Recalibration:
             made.
         drift_undecided: whether drift cannot be distinguished from dependence, or cannot be tested because
             there are fewer than 10 rows or equal PIT values; then no statement about coverage is made.
+        out_of_fold: whether each norm is that of a flow trained without its row, so that calibration rows may
+            also have trained the flow.
 
     Attributes:
         norms: (n,) latent norms of the rows before recalibration, in their order; None in a loaded record.
@@ -78,6 +80,7 @@ class Recalibration:
     dequantized: bool = False
     drift: float | None = None
     drift_undecided: bool = False
+    out_of_fold: bool = False
     norms: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_norms(self, norms: Tensor) -> Recalibration:
@@ -85,6 +88,11 @@ class Recalibration:
         record = copy.copy(self)
         object.__setattr__(record, "norms", norms)
         return record
+
+    def with_fields(self, **fields: Any) -> Recalibration:
+        """The same record with some fields changed; the norms stay."""
+        record = replace(self, **fields)
+        return record if self.norms is None else record.with_norms(self.norms)
 
     @property
     def drifts(self) -> bool:
