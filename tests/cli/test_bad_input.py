@@ -71,7 +71,7 @@ FILES = {
     "one row": ("a,b,c\n1,2,3\n", "has one row of data; at least 100 are needed"),
     "few rows": (
         "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(30)),
-        "leave out columns with many gaps with --drop, or lower --min-rows 100",
+        "It has 30 rows; at least 100 are needed. Use more rows, or lower --min-rows 100.",
     ),
     "gaps": (
         "a,b,c\n" + "".join(f"{i},{i * i},{-i if i < 190 else ''}\n" for i in range(200)),
