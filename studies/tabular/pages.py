@@ -283,6 +283,8 @@ def with_other_settings(studies: Sequence[Cells], method: str, searched: Mapping
         for dataset in against_published(cells, "nll", method).misses
         if (cells.suite, dataset) in tried
     }
+    if not misses:
+        return "None of the exceptions was trained with other settings.\n"
     titles = {**SETTINGS, SEARCHED: "sizes of the search"}
     settings = [name for name in titles if any(name in tried[place] for place in misses)]
     lines = [

@@ -35,6 +35,7 @@ def test_the_page_counts_cells_with_and_without_heavy_atoms():
     (line,) = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:1]
     assert line.split(" | ")[2].startswith("0 of 1 (EDM +")
     assert "in 0 of 6 cells (Student's paired test" in page
+    assert "None of the exceptions was trained with other settings." in page
 
 
 def test_harm_is_named():
@@ -54,3 +55,9 @@ def test_sizes_are_those_of_the_searches_and_missing_ones_are_dashes(monkeypatch
     (tmp_path / "maf").mkdir()
     (tmp_path / "maf" / "slump.json").write_text((RESULTS / "flow-matching" / "slump.json").read_text())
     assert re.search(r"^\| SLU \| – \| [^–]+ \| – \| – \|$", table_of_sizes(), re.MULTILINE)
+
+
+def test_exceptions_are_shown_with_other_settings():
+    found = [record | {"nll": record["nll"] + 3} for record in records(("tuned-misspecified",))]
+    page = tuned_page(found)
+    assert re.search(r"^\| tuned-misspecified \| SLU \| 3.86 ± 0.13 \| 5.10 \| 4", page, re.MULTILINE)
