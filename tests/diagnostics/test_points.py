@@ -22,7 +22,9 @@ def test_the_promise_names_points_and_interval():
         "With 500 points, conformal 90 % regions would cover between 87.3 and 92.5 % (for 95 % of "
         "calibration sets)."
     )
-    assert str(points).endswith("Points needed: 160 for ±5 %, 930 for ±2 %, 3,600 for ±1 %.")
+    assert str(points).endswith(
+        "Points needed for conformal regions: 160 for ±5 %, 930 for ±2 %, 3,600 for ±1 %."
+    )
 
 
 def test_what_is_said_of_a_recalibrated_model_is_about_its_own_law(generator):

@@ -286,8 +286,9 @@ def _recalibrate(
     else:
         equally = ", which count rows equally," * bool(weights)
         click.echo(
-            f"{100 * _LEVEL:.0f} % regions of `latentcal regions`{equally} cover {_between(region)} (for "
-            f"95 % of calibration sets), those of the recalibrated law {_between(law)} (for about 95 %)."
+            f"Conformal {100 * _LEVEL:.0f} % regions (`latentcal regions`){equally} cover "
+            f"{_between(region)} (for 95 % of calibration sets), regions of the recalibrated distribution "
+            f"{_between(law)} (for about 95 %)."
         )
         if force:
             click.echo(

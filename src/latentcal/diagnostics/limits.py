@@ -197,7 +197,7 @@ class CalibrationPoints:
 
     def __str__(self) -> str:
         wanted = ", ".join(f"{n:,} for ±{100 * p:g} %" for p, n in self.needed.items())
-        return f"{self.promise} Points needed: {wanted}."
+        return f"{self.promise} Points needed for conformal regions: {wanted}."
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; precisions become strings."""
