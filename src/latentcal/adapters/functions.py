@@ -169,7 +169,8 @@ def from_velocity(
 ) -> ConditionalFlow:
     """A flow from a velocity field v(t, y, x), such as those of torchcfm and flow_matching.
 
-    The trace of the Jacobian is exact: densities take d backward passes per step, latents and samples none.
+    The trace of the Jacobian is exact: densities take d backward passes per evaluation of the
+    velocity, latents and samples none.
     Solving the equation is expensive; recalibration solves it once for each calibration row.
 
     Args:
