@@ -169,9 +169,9 @@ def from_velocity(
 ) -> ConditionalFlow:
     """A flow from a velocity field v(t, y, x), such as those of torchcfm and flow_matching.
 
-    The trace of the Jacobian is exact: densities take d backward passes per evaluation of the
-    velocity, latents and samples none.
-    Solving the equation is expensive; recalibration solves it once for each calibration row.
+    The trace of the Jacobian is exact: densities take d backward passes per evaluation of the velocity,
+    latents and samples none. Solving the equation is expensive; recalibration solves it once for each
+    calibration row.
 
     Args:
         velocity: function v(t, y, x) with t (n,), y (n, d), x (n, p), or v(t, y) if x is None; returns (n,
