@@ -71,7 +71,7 @@ def main() -> None:
     found, tuned = _all_records(COPY), _all_records(TUNED_COPY)
     (PAGES / "tabular_study.md").write_text(main_page(found, tuned))
     (PAGES / "tabular_study_tables.md").write_text(page_of_tables(found))
-    (PAGES / "tuned_flows.md").write_text(tuned_page(tuned))
+    (PAGES / "tuned_flows.md").write_text(tuned_page(tuned, found))
     if not arguments.no_figures:
         draw([cells for cells in (Cells.of(found, name) for name in SUITES) if cells.records])
 

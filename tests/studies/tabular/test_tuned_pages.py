@@ -61,3 +61,14 @@ def test_exceptions_are_shown_with_other_settings():
     found = [record | {"nll": record["nll"] + 3} for record in records(("tuned-misspecified",))]
     page = tuned_page(found)
     assert re.search(r"^\| tuned-misspecified \| SLU \| 3.86 ± 0.13 \| 5.10 \| 4", page, re.MULTILINE)
+
+
+def test_data_sets_without_a_search_count_with_fixed_sizes_and_no_other_ones():
+    found = records(("tuned-maf",))
+    known = [record | {"nll": 99.0} for record in records(("maf",))]  # of which all data sets are tuned
+    other = [full_record("enb", "BASE", seed, 50.0, suite_name="maf") for seed in range(2)]
+    assert "The next table also counts" not in tuned_page(found, known)
+    page = tuned_page(found, [*known, *other])
+    rows = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:2]
+    assert [row.split(" | ")[1] for row in rows] == ["2 of 2", "3 of 3"]
+    assert "In all, without heavy atoms: 3 of 3 for BASE" in page
