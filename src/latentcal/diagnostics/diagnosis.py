@@ -221,8 +221,9 @@ def diagnose(
 
 def _describe_grid(grid: GridModel, names: Sequence[str]) -> str:
     return (
-        f"{describe_kinds(grid.kinds, list(names))} For outputs whose single values have a probability, the "
-        "NLL uses it and PIT values are randomised."
+        f"{describe_kinds(grid.kinds, list(names))} For outputs with values of positive probability (counts, "
+        "rounded values, atoms), the NLL uses that probability instead of a density, and PIT values are "
+        "randomised."
     )
 
 

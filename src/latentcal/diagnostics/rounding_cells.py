@@ -78,7 +78,8 @@ def describe_cells(found: Atoms, names: list[str]) -> list[str]:
         if output.step is None and output.shares and output.shares[0] > _LONE_ATOM:
             notes.append(
                 f"{output.shares[0]:.0%} of the rows have the value {output.values[0]:.4g} of {name}. A "
-                "density gives a single value probability 0, so predictions near it cannot be right, and the "
-                "NLL depends on how sharply the model peaks there. Consider modelling these rows separately."
+                "density assigns probability 0 to any single value, so predictions near this value cannot be "
+                "right, and the NLL depends on how sharply the model peaks there. Consider modelling these "
+                "rows separately."
             )
     return notes

@@ -23,7 +23,9 @@ from .law_case import LAW_CHECKS, TAIL, LawCase, difference_quotient, differenti
 _EPS = torch.finfo(torch.float64).eps
 _FAILURE_RATE = 1e-6
 _DRAWS = 20_000
-_ONE_LAW = "Make log_prob, log_cdf and log_sf describe one law, and name jumps of the density by kinks=."
+_ONE_LAW = (
+    "Make log_prob, log_cdf and log_sf describe one law, and pass radii at which the density jumps as kinks=."
+)
 _TAILS = "Compute log_cdf and log_sf by separate formulas in log space: 1 - cdf loses the upper tail."
 _QUANTILES = (
     "Leave icdf, icdf_log_cdf and icdf_log_sf to RadiusLaw, or invert log_cdf and log_sf to rounding."
@@ -242,7 +244,7 @@ def check_derivatives(case: LawCase) -> None:
             wanted = difference_quotient(differentiated, point, 1e-3 * size)
             allowed = 1e-5 * wanted.abs() + 1e-7 * differentiated(point).detach().abs() / size
             expected = f"derivative {order} of {name} by autograd to be that by finite differences"
-            remedy = "Use differentiable operations and no .detach(); name jumps of the density by kinks=."
+            remedy = "Use differentiable operations and no .detach(); pass radii at which the density jumps as kinks=."
             case.require_close(value, wanted, allowed, expected, point, remedy)
 
 
