@@ -244,7 +244,7 @@ def check_derivatives(case: LawCase) -> None:
             wanted = difference_quotient(differentiated, point, 1e-3 * size)
             allowed = 1e-5 * wanted.abs() + 1e-7 * differentiated(point).detach().abs() / size
             expected = f"derivative {order} of {name} by autograd to be that by finite differences"
-            remedy = "Use differentiable operations and no .detach(); pass radii at which the density jumps as kinks=."
+            remedy = "Use differentiable operations and no .detach(); pass radii of jumps as kinks=."
             case.require_close(value, wanted, allowed, expected, point, remedy)
 
 
