@@ -33,6 +33,7 @@ LOGS = ROOT / "build" / "results"
 # By page: each command after ``python -m studies.``, and the result files that it fills.
 PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "advice.md": {"benchmarks.advice": ("advice.csv",)},
+    "audit.md": {"benchmarks.audit": ("audit.csv",)},
     "base_flows.md": {"benchmarks.base_flows": ("base_flows.csv",)},
     "beyond_one_radius.md": {
         "benchmarks.oracle_share": ("oracle_share.csv",),

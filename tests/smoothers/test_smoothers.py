@@ -73,7 +73,9 @@ def test_a_wrong_number_of_features_is_an_error_for_every_smoother():
     for kind in KINDS.values():
         smoother, _ = kind.cross_fit(x, targets, fold, weights)
         for wrong in (1, 3, 4):
-            with pytest.raises(ValueError, match=f"x has {wrong} features, but the model was fitted with 2"):
+            with pytest.raises(
+                ValueError, match=rf"x has {wrong} features?, but the model was fitted with 2"
+            ):
                 smoother(torch.zeros(5, wrong))
 
 

@@ -101,7 +101,7 @@ def test_status_counts_and_says_why_it_failed(capsys, store):
     assert "There is no record of maf" in study(capsys, "status", "maf", "--store", str(store))[1]
 
 
-def test_status_tells_what_has_no_samples_and_refuses_versions_that_differ(capsys, tmp_path):
+def test_status_tells_what_has_no_samples_and_refuses_to_mix_trainings(capsys, tmp_path):
     path = tmp_path / "records.sqlite"
     spec = RunSpec("slump", "convex-potential", 0)
     Store(path).append(
@@ -112,11 +112,11 @@ def test_status_tells_what_has_no_samples_and_refuses_versions_that_differ(capsy
     assert code == 0
     row = next(line for line in out.splitlines() if "convex-potential" in line)
     assert [word for word in row.split() if word.isdigit()][:5] == ["1", "1", "2", "1", "0"]
-    Store(path).append([record(spec, "LR-KDE", version="1.1")])
+    Store(path).append([record(spec, "LR-KDE", version="1.1") | {"made_by": {"training": [1.0, 2.0]}}])
     for command in (words, ("table", "convex-potential", *words[1:])):
         code, _, error = study(capsys, *command)
         assert code == 1
-        assert "latentcal 1.0 and 1.1 are mixed" in error
+        assert "records of 2 trainings are mixed" in error
 
 
 def test_a_run_adds_nothing_to_records_of_other_code(capsys, tmp_path):
