@@ -237,7 +237,7 @@ def evaluate(name: str, prepared: Prepared, evaluations: int, batch_size: int, p
 
 
 def draw(name: str, prepared: Prepared, batch_size: int) -> None:
-    """Write samples before, after, and after with denoising; the first two use the same latents."""
+    """Write samples before, after, and after with denoising, from latents with the same directions."""
     flow, classes = prepared.flow, len(prepared.classes)
     first = next(iter(prepared.calibration.values()))
     encoded = encode_images(flow, first, transform=prepared.noise, seed=(0, 1), batch_size=batch_size)

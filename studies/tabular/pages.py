@@ -180,14 +180,14 @@ def costs(found: Records) -> str:
 
 def in_short(studies: Sequence[Cells]) -> str:
     """The main findings, counted over cells: a data set under a base flow."""
-    base = _total([against_published(cells, "nll", "BASE") for cells in studies])
-    error = _total([against_published(cells, "l_ece", "LR-KDE") for cells in studies])
-    lowered = _total([lower_where_base_leaves_band(cells, "LR-stacked") for cells in studies])
-    raised = _total([not_above(cells, "l_ece", "LR-stacked", "BASE") for cells in studies])
-    harmless = _total([not_worse(cells, "LR-stacked", "BASE") for cells in studies])
-    harmless_auto = _total([not_worse(cells, "auto", "BASE") for cells in studies])
-    small = _total([lower_mean(cells, "LR-stacked", "LR-KDE", below=SMALL) for cells in studies])
-    every = _total([lower_mean(cells, "LR-stacked", "LR-KDE") for cells in studies])
+    base = total_of([against_published(cells, "nll", "BASE") for cells in studies])
+    error = total_of([against_published(cells, "l_ece", "LR-KDE") for cells in studies])
+    lowered = total_of([lower_where_base_leaves_band(cells, "LR-stacked") for cells in studies])
+    raised = total_of([not_above(cells, "l_ece", "LR-stacked", "BASE") for cells in studies])
+    harmless = total_of([not_worse(cells, "LR-stacked", "BASE") for cells in studies])
+    harmless_auto = total_of([not_worse(cells, "auto", "BASE") for cells in studies])
+    small = total_of([lower_mean(cells, "LR-stacked", "LR-KDE", below=SMALL) for cells in studies])
+    every = total_of([lower_mean(cells, "LR-stacked", "LR-KDE") for cells in studies])
     ranked = ranks(studies)
     tests = compare_ranks(ranked)
     (first, best), (second, next_best) = list(ranked.mean.items())[:2]
@@ -211,12 +211,12 @@ def in_short(studies: Sequence[Cells]) -> str:
             f"{next_best:.2f}; LR-KDE: {ranked.mean['LR-KDE']:.2f}), over {len(ranked.by_case)} cells. Its "
             f"median difference in NLL to the other methods is between {min(gaps):.2f} and "
             f"{max(gaps):.3f}.",
-            f"- {_ranks_that_differ(tests)}\n",
+            f"- {ranks_that_differ(tests)}\n",
         ]
     )
 
 
-def _ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
+def ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
     """A sentence on the tests of ranks."""
     different = sum(p <= level for p in tests.pairs.values())
     alike = "; ".join(", ".join(group) for group in tests.alike(level)) or "none"
@@ -230,13 +230,15 @@ def _ranks_that_differ(tests: RankTests, level: float = 0.05) -> str:
 
 def seeds_of(studies: Sequence[Cells]) -> str:
     """Phrase on the numbers of cells with each number of seeds."""
+    if not any(cells.datasets for cells in studies):
+        return "none has a record"
     counts = Counter(len(cells.values(name, "BASE", "nll")) for cells in studies for name in cells.datasets)
     most_first = sorted(counts.items(), reverse=True)
     *words, last = [f"{number} have {seeds} seed{'s' if seeds > 1 else ''}" for seeds, number in most_first]
     return f"{', '.join(words)} and {last}" if words else last
 
 
-def _total(verdicts: Sequence[Verdict]) -> str:
+def total_of(verdicts: Sequence[Verdict]) -> str:
     held, judged = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("held", "judged"))
     return f"{held} of {judged} cells"
 
@@ -261,7 +263,7 @@ def reproduced(studies: Sequence[Cells]) -> str:
 def counted(verdict: Verdict) -> str:
     """Counts of a verdict and its misses, largest first."""
     worst_first = sorted(verdict.misses.items(), key=lambda item: -item[1])
-    misses = ", ".join(f"{short_name(name)} +{distance:.2g}" for name, distance in worst_first)
+    misses = ", ".join(f"{short_name(name)} +{distance:.1f}" for name, distance in worst_first)
     return f"{verdict.held} of {verdict.judged}" + (f" ({misses})" if misses else "")
 
 
@@ -276,7 +278,8 @@ def with_other_settings(studies: Sequence[Cells], method: str, searched: Mapping
     tried = _tried(method)
     for name, cells in searched.items():
         for dataset in cells.datasets:
-            tried.setdefault((name, dataset), {})[SEARCHED] = cells.values(dataset, method, "nll")
+            if values := cells.values(dataset, method, "nll"):
+                tried.setdefault((name, dataset), {})[SEARCHED] = values
     misses = {
         (cells.suite, dataset): cells
         for cells in studies
@@ -299,12 +302,12 @@ def with_other_settings(studies: Sequence[Cells], method: str, searched: Mapping
         known = cells.values(dataset, method, "nll")
         for setting in settings:
             found = tried[name, dataset].get(setting, {})
-            both = [seed for seed in found if seed in known]
+            seeds = found.keys() & known.keys()
             mean, change = (
-                statistics.mean(values) if both else 0.0
-                for values in (found.values(), [found[seed] - known[seed] for seed in both])
+                statistics.mean(values) if seeds else 0.0
+                for values in ([found[s] for s in seeds], [found[s] - known[s] for s in seeds])
             )
-            figures.append(f"{mean:.2f} ({change:+.2f}; {len(found)})" if both else "")
+            figures.append(f"{mean:.2f} ({change:+.2f}; {len(seeds)})" if seeds else "")
         lines.append(f"| {name} | {short_name(dataset)} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
@@ -351,10 +354,9 @@ def stacked_beside_kde(studies: Sequence[Cells]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def energy_scores(
-    studies: Sequence[Cells], methods: Sequence[str] = ("LR-KDE", "LR-stacked", "auto", "HDR-R")
-) -> str:
+def energy_scores(studies: Sequence[Cells]) -> str:
     """Table of the data sets on which recalibration lowers or raises the energy score of the base flow."""
+    methods = ("LR-KDE", "LR-stacked", "auto", "HDR-R")
     lines = [f"| suite | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for cells in studies:
         row = [_changes(cells, method, "energy_score") for method in methods]

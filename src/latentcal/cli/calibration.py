@@ -287,7 +287,7 @@ def _recalibrate(
         equally = ", which count rows equally," * bool(weights)
         click.echo(
             f"Conformal {100 * _LEVEL:.0f} % regions (`latentcal regions`){equally} cover "
-            f"{_between(region)} (for 95 % of calibration sets), regions of the recalibrated distribution "
+            f"{_between(region)} (for 95 % of calibration sets), and those of the recalibrated distribution "
             f"{_between(law)} (for about 95 %)."
         )
         if force:

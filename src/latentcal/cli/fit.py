@@ -130,11 +130,11 @@ def fit(
 
     Several models are tried, from linear regression to boosted trees combined with flows. The one that
     predicts held-out rows best in cross-validation is chosen and recalibrated; use --flow to name a model
-    instead. Rows are set aside at random for the report and, with 1,000 rows or more, for calibration. All
-    other columns are features, unless they are constant, mostly
-    missing, or text with many values. Dates become year, month, day of the week and hour. Use --order for
-    rows in time order. Targets with repeated values are treated as counts, rounded values or values with
-    atoms; use --outputs to declare their kinds.
+    instead. Rows are set aside at random for the report and, with 1,000 rows or more, for calibration; in
+    some cases, such as --order or targets with atoms, also with fewer rows. All other columns are features,
+    unless they are constant, mostly missing, or text with many values. Dates become year, month, day of the
+    week and hour. Use --order for rows in time order. Targets with repeated values are treated as counts,
+    rounded values or values with atoms; use --outputs to declare their kinds.
 
     Ctrl-C stops training and keeps the best weights so far.
 

@@ -71,9 +71,9 @@ class FlowRegressor(RegressorMixin, TablePredictor, BaseEstimator):
             real numbers (:func:`latentcal.outputs.guess_cautiously`). ``"real"`` turns guessing off.
         budget: budget of ``"auto"``: ``"balanced"``; ``"fast"`` for a third of the time, without boosted
             trees; ``"best"`` for means of 25 flows instead of 10; or seconds of processor time after which no
-            further model is tried. From 1,000 rows on, means have 5 flows.
+            further model is tried. From 1,000 training rows on, means have 5 flows.
         ensemble: number of flows to average with ``"auto"``; by default set by the budget and the number of
-            rows.
+            rows. The weighted mean of several kinds of flows uses at most 5 of each.
         recalibration: the law of the latent norm: ``"stacked"`` (or True), ``"gamma_kde"``, ``"spline"``,
             ``"scaled"``, or a function like ``StackedRadius.fit``; ``"auto"`` for :func:`autocalibrate`,
             which also repairs directions and errors that depend on x; None or False for none.

@@ -65,7 +65,7 @@ class Budget:
             features: number of columns of x.
             outputs: number of columns of y.
         """
-        share = 0.3 if self.simple else 0.6 + self.members / 25
+        share = 0.3 if self.simple else 0.6 + self.members_for(n) / 25
         whole = 4 + n * (0.004 + 0.001 * outputs) + outputs * (0.5 + features / 200)
         return min(self.seconds, share * whole)
 

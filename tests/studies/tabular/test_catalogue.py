@@ -170,3 +170,9 @@ def test_a_file_without_a_checksum_is_not_checked(folder):
     assert datasets.locate(datasets.find("bio")) == path
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  other.csv.gz\n")
     assert datasets.locate(datasets.find("bio")) == path
+
+
+def test_nine_of_the_comparable_sets_have_heavy_atoms():
+    heavy = [entry for entry in datasets.list_datasets() if entry.heavy_atoms]
+    assert len(heavy) == 9
+    assert all(entry.comparable for entry in heavy)

@@ -12,6 +12,7 @@ from studies.tabular.comparisons import (
     RankTests,
     Verdict,
     against_published,
+    better_than_published,
     compare_ranks,
     curve_of,
     harm_tests,
@@ -206,6 +207,20 @@ def test_sets_with_heavy_atoms_are_left_out_where_asked():
     assert list(those) == ["edm"]
 
 
+def test_a_set_of_the_users_own_has_no_known_atoms():
+    cells = cells_of("nll", {("my_table", "BASE"): [1.0, 2.0]})
+    assert against_published(cells, "nll", "BASE").unjudged == {"my_table": "not published"}
+    for atoms in (False, True):
+        assert against_published(cells, "nll", "BASE", heavy_atoms=atoms) == Verdict((), {}, {})
+    assert claims_table([cells])
+
+
+def test_means_clearly_below_the_published_ones_are_counted():
+    values = {("slump", "BASE"): [2.5, 2.6, 2.7], ("edm", "BASE"): [-50.0, -49.0, -51.0]}
+    values |= {("jura", "BASE"): [9.0, 9.1], ("enb", "BASE"): [-9.0]}
+    assert better_than_published(cells_of("nll", values), "nll", "BASE") == 1
+
+
 def test_the_table_of_claims_counts_and_names_the_exceptions():
     known = [
         full_record("slump", name, seed, 0.3 * (name != "BASE")) for name in METHODS for seed in range(3)
@@ -247,6 +262,7 @@ def test_harm_is_told_from_noise_in_all_cells_together():
     tests = harm_tests([cells_of("nll", values)], "auto", "BASE")
     assert tests.harmed == {("convex-potential", "slump"): pytest.approx(0.5)}
     assert tests.unjudged == (("convex-potential", "enb"),)
+    assert (tests.within, tests.shown) == (2, 2)  # jura and wq; the mean on edm is 0.05, and uncertain
     assert set(tests.p_values) == {("convex-potential", name) for name in by}
 
 
@@ -260,6 +276,13 @@ def test_one_test_of_many_needs_more_evidence():
     tests = harm_tests([cells_of("nll", values)], "auto", "BASE")
     assert not tests.harmed
     assert tests.p_values["convex-potential", "slump"] == pytest.approx(4 * 0.0364, abs=0.004)
+
+
+def test_a_difference_without_spread_is_certain():
+    values = {("slump", "BASE"): [1.0, 2.0], ("slump", "auto"): [1.5, 2.5]}
+    assert harm_tests([cells_of("nll", values)], "auto", "BASE").p_values == {
+        ("convex-potential", "slump"): 0.0
+    }
 
 
 def test_an_infinite_mean_is_harm():

@@ -5,7 +5,9 @@ import re
 from study_records import full_record
 
 from studies.tabular import size_choice
+from studies.tabular.pages import seeds_of, with_other_settings
 from studies.tabular.size_choice import RESULTS, chosen_sizes
+from studies.tabular.study_cells import Cells
 from studies.tabular.tuned_pages import table_of_sizes, tuned_page
 
 SETS = ("slump", "jura", "edm")
@@ -34,13 +36,15 @@ def test_the_page_counts_cells_with_and_without_heavy_atoms():
     assert line.split(" | ")[1:3] == ["2 of 2", "1 of 1"]
     (line,) = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:1]
     assert line.split(" | ")[2].startswith("0 of 1 (EDM +")
-    assert "in 0 of 6 cells (Student's paired test" in page
+    assert "is at most 0.01 nats above that of BASE in 6 of 6 cells" in page
+    assert "at the level of 5 % in 0 cells" in page
     assert "None of the exceptions was trained with other settings." in page
 
 
 def test_harm_is_named():
     page = tuned_page(records(auto=3.0))
-    assert "in 6 of 6 cells (Student's paired test" in page
+    assert "is at most 0.01 nats above that of BASE in 0 of 6 cells" in page
+    assert "at the level of 5 % in 6 cells" in page
     assert "tuned-maf SLU +2.600" in page
 
 
@@ -72,3 +76,20 @@ def test_data_sets_without_a_search_count_with_fixed_sizes_and_no_other_ones():
     rows = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:2]
     assert [row.split(" | ")[1] for row in rows] == ["2 of 2", "3 of 3"]
     assert "In all, without heavy atoms: 3 of 3 for BASE" in page
+
+
+def test_other_settings_are_compared_on_common_seeds():
+    ours = [record | {"nll": 9.0} for record in records(("maf",)) if record["seed"] < 2]
+    searched = [
+        full_record("slump", "BASE", seed, suite_name="tuned-maf") | {"nll": 4.0 + seed} for seed in range(5)
+    ]
+    cells = {"maf": Cells.of(searched, "tuned-maf")}
+    table = with_other_settings([Cells.of(ours, "maf")], "BASE", cells)
+    assert "| 4.50 (-4.50; 2) |" in table
+
+
+def test_numbers_of_seeds_are_listed_most_first():
+    few = full_record("enb", "BASE", 0, suite_name="maf")
+    cells = Cells.of([*records(("maf",)), few], "maf")
+    assert seeds_of([cells]) == "3 have 3 seeds and 1 have 1 seed"
+    assert seeds_of([]) == "none has a record"
