@@ -84,8 +84,8 @@ CAUSES = """\
   grow without bound at such values. The loss falls as long as training continues, and the NLL mainly reflects
   when training was stopped. With more patience, the NLL of BI2 falls below the published value, and the NLL
   of WAG falls part of the way.
-- *Size.* RF1 and HO1 under maf, and HO1 under flow matching, agree with the published values with the sizes of
-  the grid search. On RF1, these are eight transforms instead of three.
+- *Size.* RF1 and HO1 under maf, and HO1 under flow matching, agree with the published values with the sizes
+  of the grid search. On RF1, these are eight transforms instead of three.
 - *Unknown.* A higher learning rate does not explain BLO under maf. Other sizes and patiences were not tried.
 
 The L-ECE of LR-KDE is above the published value on SF1 and SF2, where the distribution of the norm has jumps
