@@ -88,7 +88,7 @@ def subjects(folder: Path) -> dict[str, Subject]:
     def recalibrate(place: Path, version: int) -> None:
         if not place.exists():
             fit(place, 0)
-        quiet("recalibrate", place, table, "--recalibration", ("scaled", "spline")[version % 2])
+        quiet("recalibrate", place, table, "--recalibration", ("scaled", "spline")[version % 2], "--force")
 
     def regressor_version(place: Path) -> int:
         return int(lc.FlowRegressor.load(place).random_state)
