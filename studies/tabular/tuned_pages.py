@@ -41,6 +41,7 @@ python -m studies.tabular run tuned-misspecified tuned-convex-potential tuned-ma
     --methods BASE LR-KDE auto --no-samples --store bench/tuned.sqlite
 python -m studies.tabular.other_settings epochs tuned-misspecified --datasets slump enb --seeds 10
 python -m studies.tabular.rounding --seeds 3
+python -m studies.tabular.rounding smoothed-maf --seeds 3 --datasets slump edm atp7d sf1 atp1d jura
 python -m studies.tabular.write_pages --tuned bench/tuned.sqlite
 ```
 """
@@ -131,7 +132,8 @@ The largest effect is that on oes10, seed 0, under the convex potential flow: th
 and the NLL of BASE 286, 194 or 140, because a few test rows lie far out. The suites
 `smoothed-convex-potential`, `smoothed-maf` and `smoothed-flow-matching` use
 [a stopping rule](../how_to/rerun_the_study.md#early-stopping-that-depends-less-on-rounding) that depends less
-on rounding.
+on rounding. It was measured for MAF on six data sets. The largest difference between the means of two settings
+falls from 0.37 to 0.13 nats for BASE.
 
 The columns of the last table are the standard error over seeds, the standard deviation over the three
 settings of one seed, and the largest difference between the means of two settings. Flow matching and the
