@@ -230,10 +230,9 @@ def _calibrate(
     progress: bool = False,
 ) -> tuple[ConditionalFlow, list[AffineMap | None]]:
     """The target, recalibrated with out-of-fold latents, and the rotation of each flow's latent to it."""
-    n, folds = len(outputs), len(flows)
-    # A law of the norm does not depend on directions.
-    rotations: list[AffineMap | None] = [None] * folds
-    if fit is None:
+    n = len(outputs)
+    rotations: list[AffineMap | None] = [None] * len(flows)
+    if fit is None:  # a law of the norm does not depend on directions
         rotations = _match_rotations(flows, target, features, outputs, fold)
     encoders = [
         flow if rotation is None else Aligned(flow, rotation)
@@ -252,10 +251,9 @@ def _calibrate(
             target, rows, groups=groups, contiguous=order == "time", progress=progress, turned=turned
         )
     else:
-        norms = target.base.norm_of(rows.z)
-        chosen = None if weights is None else rows.weights
+        norms, own = target.base.norm_of(rows.z), None if weights is None else rows.weights
         model = recalibrate_norms(
-            target, norms, rows.x, rows.fingerprint, fit=fit, weights=chosen, order=order, z=rows.z
+            target, norms, rows.x, rows.fingerprint, fit=fit, weights=own, order=order, z=rows.z
         )
     if model.recalibration is not None:
         model.recalibration = model.recalibration.with_fields(out_of_fold=True)
