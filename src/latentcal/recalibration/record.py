@@ -89,9 +89,9 @@ class Recalibration:
         object.__setattr__(record, "norms", norms)
         return record
 
-    def with_fields(self, **fields: Any) -> Recalibration:
+    def with_fields(self, **changes: Any) -> Recalibration:
         """The same record with some fields changed; the norms stay."""
-        record = replace(self, **fields)
+        record = replace(self, **changes)
         return record if self.norms is None else record.with_norms(self.norms)
 
     @property
