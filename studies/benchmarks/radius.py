@@ -107,8 +107,8 @@ def main() -> None:
         "threads": 1,
         "points": POINTS,
     }
-    columns = ("fit s", "table s", "log_prob", "sample", "transport", "fit MB")
-    print(f"{'law':<14}{'n':>9}" + "".join(f"{column:>11}" for column in columns))
+    print("| law | fitted to | fit | first use | log_prob | sample | transport | peak of fit |")
+    print("|---" * 8 + "|")
     for name, fit in LAWS.items():
         for n in SIZES:
             radii, repetitions = norms(n), 3 if n >= 100_000 else 7
@@ -125,9 +125,10 @@ def main() -> None:
             row["log_prob"] = median_seconds(lambda law=law: law.log_prob(points), 3)
             row["sample"] = median_seconds(lambda law=law: law.sample((POINTS,)), 3)
             row["transport"] = median_seconds(lambda transport=transport: transport.radius(points), 3)
+            seconds = " | ".join(f"{value:.2f} s" for value in row.values())
             row["fit_peak_megabytes"] = peak_megabytes("fit", name, n)
             report[f"{name}, n = {n}"] = {key: round(value, 4) for key, value in row.items()}
-            print(f"{name:<14}{n:>9}" + "".join(f"{value:>11.3f}" for value in row.values()), flush=True)
+            print(f"| {name} | {n:,} | {seconds} | {row['fit_peak_megabytes']:.0f} MB |", flush=True)
     report["log_prob of 1e6 points, peak megabytes"] = round(
         peak_megabytes("evaluate", "StackedRadius", POINTS), 1
     )
@@ -137,9 +138,7 @@ def main() -> None:
     assert math.isclose(rate_by_definition(norms(200)), lc.GammaKDE.fit(norms(200), rates="paper").rate)
     report["definition at n = 2000, seconds"] = round(direct, 3)
     report["definition / GammaKDE.fit at n = 2000"] = round(direct / ours, 1)
-    print(
-        f"the definition takes {direct:.1f} s at n = 2000, {direct / ours:.0f} times as long as GammaKDE.fit"
-    )
+    print(f"\nthe definition takes {direct:.1f} s at n = 2000, {direct / ours:.0f} times as long as the fit")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -5,8 +5,9 @@
     python -m studies.benchmarks.remake_pages --fresh    # removes earlier results first
 
 A finished command is recorded in results/remade.csv with its processor time and commit, and is then skipped.
-An interrupted command resumes from its own results. The output of each command is in build/results. Copy it
-to its page unless the command writes the page itself.
+An interrupted command resumes from its own results. The output of each command is in build/results. A table
+of the output replaces the table of the page that has the same header and first cell. Revise the text of the
+page by hand.
 
 Not included are the tabular study with its search of sizes and its rounding, the training of image flows, and
 ``autocalibration_cost --before``, which needs the sources of an earlier commit. ``throughput`` needs the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from .resumable import RESULTS, append, read
 ROOT = Path(__file__).parents[2]
 DONE = RESULTS / "remade.csv"
 LOGS = ROOT / "build" / "results"
+DOCS = ROOT / "docs" / "results"
 
 # By page: each command after ``python -m studies.``, and the result files that it fills.
 PAGES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -132,8 +135,31 @@ def show(steps: Sequence[Step]) -> str:
     )
 
 
+def find_tables(text: str) -> dict[str, list[str]]:
+    """The Markdown tables of a text, by their header and the first cell below it."""
+    tables: dict[str, list[str]] = {}
+    for match in re.finditer(r"^(\|.*)\n\|[-:| ]+\|\n(\|[^|]*)(?:.*\n\|)*.*\n", text, flags=re.MULTILINE):
+        tables.setdefault(f"{match[1]} {match[2]}", []).append(match[0])
+    return tables
+
+
+def fill(page: Path, output: str) -> str:
+    """Put the tables of an output into a page; returns what was replaced and what has no counterpart."""
+    text, new = page.read_text(encoding="utf-8"), find_tables(f"{output}\n")
+    old = find_tables(text)
+    known = [name for name in new if len(old.get(name, ())) == len(new[name])]
+    for name in known:
+        for before, after in zip(old[name], new[name], strict=True):
+            text = text.replace(before, after, 1)
+    page.write_text(text, encoding="utf-8")
+    return "; ".join(
+        [f"{len(known)} of {len(new)} tables are in {page.name}"]
+        + [f"without counterpart there: {name[:60]}" for name in new if name not in known]
+    )
+
+
 def run(step: Step) -> bool:
-    """Run a command and record its processor time; False if it fails."""
+    """Run a command, record its processor time and fill in its page; False if it fails."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{step.command.replace(' ', '_')}.txt"
     commit = subprocess.run(
@@ -148,6 +174,7 @@ def run(step: Step) -> bool:
     used = after.children_user + after.children_system - before.children_user - before.children_system
     if code == 0:
         append(DONE, {"page": step.page, "command": step.command, "CPU s": used, "commit": commit.strip()})
+        print(fill(DOCS / step.page, log.read_text(encoding="utf-8")))
     print(f"{'done' if code == 0 else 'FAILED'}, {used:.0f} CPU s: {step.command} > {log}", flush=True)
     return code == 0
 

@@ -53,6 +53,8 @@ def remake(monkeypatch, tmp_path):
     monkeypatch.setattr(remake_pages, "RESULTS", tmp_path)
     monkeypatch.setattr(remake_pages, "DONE", tmp_path / "remade.csv")
     monkeypatch.setattr(remake_pages, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(remake_pages, "DOCS", tmp_path)
+    (tmp_path / "quick.md").write_text("The times.\n")
     quick, wrong = "benchmarks.remake_pages --list speed.md", "benchmarks.remake_pages --no-such-option"
     pages = {"quick.md": {quick: ("quick.csv",)}, "wrong.md": {wrong: ()}}
     monkeypatch.setattr(remake_pages, "PAGES", pages)
@@ -80,6 +82,33 @@ def test_a_finished_command_is_skipped_until_it_is_forgotten(remake, tmp_path, c
     assert "CPU s: benchmarks.remake_pages" in capsys.readouterr().out
     assert not result.exists()
     assert list(remake("--list")) == ["benchmarks.remake_pages --list speed.md"]
+
+
+def test_a_table_of_the_output_replaces_the_one_of_the_page_with_its_header_and_first_cell(tmp_path):
+    (page := tmp_path / "page.md").write_text(
+        "| a | b |\n|---|---|\n| first | 1 |\n| gone | 2 |\n\nOf the first.\n\n"
+        "| a | b |\n|---|---|\n| second | 3 |\n\nOf the second.\n| c |\n|---|\n| kept | "
+    )
+    output = (
+        "12 s\n| a | b |\n|---|---|\n| second | 4 |\n| new | 5 |\n\n"
+        "| a | b |\n|:--|--:|\n| first | 6 |\n\n| d |\n|---|\n| elsewhere |"
+    )
+    told = remake_pages.fill(page, output)
+    assert page.read_text() == (
+        "| a | b |\n|:--|--:|\n| first | 6 |\n\nOf the first.\n\n"
+        "| a | b |\n|---|---|\n| second | 4 |\n| new | 5 |\n\nOf the second.\n| c |\n|---|\n| kept | "
+    )
+    assert "2 of 3 tables are in page.md" in told
+    assert "without counterpart there: | d | | elsewhere" in told
+
+
+def test_as_many_tables_of_a_kind_are_needed_as_the_page_has(tmp_path):
+    table = "| a |\n|---|\n| x | {} |\n"
+    (page := tmp_path / "page.md").write_text(f"{table.format(1)}\n{table.format(2)}")
+    assert "0 of 1 tables" in remake_pages.fill(page, table.format(3))
+    assert page.read_text() == f"{table.format(1)}\n{table.format(2)}"
+    assert "1 of 1 tables" in remake_pages.fill(page, f"{table.format(3)}\n{table.format(4)}")
+    assert page.read_text() == f"{table.format(3)}\n{table.format(4)}"
 
 
 def test_a_command_that_fails_is_told_and_not_recorded(remake, capsys):
