@@ -254,7 +254,7 @@ def draw_figure() -> None:
     ax.plot(ends, ends, color="0.7", linewidth=1)
     ax.scatter(estimated.clamp(min=ends[0]), realised.clamp(min=ends[0]), s=12)
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ax.set(xlabel="estimated gain, nats a row", ylabel="gain of autocalibrate on fresh rows")
+    ax.set(xlabel="estimated gain, nats per row", ylabel="gain of autocalibrate on fresh rows")
     figure.savefig(FIGURE, dpi=110)
     plt.close(figure)
 

@@ -156,7 +156,7 @@ def _ranked(ranked: Ranks) -> Iterable[str]:
         return
     tests = compare_ranks(ranked)
     means = ", ".join(f"{name} {mean:.2f}" for name, mean in ranked.mean.items())
-    alike = "; ".join(", ".join(group) for group in tests.alike()) or "none"
+    alike = " and ".join(f"({', '.join(group)})" for group in tests.alike()) or "none"
     yield f"Mean rank of the volume over {len(ranked.by_case)} cells (1 is the smallest): {means}."
     yield f"Groups without a significant difference over {tests.datasets} data sets, at 5 %: {alike}."
 

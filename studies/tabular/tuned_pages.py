@@ -29,10 +29,12 @@ INTRODUCTION = """\
 # The study with tuned flows
 
 The published flows were tuned on a grid by validation NLL. This page repeats that for the data sets of the
-[tabular study](tabular_study.md), whose flows have one size and one learning rate.
+[tabular study](tabular_study.md). In that study, all flows of a kind have one size and one learning rate.
+BASE is a flow as trained, LR-KDE the published recalibration, and `auto` is `autocalibrate`.
 `python -m studies.tabular.write_pages` writes this page from files in `studies/benchmarks/results`: the
-records `tuned_study.jsonl.gz` and, for comparison, `tabular_study.jsonl.gz`, the searches in `tuning`,
-`other_settings.csv` and `rounding.csv`. These commands make them, and resume where they were stopped:
+records of the tuned flows (`tuned_study.jsonl.gz`), the searches (the folder `tuning`), `other_settings.csv`
+and `rounding.csv`. The following commands make these files, and resume where they were stopped. For
+comparison, the page also uses the records of the tabular study (`tabular_study.jsonl.gz`).
 
 ```sh
 python -m studies.tabular.size_search convex-potential maf flow-matching
@@ -50,15 +52,17 @@ COMPARED = """\
 
 The table counts the data sets on which the mean over seeds is better than the published mean, or worse by at
 most two joint standard errors. The exceptions are in brackets, with their distance in joint standard errors.
-A data set has *heavy atoms* if a target has the same value in more than half of the rows, as nine of the 25
-have. A density can grow without bound there, so its NLL can mostly show how long training went on. Seed 0,
+A data set has *heavy atoms* if an output has the same value in more than half of the rows, as is the case in
+nine of the 25 (the tables below name four more, which have no records). A density can grow without bound at
+such a value, so the NLL on these data sets may mainly reflect how long the flow was trained. Seed 0,
 which was used to choose the sizes, is included. The weights are those of the best epoch; the published ones
 are those of the last epoch.
 """
 COMPLETED = """\
 The next table also counts the other data sets of the study, with the fixed sizes of the study. Their records
-were made by an earlier version of the code, which did not record [reference
-results](../how_to/rerun_the_study.md#records-of-different-versions).
+come from an earlier version of the code. It did not yet store the [reference
+results](../how_to/rerun_the_study.md#records-of-different-versions) by which records of different versions
+are told apart.
 """
 CAUSES = """\
 - *Misspecified.* On SLU and ENB, an epoch is one step. With eight steps instead of two, the NLL agrees
@@ -86,50 +90,54 @@ This plan was written down before the first run:
 | suite | grid | combinations |
 |---|---|---|
 | convex potential | units 10, 20, 40; layers 2, 3, 5; learning rate 0.005, 0.001, 0.0002 | 27 |
-| misspecified | the same, after two epochs (the paper names no other grid for it) | 27 |
+| misspecified | the same, with the validation NLL after two epochs (the paper names no other grid) | 27 |
 | MAF | transforms 3, 5, 8; units 32, 64; layers 2, 3; learning rate 0.005, 0.001 | 24 |
 | flow matching | units 32, 64; layers 2, 3, 5; learning rate 0.005, 0.001, 0.0002 | 18 |
 
 - The search uses seed 0 of each data set and keeps the combination with the lowest validation NLL. The suites
   use it for seeds 0 to 9 of the 12 smallest data sets and for seeds 0 to 4 of the others. Patience is 60
-  epochs for convex potential flows and 30 for the others, training ends after 5,000 epochs, and a batch has
-  1,024 rows, as in the study.
+  epochs for convex potential flows and 30 for the others, training ends after at most 5,000 epochs, and a
+  batch has 1,024 rows, as in the study.
 - The full grid is trained on the 13 data sets with fewer than 2,000 rows and on households. The plan also
   named rf1; the other data sets, rf1 included, are searched by halving, because their full grids take hours.
-- Successive halving trains all sizes with the largest learning rate until training ends, the better two
-  thirds of them with the next rate and, if that lowered the lowest NLL, the better third with the smallest
-  rate. Sizes start from the same weights at every rate and mostly keep their order.
+- Successive halving first trains all sizes with the largest learning rate, each until its training ends. The
+  best two thirds of the sizes are trained with the next rate. If this lowers the lowest NLL, the best third
+  of all sizes is also trained with the smallest rate. A size starts from the same weights at every rate, and
+  the order of the sizes is mostly the same at every rate.
 
 The next table shows the sizes: units (for MAF, transforms x units), layers, learning rate.
 """
 HALVING = """\
-The next table compares halving with the full grids that are known. The seconds of halving are computed from
-the epochs that it would have trained.
+The next table compares halving with the full grids that have been trained. Halving was not run on these data
+sets: its choice and its time are computed from the epochs of the full grid that it would have trained.
 """
 RULE = """\
 - *Choice of the rule.* The plan named nine data sets for the choice (slump, atp7d, sf1, oes97, atp1d, oes10,
-  enb, wq, sf2) and six for the report (edm, jura, scpf, ansur2, households, rf1). Halving at common epochs,
-  whatever the learning rate, lost 0.27 to 0.74 nats on sf1, where the smallest rate wins and is behind at any
-  epoch at which the others end.
-- *A first rule failed.* It also kept only the better half of the sizes after 50 epochs. It found every winner
-  on the five sets of its choice (slump, atp7d, sf1, atp1d, sf2) and on edm and jura, and lost 0.87 nats on
-  scpf, where the winner is slow. The present rule was chosen with scpf, so scpf no longer counts as a report;
-  enb takes its place, whose full grid was not yet trained. The smallest learning rate is skipped where the
-  one before gained nothing; this was added later and is the same choice on all full grids.
+  enb, wq, sf2) and six for the report (edm, jura, scpf, ansur2, households, rf1). A rule that compares all
+  combinations after the same number of epochs, whatever their learning rate, lost 0.27 to 0.74 nats on sf1
+  with convex potential flows and MAF. There, the smallest rate wins in the end, but is still behind when the
+  trainings with larger rates stop.
+- *A first rule failed.* In addition to the steps above, it dropped the worse half of the sizes after 50
+  epochs. It found every winner on the five data sets with which it was chosen (slump, atp7d, sf1, atp1d, sf2)
+  and on edm and jura, but lost 0.87 nats on scpf, where the best combination improves slowly. The present
+  rule was chosen with scpf as well, so scpf can no longer test it. Instead, enb is used for the report: its
+  full grid had not been trained when the rule was chosen. The smallest learning rate is skipped if the one
+  before brought no improvement. This was added later; it leads to the same choice on all full grids.
 - *Report.* Halving finds the winner on edm, jura, ansur2 and households for all three flows, and on enb for
-  flow matching. On enb it loses more for the other two flows than the 0.01 nats that the plan allowed, and
-  the full grid of rf1 is not known. The rule is therefore not proven for the data sets searched with it.
+  flow matching. For the other two flows on enb, it loses more than the 0.01 nats that the plan allowed. The
+  full grid was not trained on rf1. The rule is therefore not proven for the data sets searched with it.
 """
 ROUNDING = """\
 ## Rounding
 
 A training stops 30 epochs (convex potential flows: 60) after the lowest validation loss. Where this loss is
-noisy, rounding decides which epoch that is. The same runs were repeated with the same seeds and with three
-sets of instructions of the processor: the best that torch finds (AVX-512), `ATEN_CPU_CAPABILITY=avx2` and
-`ATEN_CPU_CAPABILITY=default`. They are the runs of the 12 smallest data sets with seeds 0 to 2 and fixed
-sizes; `smoothed-maf`, explained below, has six of these sets. The next table counts the runs whose best epoch
-depends on the setting. It also shows how often the means of two settings differ by more than the standard
-error over seeds, and the median ratio of the two.
+noisy, rounding decides which epoch that is. To measure this, runs of the tabular study, with fixed sizes,
+were repeated with the same seeds under three instruction sets of the processor, called settings here: the
+best that torch finds (AVX-512), `ATEN_CPU_CAPABILITY=avx2` and `ATEN_CPU_CAPABILITY=default`. The runs cover
+the 12 smallest data sets and seeds 0 to 2; `smoothed-maf`, explained below, was run on six of these data
+sets. The next table counts the runs whose best epoch depends on the setting. It also counts the data sets on
+which the largest difference between the means of two settings exceeds the standard error over seeds. The last
+two columns are the median of this difference divided by that standard error.
 """
 EFFECT = """\
 The largest effect is that on oes10, seed 0, under the convex potential flow: the best epoch is 64, 54 or 41,
@@ -140,8 +148,8 @@ on rounding of the loss. It was measured for MAF on six data sets: the largest d
 two settings falls from 0.37 to 0.13 nats for BASE, but rises from 0.24 to 0.48 nats for LR-KDE.
 
 The columns of the last table are the standard error over seeds, the standard deviation over the three
-settings of one seed, and the largest difference between the means of two settings. Flow matching and the
-misspecified flow are left out; `--show` prints them.
+settings (pooled over seeds), and the largest difference between the means of two settings. It shows the
+convex potential flow and MAF; `python -m studies.tabular.rounding --show` prints all suites.
 """
 
 
@@ -157,7 +165,7 @@ def tuned_page(found: Records, fixed: Records = ()) -> str:
     parts = [INTRODUCTION, _in_short(studies), COMPARED, _reproduced(studies)]
     if any(each.records.keys() != cells.records.keys() for each, cells in zip(whole, studies, strict=True)):
         parts += [COMPLETED, _reproduced(whole)]
-        parts += [f"In all, the NLL matches or beats the published value {_where(whole)}.\n"]
+        parts += [f"In this table, {_where(whole)}.\n"]
     parts.append(CAUSES)
     parts += [with_other_settings(studies, method, {}) for method in ("BASE", "LR-KDE")]
     parts += ["## Harm\n", _harm(harm_tests(studies, "auto", "BASE"))]
@@ -181,8 +189,8 @@ def _in_short(studies: Sequence[Cells]) -> str:
     return (
         "## In short\n\nA cell is a combination of a data set and a base flow. Of the cells, "
         f"{seeds_of(studies)}.\n\n"
-        f"- The NLL matches or beats the published value {_where(studies)}. The L-ECE of LR-KDE does so in "
-        f"{errors}.\n"
+        f"- Among tuned flows, {_where(studies)} ([definitions](#comparison-with-the-published-values)). The "
+        f"L-ECE of LR-KDE matches or beats the published value in {errors}.\n"
         f"- The NLL of BASE is better than published by more than two joint standard errors in {better} "
         "cells.\n"
         f"- Mean ranks in NLL over {len(ranked.by_case)} cells: {means}. "
@@ -201,15 +209,16 @@ def _complete(tuned: Cells, fixed: Cells) -> Cells:
 
 
 def _where(studies: Sequence[Cells]) -> str:
-    """Phrase on the numbers of cells whose NLL matches or beats the published value."""
+    """Sentence on the numbers of cells whose NLL matches or beats the published value, without full stop."""
     counts = [
         total_of([against_published(cells, "nll", method, heavy_atoms=atoms) for cells in studies])
         for atoms in (False, True)
         for method in ("BASE", "LR-KDE")
     ]
     return (
-        f"on data sets without heavy atoms in {counts[0]} for BASE and in {counts[1]} for LR-KDE, on those "
-        f"with heavy atoms in {counts[2]} and in {counts[3]}"
+        f"the NLL matches or beats the published value in {counts[0]} for BASE and in {counts[1]} for LR-KDE "
+        f"on data sets without heavy atoms, and in {counts[2]} for BASE and in {counts[3]} for LR-KDE on "
+        "those with heavy atoms"
     )
 
 
@@ -240,8 +249,8 @@ def _harm(tests: HarmTests) -> str:
         f"above that of BASE by more than {TOLERANCE:g} nats. With Holm's adjustment over "
         f"{len(tests.p_values)} cells, this is\nshown at the level of 5 % in {len(tests.harmed)} cells"
         f"{f' ({cells})' if cells else ''}; the smallest adjusted p-value is {smallest:.2g}. With few\n"
-        "seeds, this test misses small harm. The opposite test, without adjustment, shows at 5 % that\n"
-        f"`auto` is not worse by more than {TOLERANCE:g} nats in {tests.shown} cells.\n"
+        f"seeds, this test misses small harm. In {tests.shown} cells, the opposite test shows, at 5 % and\n"
+        f"without adjustment, that the mean NLL of `auto` is at most {TOLERANCE:g} nats above that of BASE.\n"
     )
 
 
@@ -273,7 +282,8 @@ def _progress() -> str:
     seconds = sum(trial.cpu_seconds + trial.nll_seconds for each in trials for trial in each)
     hours = seconds / 3600
     return (
-        f"{len(ended)} of {len(trials)} searches have ended. All took {hours:.1f} hours of one core so far.\n"
+        f"{len(ended)} of {len(trials)} searches have ended. So far, they took {hours:.1f} hours of one "
+        "core.\n"
         "The suite `misspecified` uses the first two epochs of the searches of convex potential flows.\n"
     )
 
@@ -286,7 +296,7 @@ def _halving() -> str:
     """Table of what halving would have chosen of the full grids that are known."""
     lines = [
         "| suite | full grids | seconds, full grids | seconds, halving "
-        f"| data sets with a loss above {TOLERANCE:g} nats |",
+        f"| more than {TOLERANCE:g} nats worse on |",
         "|---|---|---|---|---|",
     ]
     for flow in FLOWS:

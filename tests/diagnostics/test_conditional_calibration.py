@@ -205,7 +205,7 @@ def test_the_report_reads_well_and_goes_into_json(generator):
     assert "400 rows, d = 4, p = 3" in text
     assert "mostly on age (rank correlation +0." in text
     assert "ConditionalRadius" in text
-    assert "lowest slab coverage" in text
+    assert "lowest coverage in a slab" in text
     assert "worst of 3 groups" in text
     assert max(len(line) for line in text.splitlines()) < 280
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))

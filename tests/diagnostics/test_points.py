@@ -23,7 +23,8 @@ def test_the_promise_names_points_and_interval():
         "calibration sets)."
     )
     assert str(points).endswith(
-        "Points needed for conformal regions: 160 for ±5 %, 930 for ±2 %, 3,600 for ±1 %."
+        "Conformal regions need 160 points for a coverage within ±5 % of the nominal one, 930 for ±2 %, "
+        "3,600 for ±1 %."
     )
 
 

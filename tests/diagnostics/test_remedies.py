@@ -100,7 +100,7 @@ def test_rows_in_time_get_no_repair_that_takes_them_for_exchangeable():
 
 
 def test_in_time_order_advice_declares_it_and_leaves_maps_alone(models):
-    """Followed by its word on hourly weather, advice without either lost 9 nats a row in another season."""
+    """Followed by its word on hourly weather, advice without either lost 9 nats per row in another season."""
     noise = {"in_time": True, "within_noise": True}
     for record in (None, models["auto"].recalibration):
         for about in ({"in_time": True}, noise):

@@ -95,10 +95,10 @@ def test_words_of_verdicts_and_sizes():
     assert describe_size([finding(found=False)]) == ""
     assert describe_size([finding(coverage=0.051, uncertainty=0.007, gain=0.12, gain_error=0.01)]) == (
         " Coverage is off by up to 5.1 ± 0.7 points, and the best repair is estimated to gain 0.120 ± 0.010 "
-        "nats a row."
+        "nats per row."
     )
     hopeless = describe_size([finding(gain=-0.003, gain_error=0.002)])
-    assert "no repair shows a clear gain (the largest estimate is -0.003 ± 0.002 nats a row)" in hopeless
+    assert "no repair shows a clear gain (the largest estimate is -0.003 ± 0.002 nats per row)" in hopeless
 
 
 @pytest.mark.parametrize("wrong", ["flows", "", None])

@@ -287,8 +287,8 @@ def _recalibrate(
         equally = ", which count rows equally," * bool(weights)
         click.echo(
             f"Conformal {100 * _LEVEL:.0f} % regions (`latentcal regions`){equally} cover "
-            f"{_between(region)} (for 95 % of calibration sets), and those of the recalibrated distribution "
-            f"{_between(law)} (for about 95 %)."
+            f"{_between(region)} in 95 % of calibration sets of this size. Those of the recalibrated "
+            f"distribution cover {_between(law)} in about 95 % of them."
         )
         if force:
             click.echo(

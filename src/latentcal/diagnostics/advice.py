@@ -145,8 +145,8 @@ def write_notes(
         notes.append(f"The energy test used {tested:,} random rows of {n:,}.")
     if past.record is not None:
         notes.append(
-            f"The model was recalibrated on {past.record.n:,} rows and inherits their noise: on {n:,} rows, "
-            f"noise alone explains an L-ECE of up to {noise_limit(n, past.record):.3f}. More calibration "
-            "rows reduce it."
+            f"The model was recalibrated on {past.record.n:,} rows. The noise of those and of these {n:,} "
+            f"rows can explain an L-ECE of up to {noise_limit(n, past.record):.3f} (99 % limit). More "
+            "calibration rows reduce it."
         )
     return tuple(notes)

@@ -236,7 +236,7 @@ class Case:
         return f"up to {self.permutations:,} shuffles of {n:,} rows"
 
     def estimate_gain(self, repair: Repair) -> tuple[float, float] | None:
-        """Gain of a repair on held-out rows in nats a row, with its standard error; None if unknown."""
+        """Gain of a repair on held-out rows in nats per row, with its standard error; None if unknown."""
         gains = self._gains_by_group if "radial by group" in repair.rungs else self._gains
         return gains.estimate(repair)
 

@@ -44,14 +44,14 @@ class Comparison:
     """A model before and after recalibration, on the same rows; differences are after minus before."""
 
     outcome: Outcome
-    """``"worse"`` if the NLL rises by more than 0.01 nats a row, with one-sided confidence of 96 %, or the
+    """``"worse"`` if the NLL rises by more than 0.01 nats per row, with one-sided confidence of 96 %, or the
     energy score by more than 2 % and three standard errors; ``"better"`` if the NLL falls by as much; else
     ``"no_difference"``.
     """
     n: int
     """Rows."""
     nll: float | None
-    """Mean difference of the NLL in nats a row; None if one of the two has no density."""
+    """Mean difference of the NLL in nats per row; None if one of the two has no density."""
     nll_error: float | None
     """Its standard error; None if the difference is infinite."""
     energy: float

@@ -75,10 +75,10 @@ def conditional_calibration(
     at least as strong as the data. With more than 14 features, products of 100 random pairs are tested.
     Directions are tested only for a Euclidean norm.
 
-    Findings have sizes: ``gain``, the gain of their repair on held-out rows in nats a row (3 folds of at most
-    2,000 rows), and ``coverage_error``, the largest coverage error that they cause. In addition, the coverage
-    of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of feature space where it is
-    lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
+    Findings have sizes: ``gain``, the gain of their repair on held-out rows in nats per row (3 folds of at
+    most 2,000 rows), and ``coverage_error``, the largest coverage error that they cause. In addition, the
+    coverage of the region :math:`\{u \le \text{coverage}\}` is measured in the slabs of feature space where
+    it is lowest and highest (:func:`latentcal.metrics.worst_slab_coverage`).
 
     Args:
         model: a flow, recalibrated or not.
@@ -241,7 +241,7 @@ class ConditionalCalibration(Findings):
         if self.slabs is None:
             return []
         ends = {"lowest": self.slabs.lowest, "highest": self.slabs.highest}
-        return [f"{name} slab coverage: {self._describe(slab)}" for name, slab in ends.items()]
+        return [f"{name} coverage in a slab: {self._describe(slab)}" for name, slab in ends.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers and sentences as plain values for JSON."""
@@ -319,10 +319,10 @@ class ConditionalCalibration(Findings):
         if slab.feature is not None:
             along = self.feature_names[slab.feature]
         else:
-            largest = slab.direction.abs().argsort(descending=True)[:2]
-            terms = " ".join(f"{float(slab.direction[j]):+.2g} {self.feature_names[j]}" for j in largest)
-            used = int((slab.direction != 0).sum())
-            along = terms + (" ..." if used > 2 else "")
+            v, names = slab.direction, self.feature_names
+            first, second = v.abs().argsort(descending=True)[:2].tolist()
+            sign, rest = "-" if v[second] < 0 else "+", " + ..." if (v != 0).sum() > 2 else ""
+            along = f"{v[first]:.2g} {names[first]} {sign} {abs(v[second]):.2g} {names[second]}{rest}"
         return write_interval(slab.lower, along, slab.upper)
 
     def _slab_dict(self, slab: Slab) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def diagnose(
 
     With Holm's adjustment the level holds for all tests together: at most that share of correct models has
     any finding. The *verdict* depends on sizes: faults are small if coverage is off by less than 2 points and
-    their repair gains less than 0.01 nats a row, both with 95 % confidence. A recalibrated model is correct
+    their repair gains less than 0.01 nats per row, both with 95 % confidence. A recalibrated model is correct
     only up to the noise of its calibration rows; the report states whether that noise explains the findings.
     The numbers (NLL, energy score, L-ECE, HDR-ECE, coverage) have separate 95 % bands.
 

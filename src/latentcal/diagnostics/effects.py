@@ -59,7 +59,7 @@ class HeldOutGains:
         self._known: dict[str, Tensor | None] = {}
 
     def estimate(self, repair: Repair) -> tuple[float, float] | None:
-        """Gain in nats a row and its standard error; None if the first rung of the repair is not possible.
+        """Gain in nats per row and its standard error; None if the first rung of the repair is not possible.
 
         Differences are paired by row. If there are several rungs, the largest gain is used.
         """

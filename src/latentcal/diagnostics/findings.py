@@ -37,8 +37,8 @@ class Finding:
     detail: str = ""
     """How the p-value was computed: the rows used and what was left out."""
     gain: float | None = None
-    """Estimated gain of the repair on new rows, in nats a row; None if nothing was found, no repair is known,
-    or there are too few rows.
+    """Estimated gain of the repair on new rows, in nats per row; None if nothing was found, no repair is
+    known, or there are too few rows.
     """
     gain_error: float | None = None
     """Standard error of the gain."""
@@ -167,9 +167,8 @@ class Findings:
         lines, before = [], ""
         for each in self.findings:
             if each.found:
-                lines.append(
-                    f"- {each.verdict} To do: {'the same' if each.remedy == before else each.remedy}."
-                )
+                remedy = "the same as above" if each.remedy == before else each.remedy
+                lines.append(f"- {each.verdict} To do: {remedy}.")
                 before = each.remedy
         return lines
 

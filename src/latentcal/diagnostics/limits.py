@@ -196,8 +196,12 @@ class CalibrationPoints:
         return f"{subject} between {low:.1f} and {high:.1f} % (for {sets} of calibration sets)."
 
     def __str__(self) -> str:
-        wanted = ", ".join(f"{n:,} for ±{100 * p:g} %" for p, n in self.needed.items())
-        return f"{self.promise} Points needed for conformal regions: {wanted}."
+        (widest, fewest), *others = self.needed.items()
+        more = "".join(f", {n:,} for ±{100 * p:g} %" for p, n in others)
+        return (
+            f"{self.promise} Conformal regions need {fewest:,} points for a coverage within "
+            f"±{100 * widest:g} % of the nominal one{more}."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; precisions become strings."""

@@ -58,11 +58,11 @@ _WORDS: dict[str, dict[str, str]] = {
     "train": {
         "flow": "train the flow longer or on more rows, or use a more flexible one",
         "estimator": "fit again with more rows, more epochs (`max_epochs`) or another `flow`",
-        "command line": "`latentcal fit` again with more rows, more `--epochs` or another `--flow`",
+        "command line": "run `latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
     "lags": {
         "estimator": "fit again with lagged outputs, or a variable for the season, as features",
-        "command line": "`latentcal fit` again with columns of lagged outputs, or a column for the season",
+        "command line": "run `latentcal fit` again with lagged outputs, or the season, as columns",
     },
     "undo": {
         "flow": "`{undo}`",

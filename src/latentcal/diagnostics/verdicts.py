@@ -16,7 +16,7 @@ NOT_CALIBRATED: Verdict = "not_calibrated"
 COVERAGE_LIMIT = 0.02
 """Coverage error below which a fault is small."""
 GAIN_LIMIT = 0.01
-"""Largest gain of the repair of a small fault, in nats a row."""
+"""Largest gain of the repair of a small fault, in nats per row."""
 ONE_SIDED = 1.645
 """Standard errors to add to a size before it is compared with its limit (95 %, one-sided)."""
 
@@ -77,7 +77,7 @@ def describe_size(findings: Sequence[Finding]) -> str:
         parts.append(f"coverage is off by up to {largest.sizes[1]} points")
     if gains := [each for each in found if each.gain is not None]:
         best = max(gains, key=lambda each: each.gain or 0.0)
-        size = f"{best.sizes[0]} nats a row"
+        size = f"{best.sizes[0]} nats per row"
         parts.append(
             f"the best repair is estimated to gain {size}"
             if best.is_repairable

@@ -34,7 +34,7 @@ class HeldOutChange:
     """Effect of a recalibration on held-out rows: after minus before.
 
     Args:
-        nll: mean change of the NLL, in nats a row.
+        nll: mean change of the NLL, in nats per row.
         nll_error: its standard error.
         energy: mean change of the energy score, with outputs divided by their standard deviations.
         energy_error: its standard error.

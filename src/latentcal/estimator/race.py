@@ -37,7 +37,7 @@ class Tried(NamedTuple):
     Args:
         name: description of the candidate.
         nll: mean NLL in standardised units; that after recalibration, if lower.
-        behind: difference of the NLL from the best candidate, in nats a row, clipped at 10 for each row.
+        behind: difference of the NLL from the best candidate, in nats per row, clipped at 10 for each row.
         error: standard error of this difference.
         energy: mean energy score in standardised units; None for candidates behind in NLL.
         weight: its weight in the weighted mean, if that was chosen.
