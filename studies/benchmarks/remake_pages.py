@@ -163,7 +163,7 @@ def run(step: Step) -> bool:
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{step.command.replace(' ', '_')}.txt"
     commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
     before = os.times()
     with log.open("w", encoding="utf-8") as file:

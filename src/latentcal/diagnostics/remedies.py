@@ -157,10 +157,12 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     if situation.within_noise:
         return situation.say("again")
     direct = "recalibrate" in actions  # a new law of the norm repairs coverage, whatever its gain
+    if situation.in_time and situation.audience != "flow":  # richer repairs assume exchangeable rows
+        if direct and (finding.gain is None or finding.is_repairable):
+            return f"{situation.say('latest')}; or {situation.say('train')}"
+        return f"{situation.say('lags')} (no repair after training is known to help with rows in time order)"
     if finding.gain is not None and not finding.is_repairable and not direct:
         return f"{situation.say('train')} (no repair after training is known to help)"
-    if situation.in_time and situation.audience != "flow":  # richer repairs assume exchangeable rows
-        return f"{situation.say('latest')}; or {situation.say('train')}"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
         again = [] if situation.record is None and situation.undone is None else ["again"]
