@@ -66,11 +66,12 @@ weights: the median over trainings and, in brackets, the number of negative diff
 """
 REPRODUCED = """\
 The table counts the data sets on which the mean is better than the published mean, or worse by at most two
-joint standard errors. Only data sets with at least two seeds are included. Exceptions are in brackets, with
-their distance in joint standard errors; [the tables](tabular_study_tables.md) have the full names of the data
-sets. A data set has *heavy atoms* if an output has the same value in more than half of the rows, as nine of
-the 25 have. With three seeds, the relative error of a standard error is about one half. If all differences
-were noise, about one of 25 data sets would be an exception.
+joint standard errors (the root of the sum of both squared standard errors). Only data sets with at least two
+seeds are included. Exceptions are in brackets, with their distance in joint standard errors; [the
+tables](tabular_study_tables.md) have the full names of the data sets. A data set has *heavy atoms* if an
+output has the same value in more than half of the rows, as nine of the 25 have. With three seeds, the
+relative error of a standard error is about one half. If all differences were noise, about one of 25 data sets
+would be an exception.
 """
 MISSES = """\
 ### Causes of the exceptions

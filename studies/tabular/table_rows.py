@@ -72,7 +72,9 @@ def heading(cells: Cells) -> str:
 def where_from(cells: Cells) -> list[str]:
     """Notes on the differences between these runs and the published ones."""
     last = (
-        "second and last epoch" if cells.suite.endswith("misspecified") else "last epoch (30 after the best)"
+        "second epoch, which is the last"
+        if cells.suite.endswith("misspecified")
+        else "last epoch (30 after the best)"
     )
     here = f"; here: weights of the best epoch{_longer(cells)}" if cells.weights == "best" else ", as here"
     notes = [f"Published: 10 runs, weights of the {last}{here}."]

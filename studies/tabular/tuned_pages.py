@@ -53,18 +53,20 @@ COMPARED = """\
 The table counts the data sets on which the mean over seeds is better than the published mean, or worse by at
 most two joint standard errors. The exceptions are in brackets, with their distance in joint standard errors.
 A data set has *heavy atoms* if an output has the same value in more than half of the rows, as is the case in
-nine of the 25 (the tables below name four more, which have no records). A density can grow without bound at
-such a value, so the NLL on these data sets may mainly reflect how long the flow was trained. Seed 0,
-which was used to choose the sizes, is included. The weights are those of the best epoch; the published ones
-are those of the last epoch.
+nine of the 25 (the tables at the end name four further data sets, SC1, ME1, ME2 and ME3, which have no
+records). A density can grow without bound at such a value, so the NLL on these data sets may mainly reflect
+how long the flow was trained. Seed 0, which was used to choose the sizes, is included. The weights are those
+of the best epoch; the published ones are those of the last epoch.
 """
 COMPLETED = """\
 The next table also counts the other data sets of the study, with the fixed sizes of the study. Their records
-come from an earlier version of the code. It did not yet store the [reference
+come from an earlier version of the code, which did not yet store the [reference
 results](../how_to/rerun_the_study.md#records-of-different-versions) by which records of different versions
-are told apart.
+are told apart, so this was not checked for them.
 """
 CAUSES = """\
+Causes of the exceptions:
+
 - *Misspecified.* On SLU and ENB, an epoch is one step. With eight steps instead of two, the NLL agrees
   with the published one on both ([table](#other-settings-of-the-exceptions)). The cause is not known: on
   the other small data sets, where an epoch is one step as well, two steps are enough.
@@ -85,12 +87,13 @@ second for LR-KDE.
 SEARCH = """\
 ## The search
 
-This plan was written down before the first run:
+The grids and the choice of data sets were written down before the first run. The bullets say where we
+deviated from this plan.
 
 | suite | grid | combinations |
 |---|---|---|
 | convex potential | units 10, 20, 40; layers 2, 3, 5; learning rate 0.005, 0.001, 0.0002 | 27 |
-| misspecified | the same, with the validation NLL after two epochs (the paper names no other grid) | 27 |
+| misspecified: convex potential, two epochs | the same (the paper names no other) | 27 |
 | MAF | transforms 3, 5, 8; units 32, 64; layers 2, 3; learning rate 0.005, 0.001 | 24 |
 | flow matching | units 32, 64; layers 2, 3, 5; learning rate 0.005, 0.001, 0.0002 | 18 |
 
@@ -103,29 +106,30 @@ This plan was written down before the first run:
 - Successive halving first trains all sizes with the largest learning rate, each until its training ends. The
   best two thirds of the sizes are trained with the next rate. If this lowers the lowest NLL, the best third
   of all sizes is also trained with the smallest rate. A size starts from the same weights at every rate, and
-  the order of the sizes is mostly the same at every rate.
+  the sizes rank in much the same order at every rate, so poor ones can be dropped early.
 
 The next table shows the sizes: units (for MAF, transforms x units), layers, learning rate.
 """
 HALVING = """\
 The next table compares halving with the full grids that have been trained. Halving was not run on these data
-sets: its choice and its time are computed from the epochs of the full grid that it would have trained.
+sets. It was replayed on the recorded epochs, of which only those count that it would have trained.
 """
 RULE = """\
-- *Choice of the rule.* The plan named nine data sets for the choice (slump, atp7d, sf1, oes97, atp1d, oes10,
-  enb, wq, sf2) and six for the report (edm, jura, scpf, ansur2, households, rf1). A rule that compares all
-  combinations after the same number of epochs, whatever their learning rate, lost 0.27 to 0.74 nats on sf1
-  with convex potential flows and MAF. There, the smallest rate wins in the end, but is still behind when the
-  trainings with larger rates stop.
+- *Choice of the rule.* The plan named nine data sets on which to choose the rule of halving (slump, atp7d,
+  sf1, oes97, atp1d, oes10, enb, wq, sf2) and six on which to evaluate it (edm, jura, scpf, ansur2,
+  households, rf1). A rule that compares all combinations after the same number of epochs, whatever their
+  learning rate, lost 0.27 to 0.74 nats on sf1 with convex potential flows and MAF. There, the smallest rate
+  wins in the end, but is still behind when the trainings with larger rates stop.
 - *A first rule failed.* In addition to the steps above, it dropped the worse half of the sizes after 50
   epochs. It found every winner on the five data sets with which it was chosen (slump, atp7d, sf1, atp1d, sf2)
   and on edm and jura, but lost 0.87 nats on scpf, where the best combination improves slowly. The present
-  rule was chosen with scpf as well, so scpf can no longer test it. Instead, enb is used for the report: its
-  full grid had not been trained when the rule was chosen. The smallest learning rate is skipped if the one
-  before brought no improvement. This was added later; it leads to the same choice on all full grids.
-- *Report.* Halving finds the winner on edm, jura, ansur2 and households for all three flows, and on enb for
-  flow matching. For the other two flows on enb, it loses more than the 0.01 nats that the plan allowed. The
-  full grid was not trained on rf1. The rule is therefore not proven for the data sets searched with it.
+  rule was chosen with scpf as well, so scpf can no longer test it. Instead, enb is used for the evaluation:
+  its full grid had not been trained when the rule was chosen. The smallest learning rate is skipped if the
+  one before brought no improvement. This was added later; it leads to the same choice on all full grids.
+- *Evaluation.* Halving finds the winner on edm, jura, ansur2 and households for all three flows, and on enb
+  for flow matching. For the other two flows on enb, it loses more than the 0.01 nats that the plan allowed.
+  The full grid was not trained on rf1. The rule therefore failed for two of three flows on one of five data
+  sets, and its losses on the data sets searched with it are not known.
 """
 ROUNDING = """\
 ## Rounding
@@ -137,15 +141,15 @@ best that torch finds (AVX-512), `ATEN_CPU_CAPABILITY=avx2` and `ATEN_CPU_CAPABI
 the 12 smallest data sets and seeds 0 to 2; `smoothed-maf`, explained below, was run on six of these data
 sets. The next table counts the runs whose best epoch depends on the setting. It also counts the data sets on
 which the largest difference between the means of two settings exceeds the standard error over seeds. The last
-two columns are the median of this difference divided by that standard error.
+two columns are medians, over data sets, of the ratio of this difference to that standard error.
 """
 EFFECT = """\
 The largest effect is that on oes10, seed 0, under the convex potential flow: the best epoch is 64, 54 or 41,
 and the NLL of BASE 286, 194 or 140, because a few test rows lie far out. The suites
-`smoothed-convex-potential`, `smoothed-maf` and `smoothed-flow-matching` use
-[a stopping rule](../how_to/rerun_the_study.md#early-stopping-that-depends-less-on-rounding) that depends less
-on rounding of the loss. It was measured for MAF on six data sets: the largest difference between the means of
-two settings falls from 0.37 to 0.13 nats for BASE, but rises from 0.24 to 0.48 nats for LR-KDE.
+`smoothed-convex-potential`, `smoothed-maf` and `smoothed-flow-matching` use [a stopping
+rule](../how_to/rerun_the_study.md#early-stopping-that-depends-less-on-rounding) that depends less on rounding
+of the loss. It was tried for MAF on six data sets: the largest difference between the means of two settings
+on any of them falls from 0.37 to 0.13 nats for BASE, but rises from 0.24 to 0.48 nats for LR-KDE.
 
 The columns of the last table are the standard error over seeds, the standard deviation over the three
 settings (pooled over seeds), and the largest difference between the means of two settings. It shows the
@@ -195,8 +199,8 @@ def _in_short(studies: Sequence[Cells]) -> str:
         "cells.\n"
         f"- Mean ranks in NLL over {len(ranked.by_case)} cells: {means}. "
         f"{ranks_that_differ(compare_ranks(ranked))}\n"
-        f"- The mean NLL of `auto` is at most {TOLERANCE:g} nats above that of BASE in {harm.within} of "
-        f"{len(harm.p_values)} cells ([tests](#harm)).\n"
+        f"- The observed mean NLL of `auto` is at most {TOLERANCE:g} nats above that of BASE in "
+        f"{harm.within} of {len(harm.p_values)} cells ([tests](#harm)).\n"
     )
 
 
@@ -247,10 +251,11 @@ def _harm(tests: HarmTests) -> str:
     return (
         "Student's paired test asks in each cell with at least two seeds whether the mean NLL of `auto` is\n"
         f"above that of BASE by more than {TOLERANCE:g} nats. With Holm's adjustment over "
-        f"{len(tests.p_values)} cells, this is\nshown at the level of 5 % in {len(tests.harmed)} cells"
-        f"{f' ({cells})' if cells else ''}; the smallest adjusted p-value is {smallest:.2g}. With few\n"
-        f"seeds, this test misses small harm. In {tests.shown} cells, the opposite test shows, at 5 % and\n"
-        f"without adjustment, that the mean NLL of `auto` is at most {TOLERANCE:g} nats above that of BASE.\n"
+        f"{len(tests.p_values)} cells, this is\nsignificant at 5 % in {len(tests.harmed) or 'no'} cells"
+        f"{f' ({cells})' if cells else ''}; the smallest adjusted p-value is {smallest:.2g}.\n"
+        f"With few seeds, this test misses small harm. In {tests.shown} cells, the test in the other\n"
+        f"direction shows, at 5 % and without adjustment, that the mean NLL of `auto` is at most\n"
+        f"{TOLERANCE:g} nats above that of BASE.\n"
     )
 
 
@@ -282,7 +287,7 @@ def _progress() -> str:
     seconds = sum(trial.cpu_seconds + trial.nll_seconds for each in trials for trial in each)
     hours = seconds / 3600
     return (
-        f"{len(ended)} of {len(trials)} searches have ended. So far, they took {hours:.1f} hours of one "
+        f"{len(ended)} of {len(trials)} searches have ended. So far, all took {hours:.1f} hours on one "
         "core.\n"
         "The suite `misspecified` uses the first two epochs of the searches of convex potential flows.\n"
     )

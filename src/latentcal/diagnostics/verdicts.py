@@ -93,7 +93,7 @@ def write_sentence(report: Any, faults: str) -> str:
         report: the report.
         faults: the faults in words.
     """
-    tests = f"({len(report.findings)} tests, false-alarm rate {100 * report.level:g} % together)"
+    tests = f"({len(report.findings)} tests, joint false-alarm rate {100 * report.level:g} %)"
     title = name_verdict(report.verdict, report.n)
     if report.verdict == CALIBRATED:
         band = _KOLMOGOROV / report.n**0.5

@@ -118,7 +118,7 @@ def test_weights_are_named_where_they_differ_from_the_published_ones():
     assert "here: weights of the best epoch." in words(metric_table(Cells.of(as_patient, "maf"), "nll"))
     two_epochs = records_of("nll", {("slump", "BASE"): BASE}, suite_name="misspecified")
     poor = metric_table(Cells.of(two_epochs, "misspecified"), "nll")
-    assert "weights of the second and last epoch; here: weights of the best epoch" in words(poor)
+    assert "weights of the second epoch, which is the last; here: weights of the best epoch" in words(poor)
     assert "last weights" in last.title
 
 

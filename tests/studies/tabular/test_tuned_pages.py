@@ -37,14 +37,14 @@ def test_the_page_counts_cells_with_and_without_heavy_atoms():
     (line,) = re.findall(r"^\| maf \| .*$", page, re.MULTILINE)[:1]
     assert line.split(" | ")[2].startswith("0 of 1 (EDM +")
     assert "is at most 0.01 nats above that of BASE in 6 of 6 cells" in page
-    assert "at the level of 5 % in 0 cells" in page
+    assert "significant at 5 % in no cells" in page
     assert "None of the exceptions was trained with other settings." in page
 
 
 def test_harm_is_named():
     page = tuned_page(records(auto=3.0))
     assert "is at most 0.01 nats above that of BASE in 0 of 6 cells" in page
-    assert "at the level of 5 % in 6 cells" in page
+    assert "significant at 5 % in 6 cells" in page
     assert "tuned-maf SLU +2.600" in page
 
 
