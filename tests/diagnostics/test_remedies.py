@@ -103,6 +103,12 @@ def test_in_time_order_a_law_is_advised_only_if_it_gains_itself():
         assert "lagged outputs" in words
         assert "recalibrate" not in words
     assert "model.recalibrate" in choose_remedy(("recalibrate",), FINDING, situation)  # control
+    flow = Situation("flow", in_time=True)
+    for each in (replace(FINDING, gain=0.001), replace(FINDING, gain=-0.1)):
+        assert "train the flow with lagged outputs" in choose_remedy(("recalibrate",), each, flow)
+    assert "`recalibrate` the flow" in choose_remedy(("recalibrate",), FINDING, flow)  # control
+    drift = replace(flow, drifts=True)
+    assert "the rows drift" in choose_remedy(("recalibrate",), FINDING, drift)
 
 
 def test_rows_in_time_get_no_repair_that_takes_them_for_exchangeable():

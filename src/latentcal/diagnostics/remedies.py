@@ -61,6 +61,7 @@ _WORDS: dict[str, dict[str, str]] = {
         "command line": "run `latentcal fit` again with more rows, more `--epochs` or another `--flow`",
     },
     "lags": {
+        "flow": "train the flow with lagged outputs, or a variable for the season, as features",
         "estimator": "fit again with lagged outputs, or a variable for the season, as features",
         "command line": "run `latentcal fit` again with lagged outputs, or the season, as columns",
     },
@@ -152,16 +153,17 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     """
     if situation.undo:
         return "undo the recalibration first, then diagnose again"
-    if situation.drifts and situation.audience != "flow":  # future rows will differ from the latest ones too
+    if situation.drifts:  # future rows will differ from the latest ones too
         return f"{situation.say('lags')} (the rows drift, so a recalibration may not hold for later rows)"
     if situation.within_noise:
         return situation.say("again")
-    direct = "recalibrate" in actions  # a new law of the norm repairs coverage, whatever its gain
-    if situation.in_time and situation.audience != "flow":  # richer repairs assume exchangeable rows
-        if direct and (finding.gain is None or finding.is_repairable):
-            return f"{situation.say('latest')}; or {situation.say('train')}"
+    # A new law of the norm repairs coverage, whatever its gain; but in time order, later rows may differ.
+    law, unclear = "recalibrate" in actions, finding.gain is not None and not finding.is_repairable
+    if situation.in_time and (unclear or not (law or situation.audience == "flow")):
         return f"{situation.say('lags')} (no repair after training is known to help with rows in time order)"
-    if finding.gain is not None and not finding.is_repairable and not direct:
+    if situation.in_time and situation.audience != "flow":
+        return f"{situation.say('latest')}; or {situation.say('train')}"
+    if unclear and not law:
         return f"{situation.say('train')} (no repair after training is known to help)"
     left = [action for action in actions if action not in situation.done and situation.say(action)]
     if "recalibrate" in {*actions} & situation.done or not {*left} - {"train"}:
