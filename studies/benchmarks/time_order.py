@@ -279,12 +279,6 @@ class Summary:
     def means(self, key: str) -> str:
         return " / ".join(f"{self.mean(key.format(method)):.3f}" for method in METHODS)
 
-    def width(self, method: str) -> str:
-        """Mean width of the printed intervals."""
-        widths = [float(row[f"high_{method}"]) - float(row[f"low_{method}"]) for row in self.runs]
-        printed = [width for width in widths if not math.isnan(width)]
-        return f"{statistics.fmean(printed):.3f}" if printed else "-"
-
     def losses(self, part: str) -> list[float]:
         """Losses in nats of time relative to plain, in the runs in which it is worse."""
         pairs = [(-float(row[f"gain{part}"]), 2 * float(row[f"gain_se{part}"])) for row in self.runs]
@@ -304,11 +298,10 @@ class Summary:
         cells = [
             *(self.name, self.flow, first["n"], first["d"], str(len(self.runs))),
             self.means("nll_{}") + (f" / {self.mean('nll_truth'):.3f}" if first["nll_truth"] else ""),
-            *(self.means(key) for key in ("energy_{}", "cover_{}", "cover_{}_block")),
+            self.means("cover_{}_block"),
             *(f"{self.mean(f'gain{p}'):+.4f} ({self.mean(f'gain_se{p}'):.4f})" for p in PARTS),
             " / ".join(str(len(self.losses(part))) for part in PARTS),
             "; ".join(f"{times}x {rung}" for rung, times in rungs),
-            " / ".join(self.width(method) for method in METHODS[1:]),
             *(
                 " / ".join(f"{held} of {printed}" for held, printed in self.held(coverage))
                 for coverage in ("cover", "true")
@@ -332,8 +325,8 @@ class Summary:
 def table(rows: list[dict[str, str]]) -> str:
     """Table by series and flow, and the results outside their limits, in Markdown."""
     heads = (
-        "series | flow | n | d | runs | NLL | energy score | coverage | coverage, block | gain | gain, block "
-        "| worse: test / block | rungs of time | width of interval | holds test coverage | true coverage"
+        "series | flow | n | d | runs | NLL | coverage, block | gain | gain, block | worse: test / block "
+        "| rungs of time | holds test coverage | true coverage"
     )
     lines, failures = [f"| {heads} |", "|" + "---|" * len(heads.split("|"))], []
     for name, flow in ((name, flow) for name, series in SERIES.items() for flow in series.seeds):
