@@ -135,6 +135,16 @@ def run_cell(name: str, n: int, repetitions: int) -> list[dict[str, Any]]:
     return lines
 
 
+def table(lines: list[dict[str, object]]) -> str:
+    """Mean coverage by score, in Markdown; values outside their range in bold."""
+    heads = [f"n = {n}, {100 * level:g} %" for n in SIZES for level in LEVELS]
+    rows = [f"| score | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for name in CASES:
+        values = [(f"{line['mean_coverage']:.3f}", line["within"]) for line in lines if line["score"] == name]
+        rows.append(f"| {name} | {' | '.join(v if within else f'**{v}**' for v, within in values)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500)
@@ -159,6 +169,7 @@ def main() -> None:
         writer.writeheader()
         for line in lines:
             writer.writerow({k: f"{v:.5f}" if isinstance(v, float) else v for k, v in line.items()})
+    print(table(lines))
 
 
 if __name__ == "__main__":
