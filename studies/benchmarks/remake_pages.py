@@ -138,8 +138,9 @@ def show(steps: Sequence[Step]) -> str:
 def find_tables(text: str) -> dict[str, list[str]]:
     """The Markdown tables of a text, by their header and the first cell below it."""
     tables: dict[str, list[str]] = {}
-    for match in re.finditer(r"^(\|.*)\n\|[-:| ]+\|\n(\|[^|]*)(?:.*\n\|)*.*\n", text, flags=re.MULTILINE):
-        tables.setdefault(f"{match[1]} {match[2]}", []).append(match[0])
+    head = r"\|.*\n\|[-:| ]+\|\n"
+    for match in re.finditer(rf"^({head})(\|[^|]*).*\n(?:(?!{head})\|.*\n)*", text, flags=re.MULTILINE):
+        tables.setdefault(f"{match[1].splitlines()[0]} {match[2]}", []).append(match[0])
     return tables
 
 

@@ -91,7 +91,7 @@ def test_a_table_of_the_output_replaces_the_one_of_the_page_with_its_header_and_
     )
     output = (
         "12 s\n| a | b |\n|---|---|\n| second | 4 |\n| new | 5 |\n\n"
-        "| a | b |\n|:--|--:|\n| first | 6 |\n\n| d |\n|---|\n| elsewhere |"
+        "| a | b |\n|:--|--:|\n| first | 6 |\n| d |\n|---|\n| elsewhere |"
     )
     told = remake_pages.fill(page, output)
     assert page.read_text() == (
