@@ -287,15 +287,15 @@ def _recalibrate(
         equally = ", which count rows equally," * bool(weights)
         click.echo(
             f"Conformal {100 * _LEVEL:.0f} % regions (`latentcal regions`){equally} cover "
-            f"{_between(region)} in 95 % of calibration sets of this size. Those of the recalibrated "
-            f"distribution cover {_between(law)} in about 95 % of them."
+            f"{_between(region)} in 95 % of calibration sets of this size. {100 * _LEVEL:.0f} % regions of "
+            f"the recalibrated distribution cover {_between(law)} in about 95 % of such sets."
         )
         if force:
             click.echo(
                 "The choice to recalibrate was made on the same rows; the last interval does not account "
                 "for that."
             )
-    say(f"To check it on rows from neither file, run {command('diagnose', target, 'test.csv')}.")
+    say(f"To check it on rows that were not used before, run {command('diagnose', target, 'test.csv')}.")
 
 
 def _read_part(
