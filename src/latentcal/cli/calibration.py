@@ -295,7 +295,7 @@ def _recalibrate(
                 "The choice to recalibrate was made on the same rows; the last interval does not account "
                 "for that."
             )
-    say(f"To check it on rows that were not used before, run {command('diagnose', target, 'test.csv')}.")
+    say(f"To check it on unused rows, run {command('diagnose', target, 'test.csv')}.")
 
 
 def _read_part(
