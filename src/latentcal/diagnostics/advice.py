@@ -145,7 +145,7 @@ def write_notes(
         notes.append(f"The energy test used {tested:,} random rows of {n:,}.")
     if past.record is not None:
         notes.append(
-            f"With {past.record.n:,} calibration rows and {n:,} rows here, chance alone can cause an L-ECE of "
-            f"up to {noise_limit(n, past.record):.3f} (99 % limit). More calibration rows reduce it."
+            f"With {past.record.n:,} calibration rows and {n:,} rows here, chance alone can cause an L-ECE "
+            f"of up to {noise_limit(n, past.record):.3f} (99 % limit). More calibration rows reduce it."
         )
     return tuple(notes)
