@@ -32,6 +32,7 @@ from latentcal.flows import TarFlow
 
 from ..images.source import generator_for
 
+ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "large_images.json"
 SHAPE, CLASSES, BATCH = (3, 256, 256), 3, 8
 CALIBRATION, TEST = 0, 1
@@ -109,9 +110,14 @@ def measure(images: int) -> dict[str, Any]:
 
 
 def in_a_process(images: int) -> dict[str, Any]:
-    command = [sys.executable, "-W", "error", __file__, "--images", str(images), "--part"]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    module = [sys.executable, "-W", "error", "-m", "studies.benchmarks.large_images"]
+    command, environment = (
+        [*module, "--images", str(images), "--part"],
+        {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+    )
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | environment
+    )
     return json.loads(done.stdout)
 
 

@@ -98,6 +98,8 @@ def test_few_coordinates_of_the_first_rows_are_kept(generator):
     norms = torch.cat([latents.norms(flow(None), part) for part in y.split(33)])
     torch.testing.assert_close(norms, flow(None).latent_norm(y))
     torch.testing.assert_close(latents.z, flow(None).latent(y)[:, ::3])
+    kept = sum(part.untyped_storage().nbytes() for part in latents._parts)
+    assert kept == latents.z.nbytes  # a view would keep all coordinates of images in memory
     for _ in range(3):
         latents.norms(flow(None), y[:1].expand(30_000, 40))
     assert len(latents.z) < 70 + 3 * 30_000  # those after the first 50,000 are dropped

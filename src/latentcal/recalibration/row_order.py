@@ -77,7 +77,7 @@ class FirstLatents:
         """Latent norms of the next rows y, (n, d) -> (n,)."""
         z, norms = pred.latent_and_norm(y)
         if self._rows < MOST_NEIGHBOURS:
-            self._parts.append(take_tested_part(z).cpu())
+            self._parts.append(take_tested_part(z).to("cpu", copy=True))  # a view would keep all of z
             self._rows += len(z)
         return norms
 
