@@ -110,14 +110,10 @@ def measure(images: int) -> dict[str, Any]:
 
 
 def in_a_process(images: int) -> dict[str, Any]:
-    module = [sys.executable, "-W", "error", "-m", "studies.benchmarks.large_images"]
-    command, environment = (
-        [*module, "--images", str(images), "--part"],
-        {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
-    )
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | environment
-    )
+    module = "studies.benchmarks.large_images"
+    command = [sys.executable, "-W", "error", "-m", module, "--images", str(images), "--part"]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     return json.loads(done.stdout)
 
 

@@ -158,6 +158,7 @@ def choose_remedy(actions: Sequence[str], finding: Finding, situation: Situation
     if situation.within_noise:
         return situation.say("again")
     # A new law of the norm repairs coverage, whatever its gain; but in time order, later rows may differ.
+    # Other repairs assume exchangeable rows, except those of `autocalibrate`, which flows can be given.
     law, unclear = "recalibrate" in actions, finding.gain is not None and not finding.is_repairable
     if situation.in_time and (unclear or not (law or situation.audience == "flow")):
         return f"{situation.say('lags')} (no repair after training is known to help with rows in time order)"
